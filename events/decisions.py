@@ -1,0 +1,130 @@
+"""What a command adds to a job's history. Pure: `decide` reads no clock and draws no id.
+
+A command that has nothing to add, or comes from an actor that is no longer the job's writer, adds
+nothing: that is an outcome, not an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import assert_never
+
+from events.job import Job
+from events.types import (
+    AttemptFailed,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Failed,
+    ImageStored,
+    JobFact,
+    Started,
+    Submitted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    submitted: Submitted
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin an attempt as `actor`, or end a job that must not be attempted again."""
+
+    actor: str
+    max_attempts: int
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoreImage:
+    actor: str
+    image: ImageStored
+
+
+@dataclass(frozen=True, slots=True)
+class FailAttempt:
+    """`final`: the next attempt would fail alike (a bad graph, a missing checkpoint)."""
+
+    actor: str
+    message: str
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    actor: str
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A caller asks; a job that has not started ends at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmCancel:
+    """The running actor has stopped on a caller's request."""
+
+    actor: str
+
+
+Command = Submit | Start | StoreImage | FailAttempt | Complete | Cancel | ConfirmCancel
+
+
+def decide(command: Command, job: Job | None) -> tuple[JobFact, ...]:
+    """The facts that `command` adds to `job`, in order; none where it changes nothing."""
+    if isinstance(command, Submit):
+        return () if job is not None else (command.submitted,)
+    if job is None or job.end is not None:
+        return ()
+    match command:
+        case Start():
+            return _start(command, job)
+        case Cancel():
+            return _cancel(job)
+        case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
+            return _write(command, job) if job.actor == command.actor else ()
+        case _ as never:
+            assert_never(never)
+
+
+def _start(command: Start, job: Job) -> tuple[JobFact, ...]:
+    if job.cancel_requested:
+        return (Cancelled(),)
+    if command.now >= job.deadline:
+        return (Failed(message=timed_out_message(job)),)
+    if job.attempts >= command.max_attempts:
+        reason = job.last_failure or "the worker died"
+        return (Failed(message=f"Gave up after {job.attempts} attempts: {reason}"),)
+    return (Started(attempt=job.attempts + 1, actor=command.actor),)
+
+
+def _cancel(job: Job) -> tuple[JobFact, ...]:
+    if job.attempts == 0:
+        return (Cancelled(),)
+    return () if job.cancel_requested else (CancelRequested(),)
+
+
+def _write(
+    command: StoreImage | FailAttempt | Complete | ConfirmCancel, job: Job
+) -> tuple[JobFact, ...]:
+    match command:
+        case StoreImage(image=image):
+            return () if job.image(image.index) is not None else (image,)
+        case FailAttempt(message=message, final=True):
+            return (Failed(message=message),)
+        case FailAttempt(message=message):
+            return (AttemptFailed(attempt=job.attempts, message=message),)
+        case Complete(images=images):
+            return (Completed(images=images),)
+        case ConfirmCancel():
+            return (Cancelled(),)
+        case _ as never:
+            assert_never(never)
+
+
+def timed_out_message(job: Job) -> str:
+    return f"Timed out: the job did not end within {job.submitted.deadline_s:g} s."

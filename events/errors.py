@@ -1,0 +1,38 @@
+"""Errors of the service around the engine.
+
+ServiceError
+├── LogUnavailable      nothing was stored: the event log is not connected
+├── LogFull             nothing was stored: the event log has no room
+├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
+├── ReadTimeout         the event log did not return every event of a job in time
+└── AddressNotAllowed   a URL that this service must not call
+"""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """Something outside a job went wrong."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class LogUnavailable(ServiceError):
+    """The event log is not connected; nothing was stored. Try again."""
+
+
+class LogFull(ServiceError):
+    """The event log is full; nothing was stored. Raise its max_bytes or remove old jobs."""
+
+
+class OutcomeUnknown(ServiceError):
+    """The event log did not answer in time. Repeat the request with the same Idempotency-Key."""
+
+
+class ReadTimeout(ServiceError):
+    """The event log did not return every event of the job in time."""
+
+
+class AddressNotAllowed(ServiceError):
+    """This address must not be called."""

@@ -1,0 +1,457 @@
+"""The connection to NATS: the only file that imports nats.
+
+`Bus` turns nats-py's errors into ours and its messages into `Message`; the log and the queues
+stand on it. Why not nats-py's defaults: they buffer publishes while the server is away (and store
+them later, as ghosts of requests that were refused) and give up reconnecting after two minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats
+import nats.errors
+import nats.js.api
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from events.errors import LogFull, LogUnavailable
+from events.streams import REPUBLISH_FROM, REPUBLISH_TO, STREAMS, ConsumerSpec, StreamSpec
+
+logger = logging.getLogger(__name__)
+
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+MESSAGE_ID = "Nats-Msg-Id"
+SCHEDULE = "Nats-Schedule"
+SCHEDULE_TARGET = "Nats-Schedule-Target"
+
+_WRONG_LAST_SEQUENCE = {10071, 10164}
+_FULL = {10077, 10047, 10023}
+"""maximum bytes exceeded, insufficient storage, insufficient resources"""
+_STREAM_EXISTS_OTHERWISE = 10058
+_CONSUMER_EXISTS_OTHERWISE = {10013, 10148, 10012}
+_DUPLICATE_WINDOW_S = 120.0
+_DISCONNECTED = (
+    nats.errors.ConnectionClosedError,
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.StaleConnectionError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.NoServersError,
+    nats.errors.NoRespondersError,
+    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.NoStreamResponseError,
+    OSError,
+)
+
+
+class WrongLastSequence(Exception):
+    """The subject's last message is not the one that was expected."""
+
+
+class NoAnswer(Exception):
+    """The server did not answer in time: what was sent may have been stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    subject: str
+    data: bytes
+    sequence: int = 0
+    """In its stream; 0 for a message of core NATS."""
+    ack_subject: str = ""
+    deliveries: int = 0
+    consumer_sequence: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Bus:
+    """One connection, made in the background and made again for as long as it takes."""
+
+    def __init__(self, url: str, *, name: str, replicas: int = 1, log_max_bytes: int = -1) -> None:
+        self._url = url
+        self._name = name
+        self._replicas = replicas
+        self._log_max_bytes = log_max_bytes
+        self._client = Client()
+        self._js: JetStreamContext = self._client.jetstream(timeout=5)
+        self._ready = asyncio.Event()
+        self._pullers: set[Puller] = set()
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._starting = asyncio.create_task(self._connect())
+
+    async def close(self) -> None:
+        if self._starting:
+            self._starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._starting
+        if not self._client.is_closed and (self._client.is_connected or self._client.is_reconnecting):
+            await self._client.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._ready.is_set() and self._client.is_connected
+
+    async def wait_connected(self) -> None:
+        """Returns once there is a connection and the streams are there."""
+        await self._ready.wait()
+
+    async def _connect(self) -> None:
+        while not self._client.is_connected:
+            try:
+                await self._client.connect(
+                    self._url,
+                    name=self._name,
+                    pending_size=0,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=1,
+                    ping_interval=5,
+                    connect_timeout=2,
+                    error_cb=self._on_error,
+                    reconnected_cb=self._on_reconnected,
+                )
+            except (OSError, TimeoutError, nats.errors.Error) as error:
+                logger.info("not connected yet", extra={"action": "connect", "error": str(error)})
+                await asyncio.sleep(0.25)
+        await self._prepare_streams()
+        self._ready.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        logger.info("connection error", extra={"action": "nats_error", "error": repr(error)})
+
+    async def _on_reconnected(self) -> None:
+        for puller in self._pullers:
+            puller.interrupt()
+
+    # Streams and consumers.
+
+    async def _prepare_streams(self) -> None:
+        waiting = list(STREAMS)
+        while waiting:
+            try:
+                await self._prepare_stream(waiting[0])
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
+                logger.warning(
+                    "stream is not ready",
+                    extra={"action": "prepare", "stream": waiting[0].name, "error": str(error)},
+                )
+                await asyncio.sleep(1)
+            else:
+                waiting.pop(0)
+
+    async def _prepare_stream(self, spec: StreamSpec) -> None:
+        config = self._stream_config(spec)
+        try:
+            await self._js.add_stream(config)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _STREAM_EXISTS_OTHERWISE:
+                raise
+            await self._js.update_stream(config)
+
+    def _stream_config(self, spec: StreamSpec) -> nats.js.api.StreamConfig:
+        retention, policy = nats.js.api.RetentionPolicy, nats.js.api.DiscardPolicy
+        republish = nats.js.api.RePublish(src=REPUBLISH_FROM, dest=REPUBLISH_TO)
+        return nats.js.api.StreamConfig(
+            name=spec.name,
+            subjects=list(spec.subjects),
+            retention=retention.WORK_QUEUE if spec.work_queue else retention.LIMITS,
+            # Only the log has a limit, and refuses what is over it; scheduling needs discard=old.
+            discard=policy.NEW if spec.is_log else policy.OLD,
+            max_bytes=self._log_max_bytes if spec.is_log else -1,
+            max_msgs_per_subject=1 if spec.last_only else -1,
+            storage=nats.js.api.StorageType.FILE,
+            num_replicas=self._replicas,
+            duplicate_window=_DUPLICATE_WINDOW_S,
+            republish=republish if spec.is_log else None,
+            allow_direct=True,
+            allow_msg_schedules=spec.scheduled or None,
+            allow_rollup_hdrs=True,
+        )
+
+    async def fill(self, stream: str) -> float:
+        """How full the stream is, 0..1 of its `max_bytes`. Raises LogUnavailable."""
+        info = await self._call(self._js.stream_info(stream))
+        limit = info.config.max_bytes or -1
+        return info.state.bytes / limit if limit > 0 else 0.0
+
+    async def pending(self, stream: str, subjects: str) -> dict[str, int]:
+        """Messages per subject. Raises LogUnavailable."""
+        info = await self._call(self._js.stream_info(stream, subjects_filter=subjects))
+        return dict(info.state.subjects or {})
+
+    async def purge(self, stream: str, subject: str) -> None:
+        await self._call(self._js.purge_stream(stream, subject=subject))
+
+    async def _call(self, call: Any) -> Any:
+        if not self.is_connected:
+            call.close()
+            raise LogUnavailable
+        try:
+            return await call
+        except (TimeoutError, *_DISCONNECTED) as error:
+            raise LogUnavailable from error
+
+    # Publishing.
+
+    async def store(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Publish to a stream and wait until it is on disk; its sequence.
+
+        Raises LogUnavailable and LogFull (nothing was stored), WrongLastSequence, NoAnswer.
+        """
+        if not self.is_connected:
+            raise LogUnavailable
+        try:
+            ack = await self._js.publish(subject, data, timeout=timeout_s, headers=dict(headers or {}))
+        except nats.errors.TimeoutError as error:
+            raise NoAnswer from error
+        except nats.js.errors.APIError as error:
+            if error.err_code in _WRONG_LAST_SEQUENCE:
+                raise WrongLastSequence from error
+            if error.err_code in _FULL:
+                raise LogFull from error
+            raise LogUnavailable(str(error)) from error
+        except _DISCONNECTED as error:
+            raise LogUnavailable from error
+        return ack.seq
+
+    async def store_first(self, subject: str, data: bytes, *, timeout_s: float = 5) -> bool:
+        """Publish to a subject that holds nothing yet; False where it holds something.
+
+        Raises LogUnavailable, LogFull, NoAnswer.
+        """
+        try:
+            await self.store(
+                subject, data, timeout_s=timeout_s, headers={EXPECTED_LAST_SUBJECT_SEQUENCE: "0"}
+            )
+        except WrongLastSequence:
+            return False
+        return True
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Core NATS: at most once, dropped while disconnected."""
+        with suppress(*_DISCONNECTED, nats.errors.Error):
+            await self._client.publish(subject, data)
+
+    # Reading.
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        """The subject's last message, as the stream's leader has it. Raises LogUnavailable."""
+        try:
+            raw = await self._call(self._js.get_last_msg(stream, subject))
+        except nats.js.errors.NotFoundError:
+            return None
+        return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
+
+    async def batch(
+        self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
+    ) -> list[Message]:
+        """Up to `count` messages of one subject behind `after` (ADR-31 batch get, any replica).
+
+        Raises LogUnavailable. Fewer than `count` where a replica lags or the time ran out.
+        """
+        if not self.is_connected:
+            raise LogUnavailable
+        answers: asyncio.Queue[Msg] = asyncio.Queue()
+        inbox = self._client.new_inbox()
+        try:
+            subscription = await self._client.subscribe(inbox, cb=answers.put)
+            request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
+            target = f"$JS.API.DIRECT.GET.{stream}"
+            await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
+        except _DISCONNECTED as error:
+            raise LogUnavailable from error
+        try:
+            return await _collect(answers, timeout_s)
+        finally:
+            with suppress(*_DISCONNECTED, nats.errors.Error):
+                await subscription.unsubscribe()
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncGenerator[asyncio.Queue[Message]]:
+        """Core NATS subscription as a queue. Raises LogUnavailable."""
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+
+        async def take(raw: Msg) -> None:
+            await messages.put(_plain(raw))
+
+        if not self.is_connected:
+            raise LogUnavailable
+        try:
+            subscription = await self._client.subscribe(subject, cb=take)
+            await self._client.flush(timeout=2)
+        except (TimeoutError, nats.errors.Error, *_DISCONNECTED) as error:
+            raise LogUnavailable from error
+        try:
+            yield messages
+        finally:
+            with suppress(*_DISCONNECTED, nats.errors.Error):
+                await subscription.unsubscribe()
+
+    # Consumers.
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        """Raises LogUnavailable."""
+        config = nats.js.api.ConsumerConfig(
+            durable_name=spec.name,
+            filter_subject=spec.filter_subject,
+            ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+            ack_wait=spec.ack_wait_s,
+            max_deliver=-1,
+            max_ack_pending=spec.max_ack_pending,
+            max_waiting=64,
+        )
+        await self._call(self._js.add_consumer(spec.stream, config))
+
+    async def add_follower(self, stream: str, *, after: int) -> str:
+        """An ephemeral consumer that needs no acks, from behind `after`; its name."""
+        config = nats.js.api.ConsumerConfig(
+            deliver_policy=nats.js.api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=after + 1,
+            ack_policy=nats.js.api.AckPolicy.NONE,
+            inactive_threshold=60,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        info = await self._call(self._js.add_consumer(stream, config))
+        return str(info.name)
+
+    @asynccontextmanager
+    async def puller(self, stream: str, consumer: str) -> AsyncGenerator[Puller]:
+        """Raises LogUnavailable."""
+        if not self.is_connected:
+            raise LogUnavailable
+        puller = Puller(self._client, stream, consumer)
+        try:
+            await puller.open()
+        except (nats.errors.Error, *_DISCONNECTED) as error:
+            raise LogUnavailable from error
+        self._pullers.add(puller)
+        try:
+            yield puller
+        finally:
+            self._pullers.discard(puller)
+            await puller.close()
+
+    async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
+        """Acknowledge and wait until the server has it; False where it did not say so in time."""
+        try:
+            await self._client.request(ack_subject, b"+ACK", timeout=timeout_s)
+        except (TimeoutError, nats.errors.Error, *_DISCONNECTED):
+            return False
+        return True
+
+    async def renew(self, ack_subject: str) -> None:
+        """Start the entry's ack wait anew."""
+        await self.publish(ack_subject, b"+WPI")
+
+    async def nak(self, ack_subject: str) -> None:
+        """Give the entry back for delivery at once."""
+        await self.publish(ack_subject, b"-NAK")
+
+
+class Puller:
+    """Pulls from one consumer. What arrives late is returned by the next call."""
+
+    def __init__(self, client: Client, stream: str, consumer: str) -> None:
+        self._client = client
+        self._target = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = client.new_inbox()
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+        self._subscription: Any = None
+
+    async def open(self) -> None:
+        self._subscription = await self._client.subscribe(self._inbox, cb=self._arrived.put)
+
+    async def close(self) -> None:
+        with suppress(*_DISCONNECTED, nats.errors.Error):
+            await self._subscription.unsubscribe()
+
+    def interrupt(self) -> None:
+        """The server lost our request (it was restarted): end the wait for its answer."""
+        self._arrived.put_nowait(None)
+
+    async def next(self, *, batch: int, timeout_s: float) -> list[Message]:
+        """The next messages, at most `batch`; empty where none came in time.
+
+        Raises LogUnavailable where the consumer is gone or there is no connection.
+        """
+        if batch > 1 and (messages := await self._pull({"batch": batch, "no_wait": True}, batch, 2)):
+            return messages
+        expires = int(timeout_s * 1e9)
+        return await self._pull({"batch": 1, "expires": expires}, 1, timeout_s + 1)
+
+    async def _pull(self, request: dict[str, Any], batch: int, timeout_s: float) -> list[Message]:
+        try:
+            await self._client.publish(
+                self._target, json.dumps(request).encode(), reply=self._inbox
+            )
+        except (nats.errors.Error, *_DISCONNECTED) as error:
+            raise LogUnavailable from error
+        messages: list[Message] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while len(messages) < batch:
+                    raw = await self._arrived.get()
+                    status = _status(raw)
+                    if status == "503":
+                        raise LogUnavailable("the consumer is gone")
+                    if raw is None or status:
+                        break
+                    messages.append(_acked(raw))
+        return messages
+
+
+def _status(raw: Msg | None) -> str | None:
+    return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
+
+
+async def _collect(answers: asyncio.Queue[Msg], timeout_s: float) -> list[Message]:
+    messages: list[Message] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while True:
+                raw = await answers.get()
+                if _status(raw):
+                    break
+                messages.append(_plain(raw))
+    return messages
+
+
+def _plain(raw: Msg) -> Message:
+    headers = raw.headers or {}
+    return Message(
+        subject=headers.get("Nats-Subject", raw.subject),
+        data=raw.data,
+        sequence=int(headers.get("Nats-Sequence", 0)),
+        headers=headers,
+    )
+
+
+def _acked(raw: Msg) -> Message:
+    metadata = raw.metadata
+    return Message(
+        subject=raw.subject,
+        data=raw.data,
+        sequence=metadata.sequence.stream,
+        ack_subject=raw.reply,
+        deliveries=metadata.num_delivered or 1,
+        consumer_sequence=metadata.sequence.consumer,
+        headers=raw.headers or {},
+    )

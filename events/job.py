@@ -1,0 +1,98 @@
+"""A job's state, folded from its facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from events.types import (
+    AttemptFailed,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    End,
+    Event,
+    Failed,
+    ImageStored,
+    Started,
+    Submitted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the facts of one job say so far."""
+
+    id: str
+    version: int
+    """Number of facts folded."""
+    position: int
+    """Stream sequence of the last fact: what the next append expects."""
+    submitted: Submitted
+    submitted_at: datetime
+    traceparent: str | None = None
+    attempts: int = 0
+    actor: str | None = None
+    """The actor of the last `Started`: the only one that may write."""
+    started_at: datetime | None = None
+    images: tuple[ImageStored, ...] = ()
+    """By index; the first stored of an index wins."""
+    last_failure: str | None = None
+    cancel_requested: bool = False
+    end: End | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def deadline(self) -> datetime:
+        return self.submitted_at + timedelta(seconds=self.submitted.deadline_s)
+
+    def image(self, index: int) -> ImageStored | None:
+        return next((image for image in self.images if image.index == index), None)
+
+
+def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
+    """The state after `events`, continuing from `job`; None where nothing was submitted.
+
+    Events that `job` has already seen are passed over, so that folding twice changes nothing.
+    """
+    for event in events:
+        if job is None:
+            job = _first(event)
+        elif event.version > job.version:
+            job = _next(job, event)
+    return job
+
+
+def _first(event: Event) -> Job | None:
+    if not isinstance(event.fact, Submitted):
+        return None
+    return Job(
+        id=event.job_id,
+        version=event.version,
+        position=event.position,
+        submitted=event.fact,
+        submitted_at=event.time,
+        traceparent=event.traceparent,
+    )
+
+
+def _next(job: Job, event: Event) -> Job:
+    job = replace(job, version=event.version, position=event.position)
+    if job.end is not None:
+        return job
+    match event.fact:
+        case Started(attempt=attempt, actor=actor):
+            started_at = job.started_at or event.time
+            return replace(job, attempts=attempt, actor=actor, started_at=started_at)
+        case ImageStored() as image if job.image(image.index) is None:
+            images = tuple(sorted((*job.images, image), key=lambda stored: stored.index))
+            return replace(job, images=images)
+        case AttemptFailed(message=message):
+            return replace(job, last_failure=message)
+        case CancelRequested():
+            return replace(job, cancel_requested=True)
+        case Completed() | Failed() | Cancelled() as end:
+            return replace(job, end=end, ended_at=event.time)
+        case _:
+            return job

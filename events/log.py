@@ -1,0 +1,137 @@
+"""The event log as the rest of the service sees it, and the writer that decides on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from events.decisions import Command, Submit, decide
+from events.ids import new_id
+from events.job import Job, fold
+from events.types import Event, JobFact
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    event: Event
+    """With its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Others wrote first; nothing was stored."""
+
+    events: tuple[Event, ...]
+    """What stands after the expected position."""
+
+
+class Subscription(Protocol):
+    async def next(self, timeout_s: float) -> Event | None:
+        """The next stored event; None where none came in time."""
+
+
+class EventReader(Protocol):
+    async def next(self, timeout_s: float) -> list[Event]:
+        """The next events in log order, none twice; empty where none came in time."""
+
+
+class EventLog(Protocol):
+    """The facts of every job, one exact subject each."""
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        """Store `event` durably if the job's last position is still `expected` (0: no event yet).
+
+        Raises LogUnavailable, LogFull (nothing stored), OutcomeUnknown (perhaps stored).
+        """
+
+    async def read(self, job_id: str) -> list[Event]:
+        """Every fact of the job, oldest first; empty where it is unknown.
+
+        Raises LogUnavailable, ReadTimeout.
+        """
+
+    async def last(self, job_id: str) -> Event | None:
+        """The job's last fact, as the leader has it. Raises LogUnavailable."""
+
+    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
+        """Follow the whole log from the position behind `after`."""
+
+    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
+        """What is stored for one job from now on."""
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The job after a command, and the facts that the command itself added."""
+
+    job: Job | None
+    added: tuple[JobFact, ...]
+
+
+class JobWriter:
+    """Runs commands: fold, decide, append; after a conflict folds what came and decides again."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        new_id: Callable[[], str] = new_id,
+    ) -> None:
+        self._log = log
+        self._now = now
+        self._new_id = new_id
+
+    async def load(self, job_id: str) -> Job | None:
+        return fold(await self._log.read(job_id))
+
+    async def submit(
+        self, job_id: str, command: Submit, *, traceparent: str | None = None
+    ) -> Outcome:
+        """`added` is empty where a job of this id is there already."""
+        return await self._execute(job_id, command, None, traceparent=traceparent)
+
+    async def execute(self, command: Command, job: Job) -> Outcome:
+        return await self._execute(job.id, command, job, traceparent=job.traceparent)
+
+    async def _execute(
+        self, job_id: str, command: Command, job: Job | None, *, traceparent: str | None
+    ) -> Outcome:
+        added: list[JobFact] = []
+        while facts := decide(command, job):
+            for fact in facts:
+                event = Event(
+                    id=self._new_id(),
+                    job_id=job_id,
+                    version=(job.version if job else 0) + 1,
+                    time=self._now(),
+                    fact=fact,
+                    traceparent=traceparent,
+                )
+                outcome = await self._log.append(event, expected=job.position if job else 0)
+                if isinstance(outcome, Conflict):
+                    job = fold(outcome.events, job)
+                    break
+                job = fold([outcome.event], job)
+                added.append(fact)
+            else:
+                break
+        return Outcome(job=job, added=tuple(added))
+
+
+async def drain(reader: EventReader, *, timeout_s: float) -> AsyncIterator[Event]:
+    """Every event until none comes for `timeout_s`."""
+    while events := await reader.next(timeout_s):
+        for event in events:
+            yield event
+
+
+def stored(event: Event, position: int) -> Event:
+    return replace(event, position=position)

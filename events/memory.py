@@ -1,0 +1,84 @@
+"""The event log in memory: the twin of the JetStream log for tests of what stands on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from events.log import Appended, Conflict, stored
+from events.types import Event
+
+
+class MemoryLog:
+    """Keeps the same promises as the JetStream log, but only while the process lives."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._by_job: dict[str, list[Event]] = defaultdict(list)
+        self._changed = asyncio.Condition()
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        history = self._by_job[event.job_id]
+        mine = next((known for known in history if known.id == event.id), None)
+        if mine is not None:
+            return Appended(mine)
+        if (history[-1].position if history else 0) != expected:
+            return Conflict(tuple(known for known in history if known.position > expected))
+        appended = stored(event, len(self._events) + 1)
+        self._events.append(appended)
+        history.append(appended)
+        async with self._changed:
+            self._changed.notify_all()
+        return Appended(appended)
+
+    async def read(self, job_id: str) -> list[Event]:
+        return list(self._by_job[job_id])
+
+    async def last(self, job_id: str) -> Event | None:
+        history = self._by_job[job_id]
+        return history[-1] if history else None
+
+    @asynccontextmanager
+    async def reader(self, *, after: int) -> AsyncGenerator[MemoryReader]:
+        yield MemoryReader(self._events, self._changed, after=after)
+
+    @asynccontextmanager
+    async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:
+        reader = MemoryReader(self._events, self._changed, after=len(self._events))
+        yield MemorySubscription(reader, job_id)
+
+
+class MemoryReader:
+    def __init__(self, events: list[Event], changed: asyncio.Condition, *, after: int) -> None:
+        self._events = events
+        self._changed = changed
+        self._after = after
+
+    async def next(self, timeout_s: float) -> list[Event]:
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: len(self._events) > self._after)
+        except TimeoutError:
+            return []
+        batch = self._events[self._after :]
+        self._after = len(self._events)
+        return batch
+
+
+class MemorySubscription:
+    def __init__(self, reader: MemoryReader, job_id: str) -> None:
+        self._reader = reader
+        self._job_id = job_id
+        self._waiting: list[Event] = []
+
+    async def next(self, timeout_s: float) -> Event | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._waiting:
+                    batch = await self._reader.next(timeout_s)
+                    self._waiting += [event for event in batch if event.job_id == self._job_id]
+        except TimeoutError:
+            return None
+        return self._waiting.pop(0)

