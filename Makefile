@@ -1,0 +1,70 @@
+# `make` alone lists the targets. Each installs what it needs into .venv by itself.
+# Make splits names at spaces, so the path of this folder must hold none.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
+BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
+# Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo up test check format bench lock clean
+
+help: ## list these targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+install: $(INSTALLED) ## make .venv and install Darkroom with its tools
+
+demo: $(INSTALLED) $(CHECKPOINT) ## start everything, make pictures of both flavours, stop
+	$(BIN)/python -m examples.demo
+
+up: $(INSTALLED) $(CHECKPOINT) ## run the service until Ctrl-C
+	$(BIN)/darkroom up $(ARGS)
+
+test: $(INSTALLED) $(CHECKPOINT) ## run all tests, with the reason of each one skipped
+	$(BIN)/pytest -rs $(ARGS)
+
+check: $(INSTALLED) ## form, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## put the code into the form that `check` wants
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) $(CHECKPOINT) ## run each script in benchmarks/
+	@set -e; for script in $(BENCHMARKS:benchmarks/%.py=%); do \
+		echo "== $$script"; $(BIN)/python -m benchmarks.$$script; \
+	done
+
+# Build labels (+cpu) belong to one machine, and torch pins its CUDA wheels itself.
+lock: ## write constraints.txt anew with the newest versions
+	rm -rf $(VENV)-lock
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet '.[dev]'
+	sed -n '/^#/p' constraints.txt > constraints.new
+	$(VENV)-lock/bin/pip freeze --exclude darkroom \
+		| sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)' >> constraints.new
+	mv constraints.new constraints.txt
+	rm -rf $(VENV)-lock
+
+clean: ## remove caches, build output and the tiny checkpoint; .venv and data/ stay
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(CHECKPOINT) $(VENV)-lock constraints.new
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Only the script makes the checkpoint stale; a new environment does not.
+$(CHECKPOINT): models/make_tiny.py | $(INSTALLED)
+	mkdir -p $(@D)
+	$(BIN)/python models/make_tiny.py
