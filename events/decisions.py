@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
 
-from events.job import Job
+from events.job import Job, timed_out_message
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -124,7 +124,3 @@ def _write(
             return (Cancelled(),)
         case _ as never:
             assert_never(never)
-
-
-def timed_out_message(job: Job) -> str:
-    return f"Timed out: the job did not end within {job.submitted.deadline_s:g} s."

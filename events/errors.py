@@ -5,6 +5,7 @@ ServiceError
 ├── LogFull             nothing was stored: the event log has no room
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
+├── DatabaseUnavailable the database is away
 └── AddressNotAllowed   a URL that this service must not call
 """
 
@@ -32,6 +33,10 @@ class OutcomeUnknown(ServiceError):
 
 class ReadTimeout(ServiceError):
     """The event log did not return every event of the job in time."""
+
+
+class DatabaseUnavailable(ServiceError):
+    """The database did not answer."""
 
 
 class AddressNotAllowed(ServiceError):

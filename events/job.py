@@ -96,3 +96,7 @@ def _next(job: Job, event: Event) -> Job:
             return replace(job, end=end, ended_at=event.time)
         case _:
             return job
+
+
+def timed_out_message(job: Job) -> str:
+    return f"Timed out: the job did not end within {job.submitted.deadline_s:g} s."

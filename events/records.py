@@ -39,7 +39,8 @@ class Endpoint:
     id: str
     checkpoint: str | None = None
     """Default checkpoint of the diffusion flavour; None: the first of the models folder."""
-    gpus: float = 0.0
+    gpus: float | None = None
+    """Of one worker; None: one where the cluster has any."""
     cpus: float = 1.0
     min_workers: int = 1
     max_workers: int = 1

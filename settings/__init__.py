@@ -97,6 +97,10 @@ class Settings(BaseSettings):
     requeue_period_s: PositiveFloat = 60.0
     http_replicas: PositiveInt = 1
 
+    # The embedded start.
+    ray_num_gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs that the local Ray declares; unset: those it finds."""
+
     @property
     def nats_dir(self) -> Path:
         return self.data_dir / "nats"

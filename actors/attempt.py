@@ -1,0 +1,225 @@
+"""Attempt: one try at a job. The engine's messages on one side, the lease on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+
+from actors.engine import (
+    AllDone,
+    EngineClient,
+    EngineDied,
+    EngineMessage,
+    Picture,
+    Refused,
+    StepDone,
+)
+from actors.lease import Lease, Loss
+from actors.plan import Plan, plan_text
+from actors.png import encode_png
+from engine.errors import EngineError
+from events.decisions import (
+    Command,
+    Complete,
+    ConfirmCancel,
+    FailAttempt,
+    StoreImage,
+)
+from events.jetstream import Bus
+from events.job import Job, timed_out_message
+from events.log import JobWriter
+from events.streams import progress_subject
+from events.types import ImageStored
+from storage.images import ImageStore, ImageStoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    step_timeout_s: float
+    """Longest silence of an engine that has begun to sample."""
+    model_load_timeout_s: float
+    """Longest silence before this job's first step."""
+    heartbeat_s: float = 1.0
+    store_tries: int = 5
+
+
+class Attempt:
+    """Runs a job that `actor` has started, up to its end or as far as it stays ours."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        actor: str,
+        writer: JobWriter,
+        engine: EngineClient,
+        images: ImageStore,
+        bus: Bus,
+        plan: Callable[[Job], Plan],
+        limits: AttemptLimits,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._job = job
+        self._actor = actor
+        self._writer = writer
+        self._engine = engine
+        self._images = images
+        self._bus = bus
+        self._plan = plan
+        self._limits = limits
+        self._now = now
+        self._heard_at = time.monotonic()
+        self._stepping = False
+        self._is_handling = False
+        """It is our turn, not the engine's: the time does not count as its silence."""
+
+    async def run(self, lease: Lease) -> Job:
+        """The job afterwards. Neither ended nor another's: it wants another attempt."""
+        tasks = {
+            asyncio.create_task(self._work(), name="work"),
+            asyncio.create_task(self._heed(lease), name="lease"),
+            asyncio.create_task(self._listen(), name="heartbeat"),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if loss := task.result():
+                await self._give_up(loss)
+        return self._job
+
+    # The work.
+
+    async def _work(self) -> None:
+        try:
+            if self._has_every_image():
+                await self._complete()
+                return
+            plan = await asyncio.to_thread(self._plan, self._job)
+            stream = self._engine.run(
+                self._job.id, self._job.attempts, plan.prompt, plan.first_index
+            )
+            async with aclosing(stream) as messages:
+                async for message in messages:
+                    self._is_handling = True
+                    await self._take(message, plan)
+                    self._is_handling = False
+                    self._heard_at = time.monotonic()
+        except EngineError as error:
+            await self._write(FailAttempt(self._actor, str(error), final=True))
+        except (EngineDied, ImageStoreUnavailable) as error:
+            await self._write(FailAttempt(self._actor, str(error), final=False))
+
+    def _has_every_image(self) -> bool:
+        """The attempt before this one died between its last image and its end."""
+        return 0 < self._job.submitted.images <= len(self._job.images)
+
+    async def _complete(self) -> None:
+        await self._write(Complete(self._actor, images=len(self._job.images)))
+
+    async def _take(self, message: EngineMessage, plan: Plan) -> None:
+        match message:
+            case StepDone(done=done, total=total):
+                self._stepping = True
+                await self._tell_progress(done, total)
+            case Picture():
+                await self._store(message, plan)
+            case AllDone():
+                await self._complete()
+            case Refused(message=text):
+                await self._write(FailAttempt(self._actor, text, final=True))
+
+    async def _store(self, picture: Picture, plan: Plan) -> None:
+        """An image that an earlier attempt has stored is not stored again."""
+        if self._job.image(picture.index) is not None:
+            return
+        text = plan_text(plan, picture)
+        png = await asyncio.to_thread(encode_png, picture.pixels, text)
+        key = f"{self._job.id}/{self._job.attempts}/{picture.index}.png"
+        await self._put(key, png)
+        height, width, _ = picture.pixels.shape
+        image = ImageStored(
+            index=picture.index,
+            attempt=self._job.attempts,
+            key=key,
+            size_bytes=len(png),
+            digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
+            width=width,
+            height=height,
+            seed=picture.seed,
+        )
+        await self._write(StoreImage(self._actor, image))
+
+    async def _put(self, key: str, png: bytes) -> None:
+        for tries in range(1, self._limits.store_tries + 1):
+            try:
+                return await self._images.put(key, png)
+            except ImageStoreUnavailable:
+                if tries == self._limits.store_tries:
+                    raise
+                await asyncio.sleep(random.uniform(0.5, 1) * 2**tries * 0.1)
+
+    async def _tell_progress(self, done: int, total: int) -> None:
+        data = json.dumps({"done": done, "total": total}).encode()
+        await self._bus.publish(progress_subject(self._job.id), data)
+
+    async def _write(self, command: Command) -> None:
+        outcome = await self._writer.execute(command, self._job)
+        assert outcome.job is not None
+        self._job = outcome.job
+
+    # The lease.
+
+    async def _heed(self, lease: Lease) -> Loss:
+        return await lease.keep(
+            self._job, is_wedged=self._is_wedged, seconds_left=self._seconds_left
+        )
+
+    def _is_wedged(self) -> bool:
+        limits = self._limits
+        allowed_s = limits.step_timeout_s if self._stepping else limits.model_load_timeout_s
+        return not self._is_handling and time.monotonic() - self._heard_at > allowed_s
+
+    def _seconds_left(self) -> float:
+        return (self._job.deadline - self._now()).total_seconds()
+
+    async def _listen(self) -> None:
+        """Hears the device: while it works for the neighbours, it is not wedged."""
+        heard = -1
+        while True:
+            try:
+                steps = await self._engine.steps_done()
+            except EngineDied:
+                steps = heard  # the run itself says so, and better
+            if steps != heard:
+                heard = steps
+                self._heard_at = time.monotonic()
+            await asyncio.sleep(self._limits.heartbeat_s)
+
+    async def _give_up(self, loss: Loss) -> None:
+        logger.info("gave up", extra={"action": "give_up", "job_id": self._job.id, "why": loss})
+        match loss:
+            case Loss.NOT_MINE:
+                self._job = await self._writer.load(self._job.id) or self._job
+            case Loss.CANCELLED:
+                await self._write(ConfirmCancel(self._actor))
+            case Loss.DEADLINE:
+                text = timed_out_message(self._job)
+                await self._write(FailAttempt(self._actor, text, final=True))
+            case Loss.WEDGED:
+                await self._engine.kill()
+                text = f"The engine made no progress for {self._limits.step_timeout_s:g} s."
+                await self._write(FailAttempt(self._actor, text, final=False))

@@ -1,0 +1,115 @@
+"""JobRunner: takes one job after another to its end on one worker; the writer of their facts.
+
+Every fact is appended under the job's own sequence and in the runner's own name. So a runner that
+lost a job (it was stopped past its lease, say) adds nothing any more: it folds, sees another name,
+and stops without a word, an ack or a renewal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+
+from actors.attempt import Attempt, AttemptLimits
+from actors.engine import EngineClient
+from actors.lease import Lease
+from actors.plan import Plan
+from events.decisions import Start
+from events.jetstream import Bus
+from events.job import Job
+from events.log import EventLog, JobWriter
+from storage.images import ImageStore
+
+logger = logging.getLogger(__name__)
+
+
+class RunOutcome(StrEnum):
+    ENDED = "ended"
+    """The job has its end, and the entry is acked."""
+    RETRY = "retry"
+    """The attempt failed; the entry was given back."""
+    LOST = "lost"
+    """The job is another actor's."""
+
+
+class JobRunner:
+    def __init__(
+        self,
+        *,
+        actor: str,
+        bus: Bus,
+        log: EventLog,
+        images: ImageStore,
+        engine: EngineClient,
+        plan: Callable[[Job], Plan],
+        limits: AttemptLimits,
+        lease_renew_s: float,
+        max_attempts: int,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`log` is one that waits out outages (`PersistentLog`)."""
+        self._actor = actor
+        self._bus = bus
+        self._log = log
+        self._writer = JobWriter(log)
+        self._images = images
+        self._engine = engine
+        self._plan = plan
+        self._limits = limits
+        self._lease_renew_s = lease_renew_s
+        self._max_attempts = max_attempts
+        self._now = now
+
+    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
+        """Run a job whose queue entry was delivered under `ack_subject`."""
+        job = await self._writer.load(job_id)
+        if job is None:
+            await self._bus.ack(ack_subject)
+            return RunOutcome.ENDED
+        job = await self._start(job)
+        if job.end is None and job.actor == self._actor:
+            job = await self._attempt(job, ack_subject)
+        return await self._settle(job, ack_subject)
+
+    async def _start(self, job: Job) -> Job:
+        command = Start(self._actor, max_attempts=self._max_attempts, now=self._now())
+        outcome = await self._writer.execute(command, job)
+        return outcome.job or job
+
+    async def _attempt(self, job: Job, ack_subject: str) -> Job:
+        fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
+        logger.info("started", extra=fields)
+        lease = Lease(
+            bus=self._bus,
+            log=self._log,
+            writer=self._writer,
+            ack_subject=ack_subject,
+            actor=self._actor,
+            renew_s=self._lease_renew_s,
+        )
+        attempt = Attempt(
+            job,
+            actor=self._actor,
+            writer=self._writer,
+            engine=self._engine,
+            images=self._images,
+            bus=self._bus,
+            plan=self._plan,
+            limits=self._limits,
+            now=self._now,
+        )
+        return await attempt.run(lease)
+
+    async def _settle(self, job: Job, ack_subject: str) -> RunOutcome:
+        """Acked only after an end was read or stored; given back only while it is ours."""
+        if job.end is not None:
+            await self._bus.ack(ack_subject)
+            fields = {"action": "end", "job_id": job.id, "end": type(job.end).__name__}
+            logger.info("ended", extra=fields)
+            return RunOutcome.ENDED
+        if job.actor == self._actor:
+            await self._bus.nak(ack_subject)
+            return RunOutcome.RETRY
+        return RunOutcome.LOST

@@ -1,0 +1,64 @@
+"""Plan: what the engine is asked for, from what the caller asked for. One path for both flavours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.engine import Picture
+from engine.catalogue import Catalogue
+from engine.graph import Limits
+from engine.parameters import compile_parameters, parse_parameters
+from events.job import Job
+from events.types import Flavour
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    prompt: Mapping[str, Any]
+    """Node graph."""
+    first_index: Mapping[str, int] | None
+    """Index of each output node's first image; None: counted in the graph's order."""
+    extra_pnginfo: Mapping[str, Any]
+
+
+def planner(
+    catalogue: Catalogue, limits: Limits, default_checkpoint: str | None
+) -> Callable[[Job], Plan]:
+    """A function from job to plan. It raises EngineError where the request no longer holds."""
+
+    def plan(job: Job) -> Plan:
+        request = job.submitted.request
+        if job.submitted.flavour is Flavour.WORKFLOW:
+            extra = (request.get("extra_data") or {}).get("extra_pnginfo") or {}
+            return Plan(request["prompt"], None, extra)
+        compiled = compile_parameters(
+            parse_parameters(request),
+            catalogue,
+            limits,
+            default_checkpoint=default_checkpoint,
+            skip=frozenset(image.index for image in job.images),
+        )
+        return Plan(compiled.prompt, compiled.first_index, {})
+
+    return plan
+
+
+def plan_text(plan: Plan, picture: Picture) -> dict[str, str]:
+    """PNG text of one image, as ComfyUI writes it: the graph, and what its front end sent along."""
+    text = {"prompt": json.dumps(plan.prompt)}
+    if picture.seed is not None:
+        text["seed"] = str(picture.seed)
+    return text | {name: json.dumps(value) for name, value in plan.extra_pnginfo.items()}
+
+
+def checkpoint_of(job: Job) -> str | None:
+    """The checkpoint the request names first, if it names one."""
+    request = job.submitted.request
+    if job.submitted.flavour is Flavour.DIFFUSION:
+        override = (request.get("override_settings") or {}).get("sd_model_checkpoint")
+        return override or request.get("sd_model_checkpoint")
+    inputs = (node.get("inputs", {}) for node in request["prompt"].values())
+    return next((each["ckpt_name"] for each in inputs if "ckpt_name" in each), None)

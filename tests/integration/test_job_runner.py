@@ -1,0 +1,269 @@
+"""One job on one worker, on a real nats-server: who writes, who stops, what is acked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.attempt import AttemptLimits
+from actors.engine import AllDone, Refused, StepDone
+from actors.job import JobRunner, RunOutcome
+from actors.plan import Plan
+from events.decisions import Cancel, Start, Submit
+from events.ids import new_id
+from events.jetstream import Bus, Message, Puller
+from events.jetstream_log import JetStreamLog, PersistentLog
+from events.job import Job
+from events.log import JobWriter, utc_now
+from events.queues import JobQueue
+from events.types import AttemptFailed, Cancelled, Completed, Failed, ImageStored, Started
+from serve_app.nats_server import NatsServer
+from storage.images import ImageStore
+from tests.support.engines import ScriptedEngine, picture, pictures
+from tests.support.jobs import submitted
+from tests.support.polling import eventually
+
+LEASE_S = 1.0
+LANE = 3
+
+
+@dataclass
+class Bench:
+    """A queue with one lane, and runners that take from it."""
+
+    bus: Bus
+    log: JetStreamLog
+    writer: JobWriter
+    queue: JobQueue
+    lane: Puller
+    images: ImageStore
+
+    async def submit(self, **changes: Any) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted(lane=LANE, **changes)))
+        await self.queue.add("default", LANE, job_id)
+        return job_id
+
+    async def entry(self, *, within_s: float = 5.0) -> Message:
+        messages = await self.lane.next(batch=1, timeout_s=within_s)
+        assert messages, "no entry was delivered"
+        return messages[0]
+
+    async def nothing_queued(self) -> bool:
+        return not await self.queue.job_ids()
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def facts(self, job_id: str) -> list[type]:
+        return [type(event.fact) for event in await self.log.read(job_id)]
+
+    def runner(
+        self, engine: ScriptedEngine, *, actor: str = "a", plan: Callable[[Job], Plan] | None = None
+    ) -> JobRunner:
+        return JobRunner(
+            actor=actor,
+            bus=self.bus,
+            log=PersistentLog(self.log, longest_pause_s=0.2),
+            images=self.images,
+            engine=engine,
+            plan=plan or (lambda job: Plan({"1": {}}, None, {})),
+            limits=AttemptLimits(step_timeout_s=1, model_load_timeout_s=1, heartbeat_s=0.1),
+            lease_renew_s=LEASE_S / 5,
+            max_attempts=3,
+            now=utc_now,
+        )
+
+
+@pytest.fixture
+async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
+    log = JetStreamLog(bus)
+    queue = JobQueue(bus, lease_s=LEASE_S)
+    async with queue.lane("default", LANE) as lane:
+        images = ImageStore((tmp_path / "images").as_uri())
+        yield Bench(bus, log, JobWriter(log), queue, lane, images)
+
+
+async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None:
+    job_id = await bench.submit(images=2)
+    entry = await bench.entry()
+    outcome = await bench.runner(ScriptedEngine(pictures(2))).run(job_id, entry.ack_subject)
+    assert outcome is RunOutcome.ENDED
+    job = await bench.job(job_id)
+    assert [image.index for image in job.images] == [0, 1]
+    assert isinstance(job.end, Completed)
+    assert job.actor == "a"
+    png = await bench.images.get(job.images[1].key)
+    assert png.startswith(b"\x89PNG")
+    assert job.images[1].size_bytes == len(png)
+    await eventually(bench.nothing_queued)
+
+
+async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([Refused("no such checkpoint: x.safetensors")])
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    job = await bench.job(job_id)
+    assert job.end == Failed(message="no such checkpoint: x.safetensors")
+
+
+async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: Bench) -> None:
+    job_id = await bench.submit(images=2)
+    entry = await bench.entry()
+    dying = ScriptedEngine([StepDone(1, 2), picture(0), None])
+    assert await bench.runner(dying).run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    first = (await bench.job(job_id)).images[0]
+
+    again = await bench.entry()  # given back at once, before its lease ran out
+    outcome = await bench.runner(ScriptedEngine(pictures(2)), actor="b").run(
+        job_id, again.ack_subject
+    )
+    assert outcome is RunOutcome.ENDED
+    job = await bench.job(job_id)
+    assert job.images[0] == first
+    assert [image.attempt for image in job.images] == [1, 2]
+    assert await bench.facts(job_id) == [
+        type(job.submitted), Started, ImageStored, AttemptFailed, Started, ImageStored, Completed,
+    ]  # fmt: skip
+
+
+async def test_attempts_are_limited_and_the_last_reason_is_given(bench: Bench) -> None:
+    job_id = await bench.submit()
+    for attempt in range(3):
+        entry = await bench.entry()
+        runner = bench.runner(ScriptedEngine([None]), actor=f"a{attempt}")
+        assert await runner.run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    entry = await bench.entry()
+    fresh = ScriptedEngine(pictures(1))
+    assert await bench.runner(fresh).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert fresh.runs == []
+    end = (await bench.job(job_id)).end
+    assert end == Failed(message="Gave up after 3 attempts: The engine died: killed")
+
+
+async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Bench) -> None:
+    job_id = await bench.submit(images=1)
+    entry = await bench.entry()
+    dying = ScriptedEngine([picture(0), None])
+    await bench.runner(dying).run(job_id, entry.ack_subject)
+    idle = ScriptedEngine([])
+    entry = await bench.entry()
+    assert await bench.runner(idle).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert idle.runs == []
+    assert isinstance((await bench.job(job_id)).end, Completed)
+
+
+async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([StepDone(1, 2), AllDone(0)], gated=True)
+    engine.advance()
+    run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
+    await eventually(lambda: engine.runs)
+    await bench.writer.execute(Cancel(), await bench.job(job_id))
+    assert await run is RunOutcome.ENDED
+    assert isinstance((await bench.job(job_id)).end, Cancelled)
+
+
+async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
+    job_id = await bench.submit(deadline_s=0.5)
+    entry = await bench.entry()
+    engine = ScriptedEngine([StepDone(1, 2)], gated=True)
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    end = (await bench.job(job_id)).end
+    assert end == Failed(message="Timed out: the job did not end within 0.5 s.")
+
+
+async def test_a_wedged_engine_is_killed_and_the_job_tried_again(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([StepDone(1, 2), AllDone(0)], gated=True)
+    engine.advance()
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    assert engine.kills == 1
+    assert (await bench.job(job_id)).last_failure is not None
+
+
+async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([StepDone(n, 30) for n in range(30)] + pictures(1), gated=True)
+    run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
+    for _ in range(5):
+        engine.advance()
+        assert not await bench.lane.next(batch=1, timeout_s=LEASE_S / 2)
+    engine.advance(50)
+    assert await run is RunOutcome.ENDED
+
+
+class Stoppable:
+    """A runner's view of the log and the bus that can be stopped, as SIGSTOP would."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.going = asyncio.Event()
+        self.going.set()
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._inner, name)
+        if not asyncio.iscoroutinefunction(member):
+            return member
+
+        async def wait_first(*args: Any, **options: Any) -> Any:
+            await self.going.wait()
+            return await member(*args, **options)
+
+        return wait_first
+
+
+async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
+    job_id = await bench.submit(images=1)
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1), gated=True)
+    runner = bench.runner(engine, actor="zombie")
+    bus, log = Stoppable(bench.bus), Stoppable(PersistentLog(bench.log))
+    runner._bus, runner._log, runner._writer = bus, log, JobWriter(log)
+    engine.advance()
+    zombie = asyncio.create_task(runner.run(job_id, entry.ack_subject))
+    await eventually(lambda: engine.runs)
+    bus.going.clear()
+    log.going.clear()
+
+    again = await bench.entry()  # the lease ran out
+    assert again.subject == entry.subject
+    start = Start("heir", max_attempts=3, now=utc_now() + timedelta())
+    await bench.writer.execute(start, await bench.job(job_id))
+    before = await bench.facts(job_id)
+    engine.advance(10)
+    bus.going.set()
+    log.going.set()
+    assert await zombie is RunOutcome.LOST
+    assert await bench.facts(job_id) == before
+    assert await bench.queue.job_ids() == {job_id}
+    # Neither renewed nor acked: the heir's own lease runs out on time.
+    third = await bench.entry(within_s=2 * LEASE_S)
+    assert third.deliveries == 3
+
+
+async def test_a_job_survives_a_restart_of_the_event_log(
+    bench: Bench, nats_server: NatsServer
+) -> None:
+    job_id = await bench.submit(images=1)
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1), gated=True)
+    run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
+    await eventually(lambda: engine.runs)
+    nats_server.stop()
+    engine.advance(10)
+    nats_server.start()
+    assert await run is RunOutcome.ENDED
+    assert isinstance((await bench.job(job_id)).end, Completed)

@@ -1,0 +1,56 @@
+"""An engine for tests of what stands around it: it says what it is told to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import numpy as np
+
+from actors.engine import AllDone, EngineDied, EngineMessage, Picture, StepDone
+
+
+class ScriptedEngine:
+    """Steps and pictures at the pace of `advance`; `None` in the script means: die here."""
+
+    def __init__(self, script: list[EngineMessage | None], *, gated: bool = False) -> None:
+        self.script = script
+        self.runs: list[tuple[str, int, Mapping[str, Any]]] = []
+        self.kills = 0
+        self._gate = asyncio.Semaphore(0) if gated else None
+
+    def advance(self, messages: int = 1) -> None:
+        assert self._gate is not None
+        for _ in range(messages):
+            self._gate.release()
+
+    async def run(
+        self,
+        job_id: str,
+        attempt: int,
+        prompt: Mapping[str, Any],
+        first_index: Mapping[str, int] | None,
+    ) -> AsyncGenerator[EngineMessage]:
+        self.runs.append((job_id, attempt, prompt))
+        for message in self.script:
+            if self._gate is not None:
+                await self._gate.acquire()
+            if message is None:
+                raise EngineDied("The engine died: killed")
+            yield message
+
+    async def steps_done(self) -> int:
+        return 0
+
+    async def kill(self) -> None:
+        self.kills += 1
+
+
+def picture(index: int = 0, *, seed: int = 7) -> Picture:
+    return Picture(index, np.full((8, 8, 3), 40 * index, np.uint8), seed)
+
+
+def pictures(count: int) -> list[EngineMessage | None]:
+    """The script of a job that goes well."""
+    return [StepDone(1, 1), *(picture(index) for index in range(count)), AllDone(count)]

@@ -1,0 +1,163 @@
+"""A receiver of callbacks on a real socket, which answers as a test tells it to, or does not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    request_line: str
+    headers: dict[str, str]
+    """By name in lower case."""
+    body: bytes
+
+
+@dataclass
+class Receiver:
+    """Gives its `answers` in order, the last one from then on."""
+
+    answers: list[Answer] = field(default_factory=lambda: [status(200)])
+    ssl_context: ssl.SSLContext | None = None
+    received: list[Received] = field(default_factory=list)
+    connections: int = 0
+    at_once: int = 0
+    most_at_once: int = 0
+
+    async def __aenter__(self) -> Receiver:
+        self._changed = asyncio.Condition()
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, ssl=self.ssl_context, backlog=1024
+        )
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._tasks: set[asyncio.Task[None]] = set()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    async def wait_for(self, count: int, *, timeout_s: float = DEADLINE_S) -> list[Received]:
+        """Returns when `count` requests have come. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: len(self.received) >= count)
+        return self.received
+
+    async def wait_for_open(self, most: int, *, timeout_s: float = DEADLINE_S) -> None:
+        """Returns when at most `most` connections are open. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: len(self._tasks) <= most)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                while True:
+                    await self._answer_one(reader, writer)
+        finally:
+            self._tasks.discard(task)
+            async with self._changed:
+                self._changed.notify_all()
+            writer.close()
+            with suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _answer_one(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        request_line, *lines = head.rstrip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        answer = self.answers[min(len(self.received), len(self.answers) - 1)]
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        async with self._changed:
+            self.received.append(Received(request_line, headers, body))
+            self._changed.notify_all()
+        try:
+            await answer(writer)
+        finally:
+            self.at_once -= 1
+
+
+def status(code: int, *, headers: str = "", after_s: float = 0.0) -> Answer:
+    """`headers`: lines that each end with CRLF."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(after_s)
+        writer.write(f"HTTP/1.1 {code} X\r\n{headers}Content-Length: 2\r\n\r\nok".encode())
+        await writer.drain()
+
+    return answer
+
+
+async def hang(writer: asyncio.StreamWriter) -> None:
+    """Takes the request and never answers."""
+    await asyncio.Event().wait()
+
+
+async def reset(writer: asyncio.StreamWriter) -> None:
+    """RST in place of an answer."""
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
+
+
+async def drip_headers(writer: asyncio.StreamWriter) -> None:
+    """One byte at a time, without end."""
+    writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def drip_body(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+@dataclass
+class Large:
+    """Answers 200 with `size_bytes`; `written_bytes` says how much the sender let it write."""
+
+    size_bytes: int
+    written_bytes: int = 0
+
+    async def __call__(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {self.size_bytes}\r\n\r\n".encode())
+        chunk = bytes(64 * 1024)
+        while self.written_bytes < self.size_bytes:
+            writer.write(chunk)
+            await writer.drain()
+            self.written_bytes += len(chunk)
