@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pkgutil
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.assembly import ROLES, build_engine_host, build_job_runner
+from actors.assembly import build_engine_host, build_job_runner
 from actors.engine import AllDone, EngineDied, EngineHost, EngineMessage, Refused
 from actors.job import JobRunner, RunOutcome
 from actors.logs import set_up_logging
@@ -144,16 +145,17 @@ class RoleProcess:
     reason, ends the process, and Serve makes a new one.
     """
 
-    def __init__(self, role: str, settings: Settings) -> None:
+    def __init__(self, main: str, settings: Settings) -> None:
+        """`main`: import path of a coroutine function of the settings, `module:name`."""
         set_up_logging()
-        self._role = role
-        threading.Thread(target=self._host, args=(settings,), name=role, daemon=True).start()
+        self._main = main
+        threading.Thread(target=self._host, args=(settings,), name=main, daemon=True).start()
 
     def _host(self, settings: Settings) -> None:
         try:
-            asyncio.run(ROLES[self._role](settings))
-        except BaseException:  # noqa: BLE001 - said and left; the process ends with it
-            logger.exception("role ended", extra={"action": "role_end", "role": self._role})
+            asyncio.run(pkgutil.resolve_name(self._main)(settings))
+        except BaseException:
+            logger.exception("role ended", extra={"action": "role_end", "role": self._main})
         os._exit(1)
 
     def pid(self) -> int:

@@ -118,7 +118,13 @@ class Slot:
         while self.state is not SlotState.CLOSED:
             try:
                 return await self.open()
-            except (RayActorError, RayTaskError, GetTimeoutError, TimeoutError, ValueError) as error:
+            except (
+                RayActorError,
+                RayTaskError,
+                GetTimeoutError,
+                TimeoutError,
+                ValueError,
+            ) as error:
                 logger.warning(
                     "job actor did not start",
                     extra={"action": "slot_open", "slot": self.name, "error": str(error)},
@@ -288,16 +294,16 @@ class WorkerPool:
             self._open(index)
 
     def _open(self, index: int) -> None:
-        worker = Worker(
-            self._endpoint, index, settings=self._settings, on_change=self._changed.set
-        )
+        worker = Worker(self._endpoint, index, settings=self._settings, on_change=self._changed.set)
         self._workers[index] = worker
         self._opening[index] = asyncio.create_task(worker.open())
 
     async def _close_idle(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers.values()):
-            if worker.index in self._opening or any(s.state is SlotState.BUSY for s in worker.slots):
+            if worker.index in self._opening or any(
+                s.state is SlotState.BUSY for s in worker.slots
+            ):
                 worker.idle_since = now
             elif (
                 len(self._workers) > self._endpoint.min_workers

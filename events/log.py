@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from events.decisions import Command, Submit, decide
 from events.ids import new_id
 from events.job import Job, fold
-from events.types import Event, JobFact
+from events.types import Event, Fact, JobFact
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,71 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+class Folded(Protocol):
+    """A state that knows how far it was folded."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+
+S = TypeVar("S", bound=Folded | None)
+F = TypeVar("F", bound=Fact)
+
+
+class Writer(Generic[S]):
+    """Decides on a state and appends; after a conflict folds what came and decides again."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        fold: Callable[[Iterable[Event], S], S],
+        now: Callable[[], datetime] = utc_now,
+        new_id: Callable[[], str] = new_id,
+    ) -> None:
+        self._log = log
+        self._fold = fold
+        self._now = now
+        self._new_id = new_id
+
+    async def write(
+        self,
+        job_id: str,
+        state: S,
+        decide: Callable[[S], Sequence[F]],
+        *,
+        traceparent: str | None = None,
+    ) -> tuple[S, tuple[F, ...]]:
+        """The state behind the facts, and those of them that were stored here.
+
+        Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout.
+        """
+        added: list[F] = []
+        while facts := decide(state):
+            for fact in facts:
+                behind: Folded | None = state
+                event = Event(
+                    id=self._new_id(),
+                    job_id=job_id,
+                    version=(behind.version if behind else 0) + 1,
+                    time=self._now(),
+                    fact=fact,
+                    traceparent=traceparent,
+                )
+                outcome = await self._log.append(event, expected=behind.position if behind else 0)
+                if isinstance(outcome, Conflict):
+                    state = self._fold(outcome.events, state)
+                    break
+                state = self._fold([outcome.event], state)
+                added.append(fact)
+            else:
+                break
+        return state, tuple(added)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The job after a command, and the facts that the command itself added."""
@@ -76,7 +142,7 @@ class Outcome:
 
 
 class JobWriter:
-    """Runs commands: fold, decide, append; after a conflict folds what came and decides again."""
+    """Runs a job's commands."""
 
     def __init__(
         self,
@@ -86,8 +152,7 @@ class JobWriter:
         new_id: Callable[[], str] = new_id,
     ) -> None:
         self._log = log
-        self._now = now
-        self._new_id = new_id
+        self._writer: Writer[Job | None] = Writer(log, fold=fold, now=now, new_id=new_id)
 
     async def load(self, job_id: str) -> Job | None:
         return fold(await self._log.read(job_id))
@@ -104,26 +169,10 @@ class JobWriter:
     async def _execute(
         self, job_id: str, command: Command, job: Job | None, *, traceparent: str | None
     ) -> Outcome:
-        added: list[JobFact] = []
-        while facts := decide(command, job):
-            for fact in facts:
-                event = Event(
-                    id=self._new_id(),
-                    job_id=job_id,
-                    version=(job.version if job else 0) + 1,
-                    time=self._now(),
-                    fact=fact,
-                    traceparent=traceparent,
-                )
-                outcome = await self._log.append(event, expected=job.position if job else 0)
-                if isinstance(outcome, Conflict):
-                    job = fold(outcome.events, job)
-                    break
-                job = fold([outcome.event], job)
-                added.append(fact)
-            else:
-                break
-        return Outcome(job=job, added=tuple(added))
+        state, added = await self._writer.write(
+            job_id, job, partial(decide, command), traceparent=traceparent
+        )
+        return Outcome(job=state, added=added)
 
 
 async def drain(reader: EventReader, *, timeout_s: float) -> AsyncIterator[Event]:

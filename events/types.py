@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 CONTENT_TYPE = "application/cloudevents+json"
 SOURCE = "/darkroom"
@@ -167,7 +167,7 @@ class _Envelope(BaseModel):
     source: str = SOURCE
     type: str
     subject: str
-    time: datetime
+    time: AwareDatetime
     sequence: str
     datacontenttype: str = "application/json"
     traceparent: str | None = None

@@ -38,7 +38,13 @@ class Receiver:
     async def __aenter__(self) -> Receiver:
         self._changed = asyncio.Condition()
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, ssl=self.ssl_context, backlog=1024
+            self._serve,
+            "127.0.0.1",
+            0,
+            backlog=1024,
+            ssl=self.ssl_context,
+            # A sender may leave without TLS's own goodbye; asyncio waits 30 s for it.
+            ssl_shutdown_timeout=0.2 if self.ssl_context else None,
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,9 +94,7 @@ class Receiver:
             with suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    async def _answer_one(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         request_line, *lines = head.rstrip().split("\r\n")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}

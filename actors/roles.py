@@ -1,0 +1,108 @@
+"""The roles: each made from its settings, connected, and run until its process ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.callbacks import Callbacks
+from actors.dispatcher import Dispatcher, EndpointDispatcher
+from actors.results import Results
+from actors.router import Router
+from actors.sender import Sender
+from actors.workers import WorkerPool
+from events.ids import new_id
+from events.jetstream_log import JetStreamLog, PersistentLog
+from events.log import JobWriter
+from events.queues import CallbackQueue, JobQueue
+from events.read_model import Database, Endpoints, Leases, ReadModel
+from events.records import Endpoint
+from events.streams import DELIVERIES, delivery_subject
+from settings import Settings
+from storage.tokens import url_for
+
+
+async def run_router(settings: Settings) -> None:
+    bus = open_bus(settings, "router")
+    bus.start()
+    database = await _open_database(settings)
+    router = Router(
+        bus=bus,
+        writer=JobWriter(open_log(settings, bus)),
+        queue=JobQueue(bus, lease_s=settings.lease_s),
+        callbacks=CallbackQueue(bus),
+        read_model=ReadModel(database),
+        requeue_period_s=settings.requeue_period_s,
+    )
+    await router.run()
+
+
+async def run_results(settings: Settings) -> None:
+    bus = open_bus(settings, "results")
+    bus.start()
+    database = await _open_database(settings)
+    results = Results(log=open_log(settings, bus), read_model=ReadModel(database))
+    await results.run()
+
+
+async def run_dispatcher(settings: Settings) -> None:
+    bus = open_bus(settings, "dispatcher")
+    bus.start()
+    database = await _open_database(settings)
+    queue = JobQueue(bus, lease_s=settings.lease_s)
+    writer = JobWriter(PersistentLog(open_log(settings, bus)))
+
+    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
+        return EndpointDispatcher(
+            endpoint,
+            bus=bus,
+            queue=queue,
+            writer=writer,
+            pool=WorkerPool(endpoint, settings=settings),
+            hold_renew_s=settings.lease_s / 3,
+        )
+
+    dispatcher = Dispatcher(
+        holder=f"{socket.gethostname()}:{os.getpid()}:{new_id()}",
+        bus=bus,
+        leases=Leases(database),
+        endpoints=Endpoints(database),
+        default_endpoint=default_endpoint(settings),
+        open_endpoint=open_endpoint,
+        lease_s=settings.dispatcher_lease_s,
+        period_s=settings.endpoints_period_s,
+    )
+    await dispatcher.run()
+
+
+async def run_callbacks(settings: Settings) -> None:
+    bus = open_bus(settings, "callbacks")
+    bus.start()
+    deliveries = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
+    callbacks = Callbacks(
+        bus=bus,
+        queue=CallbackQueue(bus),
+        jobs=open_log(settings, bus),
+        deliveries=deliveries,
+        sender=Sender(address_rule(settings), settings=settings),
+        url_for=url_for(settings.effective_public_url, settings.secret_bytes),
+        secret=settings.secret_bytes,
+        settings=settings,
+    )
+    await callbacks.run()
+
+
+async def _open_database(settings: Settings) -> Database:
+    database = Database(settings.effective_database_url)
+    await database.prepare_persistently()
+    return database
+
+
+ROLES = {
+    "router": "actors.roles:run_router",
+    "results": "actors.roles:run_results",
+    "dispatcher": "actors.roles:run_dispatcher",
+    "callbacks": "actors.roles:run_callbacks",
+}
+"""By import path: a role's process finds its own, and nothing has to travel."""

@@ -1,0 +1,40 @@
+"""A log that fails where a test says so."""
+
+from __future__ import annotations
+
+from events.errors import OutcomeUnknown
+from events.log import Appended, Conflict
+from events.memory import MemoryLog
+from events.types import Event
+
+
+class FailingLog(MemoryLog):
+    """`append_error` and `read_error` are raised as long as they are set.
+
+    With `stores_first`, an append that fails has stored its event: its answer was lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.append_error: Exception | None = None
+        self.read_error: Exception | None = None
+        self.stores_first = False
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        if self.append_error is None:
+            return await super().append(event, expected=expected)
+        if self.stores_first:
+            await super().append(event, expected=expected)
+        raise self.append_error
+
+    async def read(self, job_id: str) -> list[Event]:
+        if self.read_error is not None:
+            raise self.read_error
+        return await super().read(job_id)
+
+    def lose_answers(self) -> None:
+        """What is appended from now on is stored, but nobody hears of it."""
+        self.append_error, self.stores_first = OutcomeUnknown(), True
+
+    def recover(self) -> None:
+        self.append_error = self.read_error = None

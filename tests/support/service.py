@@ -1,0 +1,234 @@
+"""The whole service as its users have it: `darkroom up` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+DARKROOM = str(Path(sys.executable).parent / "darkroom")
+CHECKPOINT = "darkroom-tiny.safetensors"
+READY_TIMEOUT_S = 90.0
+END_TIMEOUT_S = 90.0
+
+# Short times, so that what must come back comes back within a test's patience.
+TEST_SETTINGS = {
+    "DARKROOM_LEASE_S": "4",
+    "DARKROOM_LEASE_RENEW_S": "1",
+    "DARKROOM_DISPATCHER_LEASE_S": "2",
+    "DARKROOM_ENDPOINTS_PERIOD_S": "0.5",
+    "DARKROOM_REQUEUE_PERIOD_S": "5",
+    "DARKROOM_READY_PERIOD_S": "0.5",
+    "DARKROOM_JOBS_PER_WORKER": "3",
+    "DARKROOM_MAX_ATTEMPTS": "5",
+    "DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8",
+    "DARKROOM_CALLBACK_DELAYS_S": "0,0.5,1,2,4",
+}
+
+
+class Service:
+    """One instance on one data folder; may be stopped, killed and started again."""
+
+    def __init__(self, data_dir: Path, **settings: str) -> None:
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environment = (
+            {name: value for name, value in os.environ.items() if not name.startswith("DARKROOM_")}
+            | TEST_SETTINGS
+            | {
+                "DARKROOM_PORT": str(self.port),
+                "DARKROOM_DATA_DIR": str(data_dir),
+                "DARKROOM_MODELS_DIR": str(ROOT / "models"),
+            }
+            | settings
+        )
+        self.log_path = data_dir.parent / f"{data_dir.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    # Life.
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [DARKROOM, "up"], env=self.environment, stdout=log, stderr=log, cwd=ROOT
+            )
+        give_up_at = time.monotonic() + READY_TIMEOUT_S
+        while not self.is_ready():
+            assert self._process.poll() is None, self.log_path.read_text()
+            assert time.monotonic() < give_up_at, self.log_path.read_text()
+            time.sleep(0.1)
+        key = (self.data_dir / "admin.key").read_text().strip()
+        self.http.headers["Authorization"] = f"Bearer {key}"
+
+    def is_ready(self) -> bool:
+        try:
+            return self.http.get("/health/ready", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+    def stop(self, number: int = signal.SIGINT, *, within_s: float = 30) -> float:
+        """End it by a signal; seconds that took."""
+        assert self._process is not None
+        began = time.monotonic()
+        self._process.send_signal(number)
+        self._process.wait(within_s)
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+        self.http.close()
+
+    def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [DARKROOM, *arguments],
+            env=self.environment,
+            cwd=self.data_dir.parent,
+            check=check,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    # Calls.
+
+    def submit(
+        self, flavour: str, body: dict[str, Any], *, idempotency_key: str | None = None, **query: str
+    ) -> str:
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        answer = self.http.post(
+            f"/{flavour}/v1/generate", json=body, params=query, headers=headers
+        )
+        assert answer.status_code == httpx.codes.ACCEPTED, answer.text
+        return str(answer.json()["request_id"])
+
+    def result(self, request_id: str, flavour: str = "diffusion") -> dict[str, Any]:
+        answer = self.http.get(f"/{flavour}/v1/result", params={"request_id": request_id})
+        assert answer.status_code == httpx.codes.OK, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def ended(self, request_id: str, flavour: str = "diffusion") -> dict[str, Any]:
+        """The result once the job has ended, whatever fails on the way there."""
+        give_up_at = time.monotonic() + END_TIMEOUT_S
+        result: dict[str, Any] = {}
+        while time.monotonic() < give_up_at:
+            try:
+                result = self.result(request_id, flavour)
+            except (httpx.TransportError, AssertionError):
+                result = {}
+            if result.get("status"):
+                return result
+            time.sleep(0.1)
+        raise AssertionError(f"{request_id} has not ended: {result}")
+
+    def facts(self, request_id: str) -> list[str]:
+        """The job's stored events by name, in order, straight from the log."""
+        return [event["type"].split(".")[-2] for event in self.events(request_id)]
+
+    def events(self, request_id: str) -> list[dict[str, Any]]:
+        import asyncio
+
+        from tests.support.subscriber import stored_events
+
+        return asyncio.run(stored_events(self.nats_url, request_id))
+
+    # Parts.
+
+    @property
+    def nats_url(self) -> str:
+        """As the service itself connects."""
+        folder = self.data_dir / "nats"
+        import json
+
+        password = json.loads((folder / "credentials.json").read_text())["service"]
+        return f"nats://service:{password}@127.0.0.1:{(folder / 'port').read_text()}"
+
+    @property
+    def reader_url(self) -> str:
+        return (self.data_dir / "nats" / "reader.url").read_text().strip()
+
+    @property
+    def nats_pid(self) -> int:
+        return int((self.data_dir / "nats" / "nats-server.pid").read_text())
+
+    @contextmanager
+    def cluster(self) -> Iterator[Any]:
+        """Ray, connected to this instance's cluster."""
+        import ray
+
+        address = next(
+            line.split()[-1]
+            for line in reversed(self.log_path.read_text().splitlines())
+            if line.startswith("Ray ")
+        )
+        ray.init(address=address, namespace="darkroom", log_to_driver=False, logging_level="ERROR")
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def diffusion(**changes: Any) -> dict[str, Any]:
+    return {
+        "prompt": "a red circle",
+        "width": 64,
+        "height": 64,
+        "steps": 4,
+        "seed": 7,
+        "sampler_name": "Euler",
+        "scheduler": "Automatic",
+        "sd_model_checkpoint": CHECKPOINT,
+    } | changes
+
+
+def workflow(*, steps: int = 4, seed: int = 7, batch_size: int = 1) -> dict[str, Any]:
+    return {
+        "prompt": {
+            "3": {
+                "class_type": "KSampler",
+                "inputs": {
+                    "cfg": 7,
+                    "denoise": 1,
+                    "latent_image": ["5", 0],
+                    "model": ["4", 0],
+                    "negative": ["7", 0],
+                    "positive": ["6", 0],
+                    "sampler_name": "euler",
+                    "scheduler": "normal",
+                    "seed": seed,
+                    "steps": steps,
+                },
+            },
+            "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}},
+            "5": {
+                "class_type": "EmptyLatentImage",
+                "inputs": {"batch_size": batch_size, "height": 64, "width": 64},
+            },
+            "6": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "a cat"}},
+            "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": ""}},
+            "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
+            "9": {
+                "class_type": "SaveImage",
+                "inputs": {"filename_prefix": "darkroom", "images": ["8", 0]},
+            },
+        }
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

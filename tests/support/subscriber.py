@@ -1,0 +1,45 @@
+"""A NATS subscriber, as an operator would write one: nats-py and nothing of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats
+
+
+@asynccontextmanager
+async def subscription(url: str, subject: str = "events.>") -> AsyncIterator[list[dict[str, Any]]]:
+    """What arrives on `subject`, in order, while the context lasts."""
+    received: list[dict[str, Any]] = []
+
+    async def take(message: Any) -> None:
+        received.append(json.loads(message.data))
+
+    client = await nats.connect(url)
+    await client.subscribe(subject, cb=take)
+    await client.flush()
+    try:
+        yield received
+    finally:
+        await client.close()
+
+
+async def stored_events(url: str, job_id: str) -> list[dict[str, Any]]:
+    """Every stored event of one job."""
+    client = await nats.connect(url)
+    try:
+        js = client.jetstream()
+        events: list[dict[str, Any]] = []
+        sub = await js.subscribe(f"jobs.*.{job_id}", ordered_consumer=True)
+        while True:
+            try:
+                message = await sub.next_msg(timeout=0.5)
+            except (asyncio.TimeoutError, TimeoutError):
+                return events
+            events.append(json.loads(message.data))
+    finally:
+        await client.close()

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from events.decisions import (
+    Cancel,
+    Command,
+    Complete,
+    ConfirmCancel,
+    FailAttempt,
+    Start,
+    StoreImage,
+    Submit,
+    decide,
+)
+from events.types import (
+    AttemptFailed,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Fact,
+    Failed,
+    Started,
+)
+from tests.support.jobs import submitted
+from tests.unit.events.histories import START, folded, image
+
+SUBMITTED = submitted(images=2, deadline_s=60.0)
+FIRST = Started(attempt=1, actor="a")
+LOST = AttemptFailed(attempt=1, message="Out of memory.")
+ENDS: list[Fact] = [Completed(images=2), Failed(message="No."), Cancelled()]
+
+WAITS = [SUBMITTED]
+RUNS = [SUBMITTED, FIRST]
+IS_LEAVING = [*RUNS, CancelRequested()]
+WAITS_AGAIN = [*RUNS, LOST]
+RUNS_AGAIN = [*WAITS_AGAIN, Started(attempt=2, actor="b")]
+
+
+def start(actor: str = "z", *, max_attempts: int = 3, after_s: float = 1) -> Start:
+    return Start(actor=actor, max_attempts=max_attempts, now=START + timedelta(seconds=after_s))
+
+
+def of_the_writer(actor: str) -> list[Command]:
+    """Every command that only the actor of the last `Started` may give."""
+    return [
+        StoreImage(actor=actor, image=image(0)),
+        FailAttempt(actor=actor, message="No.", final=False),
+        FailAttempt(actor=actor, message="No.", final=True),
+        Complete(actor=actor, images=2),
+        ConfirmCancel(actor=actor),
+    ]
+
+
+def name(command: Command) -> str:
+    return type(command).__name__
+
+
+def test_a_submission_makes_a_job() -> None:
+    assert decide(Submit(SUBMITTED), None) == (SUBMITTED,)
+
+
+@pytest.mark.parametrize("facts", [WAITS, RUNS, [*RUNS, Completed(images=2)]])
+def test_a_job_is_submitted_once(facts: list[Fact]) -> None:
+    assert decide(Submit(SUBMITTED), folded(facts)) == ()
+
+
+@pytest.mark.parametrize("command", [start(), Cancel(), *of_the_writer("a")], ids=name)
+def test_an_unknown_job_stays_unknown(command: Command) -> None:
+    assert decide(command, None) == ()
+
+
+@pytest.mark.parametrize("command", [start(), Cancel(), *of_the_writer("a")], ids=name)
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
+def test_nothing_is_added_behind_an_end(command: Command, end: Fact) -> None:
+    assert decide(command, folded([*RUNS, end])) == ()
+
+
+@pytest.mark.parametrize("command", of_the_writer("a"), ids=name)
+@pytest.mark.parametrize("facts", [WAITS, RUNS_AGAIN], ids=["before a start", "replaced"])
+def test_an_actor_that_is_not_the_writer_adds_nothing(command: Command, facts: list[Fact]) -> None:
+    assert decide(command, folded(facts)) == ()
+
+
+@pytest.mark.parametrize("command", of_the_writer("b"), ids=name)
+def test_the_actor_of_the_last_start_is_the_writer(command: Command) -> None:
+    assert len(decide(command, folded(RUNS_AGAIN))) == 1
+
+
+def test_the_first_start() -> None:
+    assert decide(start("a"), folded(WAITS)) == (FIRST,)
+
+
+@pytest.mark.parametrize("facts", [RUNS, WAITS_AGAIN], ids=["writer vanished", "attempt failed"])
+def test_a_later_start_counts_on_and_names_the_new_writer(facts: list[Fact]) -> None:
+    assert decide(start("b"), folded(facts)) == (Started(attempt=2, actor="b"),)
+
+
+def test_attempts_run_out() -> None:
+    [end] = decide(start(max_attempts=2), folded(RUNS_AGAIN))
+    assert end == Failed(message="Gave up after 2 attempts: Out of memory.")
+
+
+def test_attempts_that_ended_without_a_word_run_out_too() -> None:
+    [end] = decide(start(max_attempts=1), folded(RUNS))
+    assert end == Failed(message="Gave up after 1 attempts: the worker died")
+
+
+@pytest.mark.parametrize("facts", [WAITS, WAITS_AGAIN])
+def test_no_start_at_the_deadline_or_behind_it(facts: list[Fact]) -> None:
+    assert isinstance(decide(start(after_s=59.999), folded(facts))[0], Started)
+    for after_s in (60, 3600):
+        [end] = decide(start(after_s=after_s), folded(facts))
+        assert end == Failed(message="Timed out: the job did not end within 60 s.")
+
+
+def test_a_cancel_before_the_start_ends_the_job() -> None:
+    assert decide(Cancel(), folded(WAITS)) == (Cancelled(),)
+
+
+@pytest.mark.parametrize("facts", [RUNS, WAITS_AGAIN, RUNS_AGAIN])
+def test_a_cancel_after_the_start_is_a_request(facts: list[Fact]) -> None:
+    assert decide(Cancel(), folded(facts)) == (CancelRequested(),)
+
+
+def test_a_cancel_is_requested_once() -> None:
+    assert decide(Cancel(), folded(IS_LEAVING)) == ()
+
+
+@pytest.mark.parametrize("late", [start(), start(after_s=90), start(max_attempts=1)])
+def test_a_start_meets_a_cancel_first(late: Start) -> None:
+    """Whatever else speaks against the attempt: the caller is told what the caller did."""
+    assert decide(late, folded(IS_LEAVING)) == (Cancelled(),)
+    assert decide(late, folded([*IS_LEAVING, LOST])) == (Cancelled(),)
+
+
+def test_the_writer_confirms_a_cancel() -> None:
+    assert decide(ConfirmCancel(actor="a"), folded(IS_LEAVING)) == (Cancelled(),)
+
+
+def test_work_that_was_done_before_the_cancel_was_seen_counts() -> None:
+    job = folded(IS_LEAVING)
+    assert decide(StoreImage(actor="a", image=image(0)), job) == (image(0),)
+    assert decide(Complete(actor="a", images=2), job) == (Completed(images=2),)
+
+
+def test_an_image_is_stored_once_per_index() -> None:
+    job = folded([*RUNS, image(0), LOST, Started(attempt=2, actor="b")])
+    again, other = image(0, attempt=2), image(1, attempt=2)
+    assert decide(StoreImage(actor="b", image=again), job) == ()
+    assert decide(StoreImage(actor="b", image=other), job) == (other,)
+
+
+def test_a_failure_that_may_pass_ends_the_attempt_alone() -> None:
+    command = FailAttempt(actor="b", message="Out of memory.", final=False)
+    expected = AttemptFailed(attempt=2, message="Out of memory.")
+    assert decide(command, folded(RUNS_AGAIN)) == (expected,)
+
+
+def test_a_failure_that_would_repeat_ends_the_job() -> None:
+    command = FailAttempt(actor="a", message="No such checkpoint.", final=True)
+    assert decide(command, folded(RUNS)) == (Failed(message="No such checkpoint."),)
+
+
+def test_completion() -> None:
+    assert decide(Complete(actor="a", images=2), folded(RUNS)) == (Completed(images=2),)

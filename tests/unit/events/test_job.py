@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.job import fold
+from events.types import (
+    AttemptFailed,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Event,
+    Fact,
+    Failed,
+    Started,
+    Submitted,
+    Unknown,
+)
+from tests.support.jobs import submitted
+from tests.unit.events.histories import JOB_ID, START, folded, history, image
+
+ENDS: list[Fact] = [Completed(images=1), Failed(message="No."), Cancelled()]
+
+later_facts = st.one_of(
+    st.builds(Started, attempt=st.integers(1, 4), actor=st.sampled_from("ab")),
+    st.builds(image, st.integers(0, 3), attempt=st.integers(1, 4)),
+    st.builds(AttemptFailed, attempt=st.integers(1, 4), message=st.text(max_size=5)),
+    st.just(CancelRequested()),
+    st.just(Unknown(original_type="darkroom.job.erased.v1")),
+    st.sampled_from(ENDS),
+)
+histories = st.lists(later_facts, max_size=12).map(lambda facts: history(submitted(), *facts))
+places = st.integers(0, 13)
+
+
+@given(histories, st.lists(places))
+def test_folding_in_pieces_is_folding_whole(events: list[Event], cuts: list[int]) -> None:
+    job = None
+    bounds = [0, *sorted(cuts), len(events)]
+    for start, stop in pairwise(bounds):
+        job = fold(events[start:stop], job)
+    assert job == fold(events)
+
+
+@given(histories, places)
+def test_folding_again_what_was_seen_changes_nothing(events: list[Event], start: int) -> None:
+    job = fold(events)
+    assert fold(events[start:], job) is job
+    assert fold(events[:start], job) is job
+
+
+@given(histories, places, places)
+def test_pieces_may_overlap(events: list[Event], one: int, other: int) -> None:
+    start, stop = sorted([one, other])
+    assert fold(events[start:], fold(events[: max(stop, 1)])) == fold(events)
+
+
+@given(histories)
+def test_after_an_end_only_version_and_position_move(events: list[Event]) -> None:
+    for length in range(1, len(events)):
+        job, whole = fold(events[:length]), fold(events)
+        assert job is not None
+        assert whole is not None
+        if job.end is not None:
+            assert whole == replace(job, version=whole.version, position=whole.position)
+
+
+@given(histories)
+def test_the_first_image_of_an_index_stays(events: list[Event]) -> None:
+    for length in range(1, len(events)):
+        job, whole = fold(events[:length]), fold(events)
+        assert job is not None
+        assert whole is not None
+        assert [whole.image(each.index) for each in job.images] == list(job.images)
+        assert [each.index for each in whole.images] == sorted({i.index for i in whole.images})
+
+
+@given(histories)
+def test_a_job_counts_every_fact(events: list[Event]) -> None:
+    job = fold(events)
+    assert job is not None
+    assert (job.version, job.position) == (events[-1].version, events[-1].position)
+
+
+def test_nothing_folds_to_no_job() -> None:
+    assert fold([]) is None
+
+
+def test_facts_without_a_submission_fold_to_no_job() -> None:
+    assert fold(history(Started(attempt=1, actor="a"), Cancelled())) is None
+
+
+def test_a_submission_is_a_job_that_waits() -> None:
+    job = folded([submitted(deadline_s=90)])
+    assert isinstance(job.submitted, Submitted)
+    assert (job.id, job.version, job.position) == (JOB_ID, 1, 10)
+    assert (job.attempts, job.actor, job.started_at, job.end) == (0, None, None, None)
+    assert job.submitted_at == START
+    assert job.deadline == START + timedelta(seconds=90)
+
+
+def test_a_second_attempt_keeps_images_and_the_first_start() -> None:
+    first = Started(attempt=1, actor="a")
+    lost = AttemptFailed(attempt=1, message="The worker was lost.")
+    again = Started(attempt=2, actor="b")
+    job = folded([submitted(images=2), first, image(1), lost, again, image(0, attempt=2)])
+    assert (job.attempts, job.actor, job.last_failure) == (2, "b", "The worker was lost.")
+    assert job.started_at == START + timedelta(seconds=1)
+    assert job.images == (image(0, attempt=2), image(1))
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
+def test_an_end_has_its_time(end: Fact) -> None:
+    job = folded([submitted(), Started(attempt=1, actor="a"), end])
+    assert job.end == end
+    assert type(job.end) is type(end)
+    assert job.ended_at == START + timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("late", ENDS, ids=lambda end: type(end).__name__)
+def test_a_job_comes_to_one_end(late: Fact) -> None:
+    job = folded([submitted(), Cancelled(message="first"), late])
+    assert job.end == Cancelled(message="first")
+    assert job.ended_at == START + timedelta(seconds=1)
+
+
+def test_a_fact_of_a_later_version_is_passed_over() -> None:
+    unknown = Unknown(original_type="darkroom.job.paused.v1")
+    job = folded([submitted(), unknown])
+    assert job == replace(folded([submitted()]), version=2, position=20)

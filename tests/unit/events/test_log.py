@@ -1,0 +1,181 @@
+"""JobWriter over the log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from events.decisions import Cancel, Complete, ConfirmCancel, FailAttempt, Start, StoreImage, Submit
+from events.ids import new_id
+from events.job import Job, fold
+from events.log import Appended, Conflict, JobWriter
+from events.memory import MemoryLog
+from events.types import (
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Event,
+    ImageStored,
+    Started,
+)
+from tests.support.jobs import submitted
+from tests.unit.events.histories import JOB_ID, START, image
+
+
+class SlowLog(MemoryLog):
+    """Lets every other writer go first, so that they meet."""
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return await super().append(event, expected=expected)
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return SlowLog()
+
+
+@pytest.fixture
+def writer(log: MemoryLog) -> JobWriter:
+    return JobWriter(log, now=lambda: START)
+
+
+def start(actor: str) -> Start:
+    return Start(actor=actor, max_attempts=3, now=START + timedelta(seconds=1))
+
+
+async def submit(writer: JobWriter) -> Job:
+    outcome = await writer.submit(JOB_ID, Submit(submitted(images=1)))
+    assert outcome.job is not None
+    return outcome.job
+
+
+async def run(writer: JobWriter, *, actor: str) -> Job:
+    outcome = await writer.execute(start(actor), await submit(writer))
+    assert outcome.job is not None
+    return outcome.job
+
+
+async def test_a_submission_is_stored(log: MemoryLog, writer: JobWriter) -> None:
+    outcome = await writer.submit(JOB_ID, Submit(submitted()), traceparent="00-trace-01")
+    assert outcome.added == (submitted(),)
+    [event] = await log.read(JOB_ID)
+    assert (event.job_id, event.version, event.time) == (JOB_ID, 1, START)
+    assert event.traceparent == "00-trace-01"
+    assert outcome.job == fold([event]) == await writer.load(JOB_ID)
+
+
+async def test_an_unknown_job_loads_as_none(writer: JobWriter) -> None:
+    assert await writer.load(new_id()) is None
+
+
+async def test_a_redelivered_submit_creates_one_job(log: MemoryLog, writer: JobWriter) -> None:
+    first = await writer.submit(JOB_ID, Submit(submitted(fingerprint="first")))
+    again = await writer.submit(JOB_ID, Submit(submitted(fingerprint="second")))
+    assert again.added == ()
+    assert again.job == first.job
+    assert len(await log.read(JOB_ID)) == 1
+
+
+async def test_submits_at_the_same_time_create_one_job(log: MemoryLog, writer: JobWriter) -> None:
+    outcomes = await asyncio.gather(
+        *(writer.submit(JOB_ID, Submit(submitted(fingerprint=f"{n}"))) for n in range(8))
+    )
+    assert sum(len(outcome.added) for outcome in outcomes) == 1
+    assert len({outcome.job.submitted.fingerprint for outcome in outcomes if outcome.job}) == 1
+    assert len(await log.read(JOB_ID)) == 1
+
+
+async def test_facts_of_a_job_keep_its_trace_and_count_up(
+    log: MemoryLog, writer: JobWriter
+) -> None:
+    job = (await writer.submit(JOB_ID, Submit(submitted()), traceparent="00-trace-01")).job
+    assert job is not None
+    await writer.submit(new_id(), Submit(submitted()))
+    job = (await writer.execute(start("a"), job)).job
+    assert job is not None
+    await writer.execute(Complete(actor="a", images=0), job)
+    events = await log.read(JOB_ID)
+    assert [event.version for event in events] == [1, 2, 3]
+    assert [event.position for event in events] == [1, 3, 4]
+    assert {event.traceparent for event in events} == {"00-trace-01"}
+    assert len({event.id for event in events}) == 3
+
+
+async def test_a_conflict_decides_again(log: MemoryLog, writer: JobWriter) -> None:
+    """A cancel that read the job before it was started becomes a request."""
+    before = await submit(writer)
+    await writer.execute(start("a"), before)
+    outcome = await writer.execute(Cancel(), before)
+    assert outcome.added == (CancelRequested(),)
+    assert outcome.job == fold(await log.read(JOB_ID))
+
+
+async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(
+    log: MemoryLog, writer: JobWriter
+) -> None:
+    job = await run(writer, actor="a")
+    await writer.execute(start("b"), job)
+    outcome = await writer.execute(StoreImage(actor="a", image=image(0)), job)
+    assert outcome.added == ()
+    assert outcome.job is not None
+    assert outcome.job.actor == "b"
+    assert not any(isinstance(event.fact, ImageStored) for event in await log.read(JOB_ID))
+
+
+async def test_a_writer_that_meets_a_cancel_goes_on(log: MemoryLog, writer: JobWriter) -> None:
+    """Fenced is only who was replaced: the writer's image is stored behind the request."""
+    job = await run(writer, actor="a")
+    await writer.execute(Cancel(), job)
+    outcome = await writer.execute(StoreImage(actor="a", image=image(0)), job)
+    assert outcome.added == (image(0),)
+    assert outcome.job is not None
+    assert outcome.job.cancel_requested
+
+
+async def test_concurrent_writers_come_to_one_end(log: MemoryLog, writer: JobWriter) -> None:
+    job = await run(writer, actor="a")
+    outcomes = await asyncio.gather(
+        writer.execute(Complete(actor="a", images=0), job),
+        writer.execute(FailAttempt(actor="a", message="No.", final=True), job),
+        writer.execute(ConfirmCancel(actor="a"), job),
+        JobWriter(log).execute(Complete(actor="a", images=0), job),
+    )
+    assert sum(len(outcome.added) for outcome in outcomes) == 1
+    ends = {outcome.job.end for outcome in outcomes if outcome.job}
+    assert len(ends) == 1
+    stored = fold(await log.read(JOB_ID))
+    assert stored is not None
+    assert {stored.end} == ends
+    assert stored.version == 3
+
+
+async def test_a_cancel_and_a_start_at_the_same_time(log: MemoryLog, writer: JobWriter) -> None:
+    """Either the job ends before it starts, or it starts and is asked to stop; never both."""
+    job = await submit(writer)
+    await asyncio.gather(writer.execute(Cancel(), job), writer.execute(start("a"), job))
+    facts = [event.fact for event in await log.read(JOB_ID)][1:]
+    started = Started(attempt=1, actor="a")
+    assert facts in ([Cancelled()], [started, CancelRequested()])
+
+
+async def test_actors_that_start_at_the_same_time_are_two_attempts(
+    log: MemoryLog, writer: JobWriter
+) -> None:
+    job = await submit(writer)
+    await asyncio.gather(*(writer.execute(start(actor), job) for actor in "ab"))
+    facts = [event.fact for event in await log.read(JOB_ID)][1:]
+    assert [fact.attempt for fact in facts if isinstance(fact, Started)] == [1, 2]
+
+
+async def test_an_end_that_was_stored_is_not_added_again(log: MemoryLog, writer: JobWriter) -> None:
+    job = await run(writer, actor="a")
+    first = await writer.execute(Complete(actor="a", images=0), job)
+    assert first.added == (Completed(images=0),)
+    assert first.job is not None
+    assert (await writer.execute(Complete(actor="a", images=0), first.job)).added == ()
+    assert (await writer.execute(Complete(actor="a", images=0), job)).added == ()
+    assert len(await log.read(JOB_ID)) == 3

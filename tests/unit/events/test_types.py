@@ -1,0 +1,196 @@
+"""The wire form. Its golden files change by hand alone: every stored log was written so."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from events.types import (
+    FACTS,
+    AttemptFailed,
+    CallbackAttempted,
+    CallbackDelivered,
+    CallbackExhausted,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Event,
+    Fact,
+    Failed,
+    Flavour,
+    ImageStored,
+    MalformedEvent,
+    RedeliveryRequested,
+    Started,
+    Submitted,
+    Unknown,
+    decode,
+    encode,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "events"
+
+EXAMPLES: list[Fact] = [
+    Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "ein roter Kreis, größer", "seed": 2**64 - 1, "init_image": None},
+        fingerprint="3f6c",
+        images=4,
+        callback_url="https://example.com/done?a=1&b=2",
+        deadline_s=90.5,
+    ),
+    Started(attempt=2, actor="job-0199-2"),
+    ImageStored(
+        index=1,
+        attempt=2,
+        key="0199/2/1",
+        size_bytes=412_345,
+        digest="sha256:9f86d081",
+        width=512,
+        height=768,
+        seed=2**64 - 1,
+    ),
+    AttemptFailed(attempt=1, message="The worker was lost."),
+    CancelRequested(),
+    Completed(images=4),
+    Failed(message='No checkpoint "a\\b".'),
+    Cancelled(),
+    CallbackAttempted(
+        attempt=3,
+        status=503,
+        latency_s=0.25,
+        error="The receiver answered 503.",
+        retry_at=datetime(2026, 3, 1, 8, 35, tzinfo=UTC),
+    ),
+    CallbackDelivered(attempt=4),
+    CallbackExhausted(attempts=10, message="Gave up."),
+    RedeliveryRequested(),
+]
+
+
+def event(fact: Fact, **changes: Any) -> Event:
+    values: dict[str, Any] = {
+        "id": "0199aaaa-0000-7000-8000-0000000000e1",
+        "job_id": "0199aaaa-0000-7000-8000-000000000001",
+        "version": 12,
+        "time": datetime(2026, 3, 1, 8, 30, 0, 120_000, tzinfo=UTC),
+        "fact": fact,
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    }
+    return Event(**(values | changes))
+
+
+def wire(**changes: Any) -> bytes:
+    """A `Started` on the wire, with members of the envelope changed or (`None`) left out."""
+    envelope = json.loads(encode(event(Started(attempt=1, actor="a")))) | changes
+    return json.dumps({k: v for k, v in envelope.items() if v is not None}).encode()
+
+
+def test_every_type_has_an_example_and_a_golden_file() -> None:
+    assert {fact.type_name for fact in EXAMPLES} == FACTS.keys()
+    assert {path.stem for path in GOLDEN.glob("*.json")} == FACTS.keys()
+
+
+@pytest.mark.parametrize("fact", EXAMPLES, ids=lambda fact: fact.type_name)
+def test_the_wire_form_is_pinned(fact: Fact) -> None:
+    pinned = (GOLDEN / f"{fact.type_name}.json").read_bytes()
+    assert encode(event(fact)) == pinned
+    assert decode(pinned) == event(fact)
+
+
+@pytest.mark.parametrize("fact", EXAMPLES, ids=lambda fact: fact.type_name)
+def test_what_was_encoded_is_decoded(fact: Fact) -> None:
+    original = event(fact, traceparent=None, position=99)
+    decoded = decode(encode(original), position=99)
+    assert decoded == original
+    assert type(decoded.fact) is type(fact)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+def test_a_request_is_kept_to_the_letter(request: dict[str, Any]) -> None:
+    original = event(EXAMPLES[0].model_copy(update={"request": request}))
+    assert decode(encode(original)) == original
+
+
+def test_the_envelope_is_a_cloud_event() -> None:
+    envelope = json.loads(encode(event(CancelRequested(), version=7)))
+    assert envelope["specversion"] == "1.0"
+    assert envelope["source"] == "/darkroom"
+    assert envelope["type"] == "darkroom.job.cancel_requested.v1"
+    assert envelope["subject"] == "0199aaaa-0000-7000-8000-000000000001"
+    assert envelope["sequence"] == "0000000007"
+    assert envelope["datacontenttype"] == "application/json"
+    assert envelope["data"] == {}
+
+
+def test_sequences_sort_as_text() -> None:
+    sequences = [json.loads(encode(event(Cancelled(), version=v)))["sequence"] for v in (9, 10, 99)]
+    assert sequences == sorted(sequences)
+
+
+def test_a_type_of_a_later_version_is_unknown_and_counted() -> None:
+    decoded = decode(wire(type="darkroom.job.paused.v2", data={"why": "maintenance"}), position=5)
+    assert decoded.fact == Unknown(original_type="darkroom.job.paused.v2")
+    assert (decoded.version, decoded.position) == (12, 5)
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    data = {"attempt": 1, "actor": "a", "node": "gpu-7"}
+    decoded = decode(wire(data=data, partitionkey="p3"))
+    assert decoded == event(Started(attempt=1, actor="a"))
+
+
+GARBAGE = {
+    "nothing": b"",
+    "no text": b"\x00\xff",
+    "null": b"null",
+    "a list": b"[]",
+    "an empty object": b"{}",
+    "very deep": b"[" * 100_000,
+    "cut off": wire()[:-1],
+    "no id": wire(id=None),
+    "no subject": wire(subject=None),
+    "no sequence": wire(sequence=None),
+    "a sequence in words": wire(sequence="one"),
+    "a time in words": wire(time="yesterday"),
+    "a time without a zone": wire(time="2026-03-01T08:30:00"),
+    "a member of another type": wire(data={"attempt": "first", "actor": "a"}),
+    "a member missing": wire(data={}),
+    "data that is no object": wire(data=[]),
+}
+
+
+@pytest.mark.parametrize("payload", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_malformed(payload: bytes) -> None:
+    with pytest.raises(MalformedEvent):
+        decode(payload)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_no_bytes_raise_anything_else(payload: bytes) -> None:
+    with pytest.raises(MalformedEvent):
+        decode(payload)
+
+
+def test_facts_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Started(attempt=1, actor="a").attempt = 2  # type: ignore[misc]  # that is the test
