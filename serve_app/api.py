@@ -1,0 +1,79 @@
+"""The HTTP API, put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+
+from serve_app import catalogue, errors, files, generate, health, jobs, results
+from serve_app.acceptance import Acceptance
+from serve_app.auth import Authenticator
+from serve_app.services import Services
+from serve_app.withdrawals import Withdrawals
+
+TITLE = "Darkroom"
+_DESCRIPTION = """\
+Asynchronous image generation. Submit a job, get its `request_id` at once, and be called back or
+ask for the result when it has ended.
+"""
+
+
+def create_api(
+    services: Services, *, background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+) -> FastAPI:
+    """`background` is entered before the first request and left after the last."""
+    withdrawals = Withdrawals(log=services.log, writer=services.writer, queue=services.queue)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+        async with background():
+            try:
+                yield
+            finally:
+                await withdrawals.stop()
+
+    app = _Api(
+        title=TITLE,
+        version=_version(),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.state.authenticator = Authenticator(services.keys)
+    app.state.acceptance = Acceptance(services, withdrawals)
+    errors.install(app)
+    for module in (generate, results, jobs, catalogue, files, health):
+        app.include_router(module.router)
+    return app
+
+
+class _Api(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Without the 422 that FastAPI writes to every route: here it is a 400 in our shape."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        document = super().openapi()
+        _remove_422(document["paths"])
+        for unused in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(unused, None)
+        return document
+
+
+def _remove_422(paths: dict[str, Any]) -> None:
+    for path in paths.values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+            for callback in operation.get("callbacks", {}).values():
+                _remove_422(callback)
+
+
+def _version() -> str:
+    try:
+        return version("darkroom")
+    except PackageNotFoundError:
+        return "0"  # run from a working folder that was never installed

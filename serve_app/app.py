@@ -1,0 +1,140 @@
+"""The Serve application: `Api`, the HTTP ingress, and `Roles`, which carries the roles.
+
+Apart, because Serve replaces no HTTP replica while an actor of the same deployment fails to start.
+`serve run serve_app.app:build` or a RayService starts the whole system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import DeploymentActorConfig
+
+from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.roles import ROLES
+from engine.catalogue import Catalogue
+from engine.models_folder import ModelsFolder
+from events.errors import DatabaseUnavailable
+from events.health import JetStreamHealth
+from events.jetstream import Bus
+from events.log import JobWriter
+from events.progress import ProgressBoard
+from events.queues import JobQueue
+from events.read_model import ApiKeys, Database, Endpoints, ReadModel
+from serve_app.api import create_api
+from serve_app.services import Services
+from settings import Settings
+from storage.images import ImageStore
+
+CPU_NODE = {"darkroom_cpu": 0.001}
+"""Only CPU nodes have this resource: what asks for it never keeps a GPU node alive."""
+
+_MAX_ONGOING_REQUESTS = 4096
+_ENDLESS = 1_000_000
+
+
+class Roles:
+    """Carries the deployment-scoped actors; does nothing itself."""
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application, from `DARKROOM_*`; `args` is Serve's own and may override settings."""
+    return build_with(Settings(**args))
+
+
+def build_with(settings: Settings) -> Application:
+    """Raises ValueError where there is no secret."""
+    settings.secret_bytes  # noqa: B018 - fails here, with a clear message, rather than in a replica
+    roles = serve.deployment(
+        name="Roles",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
+        deployment_actors=[_role(name, settings) for name in ROLES],
+        max_constructor_retry_count=_ENDLESS,
+    )(Roles)
+    api = serve.deployment(
+        name="Api",
+        num_replicas=settings.http_replicas,
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
+        max_constructor_retry_count=_ENDLESS,
+        graceful_shutdown_timeout_s=5,
+    )(serve.ingress(lambda: build_asgi(settings))())
+    application: Application = api.bind(roles.bind())
+    return application
+
+
+def _role(name: str, settings: Settings) -> DeploymentActorConfig:
+    return DeploymentActorConfig(
+        name=name,
+        actor_class="actors.remote:RoleActor",
+        init_kwargs={"main": ROLES[name], "settings": settings},
+        actor_options={"num_cpus": 0, "resources": CPU_NODE},
+    )
+
+
+def build_asgi(settings: Settings) -> FastAPI:
+    """The HTTP side of one replica. It connects in the background, and serves meanwhile."""
+    bus = open_bus(settings, f"api@{socket.gethostname()}")
+    database = Database(settings.effective_database_url)
+    progress = ProgressBoard(bus)
+    services = _services(settings, bus, database, progress)
+
+    @asynccontextmanager
+    async def background() -> AsyncGenerator[None]:
+        tasks = [
+            asyncio.create_task(_prepare(database, settings)),
+            asyncio.create_task(progress.run()),
+        ]
+        bus.start()
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await bus.close()
+            await database.close()
+
+    return create_api(services, background=background)
+
+
+async def _prepare(database: Database, settings: Settings) -> None:
+    await database.prepare_persistently()
+    with suppress(DatabaseUnavailable):  # the dispatcher does the same, and again
+        await Endpoints(database).add_missing(default_endpoint(settings))
+
+
+def _services(
+    settings: Settings, bus: Bus, database: Database, progress: ProgressBoard
+) -> Services:
+    log = open_log(settings, bus)
+    return Services(
+        settings=settings,
+        log=log,
+        writer=JobWriter(log),
+        read_model=ReadModel(database),
+        keys=ApiKeys(database),
+        endpoints=Endpoints(database),
+        images=ImageStore(settings.effective_images_url),
+        catalogue=Catalogue(ModelsFolder(settings.models_dir)),
+        address_rule=address_rule(settings),
+        resolve=resolve,
+        queue=JobQueue(bus, lease_s=settings.lease_s),
+        health=JetStreamHealth(bus, ready_period_s=settings.ready_period_s),
+        progress=progress.get,
+    )
+
+
+async def resolve(host: str) -> list[str]:
+    """Every address of a host name. Raises OSError where there is none."""
+    loop = asyncio.get_running_loop()
+    answers = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in answers]

@@ -1,0 +1,110 @@
+"""Reads a request's body: bounded, JSON, and nothing that the service could not write again."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from serve_app.errors import ApiError
+
+MAX_DEPTH = 100
+"""Nested arrays and objects. The wire form of an event is read back to a depth of 200."""
+
+_LONGEST_LENGTH = 18  # digits of a Content-Length that is worth reading as a number
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """Raises ApiError: 415 where it is no JSON, 413 as soon as it is known to be too large."""
+    _require_json(request)
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > max_bytes):
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect as error:
+        raise _invalid("The body ended before it was complete.") from error
+    return bytes(body)
+
+
+def parse_json(body: bytes) -> Any:
+    """Raises ApiError 400 `invalid_json`, whatever the bytes are."""
+    try:
+        value = _DECODER.decode(body.decode())
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
+        raise _invalid(str(error)) from error
+    _require_shallow(value)
+    if _SURROGATE.search(body):
+        _require_text(value)
+    return value
+
+
+def _require_json(request: Request) -> None:
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        message = "Send the body as Content-Type: application/json."
+        raise ApiError(415, "unsupported_media_type", message, details=content_type)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        message = "Send the body without Content-Encoding."
+        raise ApiError(415, "unsupported_media_type", message, details=encoding)
+
+
+def _require_shallow(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _require_text(value: Any) -> None:
+    """Half of a surrogate pair is valid JSON, but no text: it could not be stored as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise _invalid("A text has half of a surrogate pair.") from error
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_finite)
+
+
+def _invalid(details: str) -> ApiError:
+    return ApiError(400, "invalid_json", "The body is not valid JSON.", details=details)
+
+
+def _too_deep() -> ApiError:
+    return _invalid(f"More than {MAX_DEPTH} arrays and objects are nested.")
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"The body is larger than {max_bytes} bytes."
+    return ApiError(413, "too_large", message, extra_info={"max_bytes": max_bytes})

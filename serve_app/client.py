@@ -1,0 +1,106 @@
+"""A caller of the HTTP API, for the command line and the demo."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+_FLAVOURS = ("workflow", "diffusion")
+_POLL_S = 0.2
+
+
+class ClientError(Exception):
+    """The service cannot be reached, or says no; the message is its own."""
+
+
+class Client:
+    def __init__(self, url: str, key: str, *, timeout_s: float = 90.0) -> None:
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def submit(self, flavour: str, body: dict[str, Any], **query: str) -> dict[str, Any]:
+        """The result body of a job that was accepted just now. Raises ClientError."""
+        return self._call("POST", f"/{flavour}/v1/generate", json=body, params=query)
+
+    def result(
+        self, request_id: str, flavour: str | None = None, *, wait_s: float = 0
+    ) -> dict[str, Any]:
+        """Of either flavour where none is given. Raises ClientError."""
+        query = {"request_id": request_id, "wait": str(wait_s)}
+        flavours = (flavour,) if flavour else _FLAVOURS
+        for each in flavours[:-1]:
+            try:
+                return self._call("GET", f"/{each}/v1/result", params=query)
+            except ClientError:
+                continue
+        return self._call("GET", f"/{flavours[-1]}/v1/result", params=query)
+
+    def save(self, result: dict[str, Any], folder: Path) -> list[Path]:
+        """Download the finished pictures of `result`; where they are."""
+        paths = []
+        for index, item in enumerate(result["results"]):
+            if item["status"] == 1:
+                folder.mkdir(parents=True, exist_ok=True)
+                path = folder / f"{result['request_id']}_{index}.png"
+                path.write_bytes(self._http.get(item["url"]).raise_for_status().content)
+                paths.append(path)
+        return paths
+
+    def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            answer = self._http.request(method, path, **options)
+            body: dict[str, Any] = answer.json()
+        except (httpx.TransportError, ValueError) as error:
+            raise ClientError(f"{self._http.base_url}: {error}") from error
+        if answer.is_error:
+            raise ClientError(_explain(answer.status_code, body))
+        return body
+
+
+def run_job(
+    client: Client, flavour: str, body: dict[str, Any], *, console: Console, **query: str
+) -> dict[str, Any]:
+    """Submit, show the progress, return the result of the ended job. Raises ClientError."""
+    accepted = client.submit(flavour, body, **query)
+    request_id = accepted["request_id"]
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        bar = bars.add_task(f"{flavour} {request_id}", total=1.0)
+        while True:
+            result = client.result(request_id, flavour)
+            bars.update(bar, completed=1.0 if result["status"] else result.get("progress", 0.0))
+            if result["status"]:
+                return result
+            time.sleep(_POLL_S)
+
+
+def _explain(status: int, body: dict[str, Any]) -> str:
+    error = body.get("error", {})
+    lines = [f"{status} {error.get('type')}: {error.get('message')} {error.get('details') or ''}"]
+    for node_id, node in (body.get("node_errors") or {}).items():
+        lines += [
+            f"  node {node_id} ({node['class_type']}): {each['message']} {each['details']}"
+            for each in node["errors"]
+        ]
+    return "\n".join(lines)

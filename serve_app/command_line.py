@@ -1,0 +1,291 @@
+"""`darkroom`: start the service, manage keys, run a job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import httpx
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from events.log import utc_now
+from events.read_model import ApiKeys, Database
+from events.records import Scope
+from events.webhook_secret import webhook_secret
+from serve_app.api_keys import mint
+from serve_app.client import Client, ClientError, run_job
+from serve_app.embedded import AlreadyRunning, Embedded, Running, with_secret
+from serve_app.nats_server import NatsDidNotStart
+from settings import Settings
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+app.add_typer(keys, name="keys")
+console = Console()
+complaints = Console(stderr=True)
+
+_READY_TIMEOUT_S = 120.0
+ADMIN_KEY_FILE = "admin.key"
+
+
+def main() -> None:
+    """The console script. Settings that make no sense are said in a line each."""
+    try:
+        app()
+    except ValidationError as error:
+        for line in error.errors():
+            name = "DARKROOM_" + "_".join(map(str, line["loc"])).upper()
+            complaints.print(f"{name}: {line['msg']}", style="red", markup=False)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def up() -> None:
+    """Start everything on this machine and keep it running until Ctrl-C."""
+    settings = Settings()
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    began = time.monotonic()
+    fresh_key = asyncio.run(_ensure_admin_key(settings))
+    try:
+        with ExitStack() as stack:
+            with console.status("Starting") as status:
+                embedded = Embedded(settings, tell=lambda part: status.update(f"Starting {part}"))
+                running = stack.enter_context(embedded)
+                _stop_on_signals(stop)  # again: Ray takes them over as it starts
+                _wait_ready(running.settings, stop)
+            if not stop.is_set():
+                _print_screen(running, fresh_key, time.monotonic() - began)
+            stop.wait()
+            console.print("Stopping.")
+    except (AlreadyRunning, NatsDidNotStart) as error:
+        _fail(str(error))
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+
+
+def _wait_ready(settings: Settings, stop: threading.Event) -> None:
+    url = f"http://{settings.host}:{settings.port}/health/ready"
+    give_up_at = time.monotonic() + _READY_TIMEOUT_S
+    while not stop.wait(0.1):
+        try:
+            if httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        if time.monotonic() > give_up_at:
+            _fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
+
+
+async def _ensure_admin_key(settings: Settings) -> str | None:
+    """The admin key in `<data>/admin.key`; returned only when it was made just now."""
+    path = settings.data_dir / ADMIN_KEY_FILE
+    if path.exists():
+        return None
+    text, key = mint("admin", "admin", Scope, created_at=utc_now())
+    await _with_keys(settings, lambda store: store.add(key))
+    path.touch(mode=0o600)
+    path.write_text(text + "\n")
+    return text
+
+
+def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:
+    settings = running.settings
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("HTTP API", settings.effective_public_url),
+        ("Documentation", f"{settings.effective_public_url}/docs"),
+        ("Event log", _without_password(settings.nats_url or "")),
+        ("Subscribers", f"{settings.nats_dir / 'reader.url'} (events.>)" if running.nats else "-"),
+        ("Images", settings.effective_images_url),
+        ("Models", str(settings.models_dir.absolute())),
+        ("Database", _without_password(settings.effective_database_url)),
+        ("Ray", running.ray_address),
+        ("HAProxy metrics", f"http://127.0.0.1:{running.metrics_port}/metrics"),
+        ("Admin key", fresh_key or f"in {settings.data_dir / ADMIN_KEY_FILE}"),
+    ):
+        table.add_row(f"[bold]{name}", value)
+    console.print(f"\n[bold green]Darkroom is up[/] after {took_s:.1f} s. Ctrl-C stops it.\n")
+    console.print(table, soft_wrap=True)
+    if fresh_key:
+        console.print(
+            f"\nThe admin key is shown this once; it is also in {settings.data_dir / ADMIN_KEY_FILE}."
+        )
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://')[0]}://{tail}" if at else url
+
+
+# Keys.
+
+
+@keys.command("create")
+def create_key(
+    owner: Annotated[str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")],
+    name: Annotated[str, typer.Option(help="To tell keys apart.")] = "",
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Days until it expires.", min=0)] = None,
+) -> None:
+    """Make a key; print it, this once, and the secret that signs its callbacks."""
+    settings = with_secret(Settings())
+    scopes = scope or (Scope.GENERATE, Scope.READ, Scope.CANCEL)
+    expires_at = utc_now() + timedelta(days=days) if days is not None else None
+    text, key = mint(owner, name or owner, scopes, created_at=utc_now(), expires_at=expires_at)
+    asyncio.run(_with_keys(settings, lambda store: store.add(key)))
+    for line in (text, webhook_secret(settings.secret_bytes, key.id)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """Every key, without its secret."""
+    now = utc_now()
+    table = Table("id", "owner", "name", "scopes", "created", "expires", "state")
+    for key in asyncio.run(_with_keys(Settings(), lambda store: store.all())):
+        state = "live" if key.is_live(now) else "revoked" if key.revoked_at else "expired"
+        expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
+        scopes = " ".join(sorted(key.scopes))
+        table.add_row(
+            key.id, key.owner, key.name, scopes, f"{key.created_at:%Y-%m-%d}", expires, state
+        )
+    console.print(table)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: str) -> None:
+    """End a key; holds on every replica within 10 s."""
+    if not asyncio.run(_with_keys(Settings(), lambda store: store.revoke(key_id, utc_now()))):
+        _fail(f"no live key has the id {key_id}")
+    console.print(f"{key_id} is revoked.")
+
+
+async def _with_keys(settings: Settings, use: Callable[[ApiKeys], Awaitable[T]]) -> T:
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = Database(settings.effective_database_url)
+    try:
+        await database.prepare()
+        return await use(ApiKeys(database))
+    finally:
+        await database.close()
+
+
+# Jobs.
+
+UrlOption = Annotated[
+    str | None, typer.Option(help="Of the service; default: this machine's.", envvar="DARKROOM_URL")
+]
+KeyOption = Annotated[
+    str | None, typer.Option(help="Default: <data>/admin.key.", envvar="DARKROOM_API_KEY")
+]
+OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What the picture shows.")] = None,
+    workflow: Annotated[
+        Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
+    ] = None,
+    negative_prompt: str = "",
+    checkpoint: str | None = None,
+    width: int = 64,
+    height: int = 64,
+    steps: int = 20,
+    cfg_scale: float = 7.0,
+    sampler: str = "Euler",
+    scheduler: str = "Automatic",
+    batch_size: int = 1,
+    seed: int = -1,
+    endpoint: str = "default",
+    out: OutOption = Path("pictures"),
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Run a job, show its progress, save its pictures."""
+    if (prompt is None) == (workflow is None):
+        _fail("give either a prompt or --workflow, one of them")
+    body: dict[str, Any]
+    if workflow is not None:
+        flavour, body = "workflow", _read_graph(workflow)
+    else:
+        flavour, body = "diffusion", {
+            "prompt": prompt,
+            "negative_prompt": negative_prompt,
+            "width": width,
+            "height": height,
+            "steps": steps,
+            "cfg_scale": cfg_scale,
+            "sampler_name": sampler,
+            "scheduler": scheduler,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
+        if checkpoint is not None:
+            body["sd_model_checkpoint"] = checkpoint
+    try:
+        with _client(url, key) as client:
+            result = run_job(client, flavour, body, endpoint=endpoint, console=console)
+            _show(result, client, out)
+    except ClientError as error:
+        _fail(str(error))
+
+
+@app.command()
+def result(
+    request_id: str, out: OutOption = Path("pictures"), url: UrlOption = None, key: KeyOption = None
+) -> None:
+    """Show where a job is; save the pictures it has."""
+    try:
+        with _client(url, key) as client:
+            _show(client.result(request_id), client, out)
+    except ClientError as error:
+        _fail(str(error))
+
+
+def _client(url: str | None, key: str | None) -> Client:
+    settings = Settings()
+    path = settings.data_dir / ADMIN_KEY_FILE
+    if key is None and not path.exists():
+        _fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
+    return Client(url or settings.effective_public_url, key or path.read_text().strip())
+
+
+def _read_graph(path: Path) -> dict[str, Any]:
+    try:
+        graph: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        _fail(f"{path}: {error}")
+    return graph if "prompt" in graph else {"prompt": graph}
+
+
+def _show(result: dict[str, Any], client: Client, out: Path) -> None:
+    console.print_json(data=result)
+    for path in client.save(result, out):
+        console.print(f"saved {path}", soft_wrap=True)
+    if result["status"] == 2:
+        raise typer.Exit(1)
+
+
+def _fail(message: str) -> NoReturn:
+    complaints.print(message, style="red", markup=False)
+    raise typer.Exit(1)

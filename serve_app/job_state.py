@@ -1,0 +1,45 @@
+"""Where the state of a job comes from: its row where it has ended, else the log."""
+
+from __future__ import annotations
+
+from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
+from events.ids import is_job_id
+from events.job import Job, fold
+from events.records import ApiKey
+from events.types import Flavour
+from serve_app.errors import not_found
+from serve_app.services import Services
+
+
+async def current_job(services: Services, job_id: str) -> Job | None:
+    """None where it is unknown. Raises LogUnavailable, ReadTimeout where there is no row either."""
+    row = await _row(services, job_id)
+    if row is not None and row.end is not None:
+        return row
+    try:
+        return fold(await services.log.read(job_id)) or row
+    except (LogUnavailable, ReadTimeout):
+        if row is None:
+            raise
+        return row
+
+
+async def _row(services: Services, job_id: str) -> Job | None:
+    try:
+        return await services.read_model.job(job_id)
+    except DatabaseUnavailable:
+        return None  # the log has it as well
+
+
+async def owned_job(
+    services: Services, job_id: str, key: ApiKey, *, flavour: Flavour | None = None
+) -> Job:
+    """Unknown, another flavour's and another owner's are one and the same 404."""
+    job = await current_job(services, job_id) if is_job_id(job_id) else None
+    if (
+        job is None
+        or job.submitted.owner != key.owner
+        or (flavour is not None and job.submitted.flavour is not flavour)
+    ):
+        raise not_found("There is no such job.")
+    return job

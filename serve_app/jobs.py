@@ -1,0 +1,149 @@
+"""The caller's jobs: listed, looked at, cancelled."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from events.decisions import Cancel
+from events.errors import LogUnavailable
+from events.ids import is_job_id
+from events.job import Job
+from events.result import ResultResponse, Status, status_of
+from events.types import Cancelled, Flavour
+from serve_app.acceptance import ENDPOINT_ID
+from serve_app.auth import Canceller, Reader
+from serve_app.errors import ApiError, documented
+from serve_app.job_state import owned_job
+from serve_app.results import result_body
+from serve_app.services import ServicesGiven
+
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["jobs"],
+    responses=documented(400, 401, 403, 500, 503),
+)
+
+
+class JobSummary(BaseModel):
+    request_id: str
+    flavour: Flavour
+    endpoint: str
+    status: Status = Field(description="0 running, 1 completed, 2 failed")
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class JobPage(BaseModel):
+    jobs: list[JobSummary] = Field(description="Newest first")
+    next_cursor: str | None = Field(
+        default=None, description="`cursor` of the next page; absent on the last"
+    )
+
+
+class Timings(BaseModel):
+    """Seconds; absent while not over."""
+
+    queued_s: float | None = Field(default=None, description="From accepted to started")
+    running_s: float | None = Field(default=None, description="From started to ended")
+    total_s: float | None = Field(default=None, description="From accepted to ended")
+
+
+class JobDetail(JobSummary):
+    request: dict[str, Any] = Field(description="As recorded: its seeds drawn")
+    result: ResultResponse
+    attempts: int
+    last_failure: str | None = None
+    cancel_requested: bool
+    callback_url: str | None = None
+    timings: Timings
+
+
+class CancelAnswer(BaseModel):
+    cancelled: bool = Field(description="false where the job had ended before, in another way")
+
+
+@router.get("", response_model_exclude_none=True)
+async def list_jobs(
+    key: Reader,
+    services: ServicesGiven,
+    *,
+    status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
+    flavour: Flavour | None = None,
+    endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+) -> JobPage:
+    """The caller's jobs, newest first. A job shows here moments after it was accepted."""
+    if cursor is not None and not is_job_id(cursor):
+        raise ApiError(400, "invalid_request", "The cursor is not one that was answered here.")
+    found = await services.read_model.jobs(
+        key.owner,
+        status=status,
+        flavour=flavour,
+        endpoint=endpoint,
+        limit=limit + 1,
+        before=cursor,
+    )
+    page = found[:limit]
+    next_cursor = page[-1].id if len(found) > limit else None
+    return JobPage(jobs=[_summary(job) for job in page], next_cursor=next_cursor)
+
+
+@router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
+async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
+    """Request, result, attempts and timings of a job."""
+    job = await owned_job(services, id, key)
+    submitted = job.submitted
+    return JobDetail(
+        **_summary(job).model_dump(),
+        request=submitted.request,
+        result=result_body(services, job),
+        attempts=job.attempts,
+        last_failure=job.last_failure,
+        cancel_requested=job.cancel_requested,
+        callback_url=submitted.callback_url,
+        timings=_timings(job),
+    )
+
+
+@router.post("/{id}/cancel", responses=documented(404))
+async def cancel_job(id: str, key: Canceller, services: ServicesGiven) -> CancelAnswer:
+    """Stop a job. Repeating it changes nothing."""
+    job = await owned_job(services, id, key)
+    outcome = await services.writer.execute(Cancel(), job)
+    if any(isinstance(fact, Cancelled) for fact in outcome.added):
+        # Whoever pulls its entry sees that it has ended, so to remove it only spares a pull.
+        with suppress(LogUnavailable):
+            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
+    end = None if outcome.job is None else outcome.job.end
+    return CancelAnswer(cancelled=end is None or isinstance(end, Cancelled))
+
+
+def _summary(job: Job) -> JobSummary:
+    return JobSummary(
+        request_id=job.id,
+        flavour=job.submitted.flavour,
+        endpoint=job.submitted.endpoint,
+        status=status_of(job.end),
+        created_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+    )
+
+
+def _timings(job: Job) -> Timings:
+    return Timings(
+        queued_s=_seconds(job.submitted_at, job.started_at),
+        running_s=_seconds(job.started_at, job.ended_at),
+        total_s=_seconds(job.submitted_at, job.ended_at),
+    )
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    return (end - start).total_seconds() if start and end else None

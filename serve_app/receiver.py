@@ -1,0 +1,35 @@
+"""What a receiver of callbacks must offer: for the OpenAPI document alone, nothing serves it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from starlette.routing import BaseRoute
+
+from events.result import ResultResponse
+
+
+def receiver_routes(operation_id: str) -> list[BaseRoute]:
+    """Described once for each generate path, since an operation id may stand only once."""
+    router = APIRouter()
+    router.add_api_route(
+        "{$request.query.callback_url}",
+        task_completed,
+        methods=["POST"],
+        operation_id=operation_id,
+        response_model=None,
+        responses={200: {"description": "Received. Any status from 200 to 299 will do"}},
+    )
+    return router.routes
+
+
+def task_completed(
+    body: ResultResponse,
+    webhook_id: Annotated[str, Header(description="The same on every try: drop repeats by it")],
+    webhook_timestamp: Annotated[str, Header(description="Unix time of this try, in seconds")],
+    webhook_signature: Annotated[
+        str, Header(description="Standard Webhooks, `v1,<base64>`, by the API key's own secret")
+    ],
+) -> None:
+    """The job has ended. The body is the result, as the result endpoint answers it."""

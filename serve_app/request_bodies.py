@@ -1,0 +1,118 @@
+"""The bodies of the generate requests, for the OpenAPI document: schema, and an example of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.parameters import DiffusionParameters
+from events.types import Flavour
+
+_WORKFLOW_SCHEMA: dict[str, Any] = {
+    "title": "WorkflowRequest",
+    "type": "object",
+    "required": ["prompt"],
+    "properties": {
+        "prompt": {
+            "description": "Node graph: nodes by their id",
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["class_type", "inputs"],
+                "properties": {
+                    "class_type": {"type": "string", "description": "One of GET /v1/object_info"},
+                    "inputs": {
+                        "type": "object",
+                        "description": "Literals, or [node id, output index]",
+                    },
+                },
+            },
+        },
+        "extra_data": {
+            "type": "object",
+            "description": "extra_pnginfo in it goes into the PNG",
+        },
+    },
+}
+
+_WORKFLOW_EXAMPLE: dict[str, Any] = {
+    "prompt": {
+        "3": {
+            "class_type": "KSampler",
+            "inputs": {
+                "cfg": 8,
+                "denoise": 1,
+                "latent_image": ["5", 0],
+                "model": ["4", 0],
+                "negative": ["7", 0],
+                "positive": ["6", 0],
+                "sampler_name": "euler",
+                "scheduler": "normal",
+                "seed": 8566257,
+                "steps": 20,
+            },
+        },
+        "4": {
+            "class_type": "CheckpointLoaderSimple",
+            "inputs": {"ckpt_name": "example.safetensors"},
+        },
+        "5": {
+            "class_type": "EmptyLatentImage",
+            "inputs": {"batch_size": 1, "height": 512, "width": 512},
+        },
+        "6": {
+            "class_type": "CLIPTextEncode",
+            "inputs": {"clip": ["4", 1], "text": "a red circle on a white ground"},
+        },
+        "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "blurred"}},
+        "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
+        "9": {
+            "class_type": "SaveImage",
+            "inputs": {"filename_prefix": "darkroom", "images": ["8", 0]},
+        },
+    }
+}
+
+_DIFFUSION_EXAMPLE: dict[str, Any] = {
+    "sd_model_checkpoint": "example.safetensors",
+    "prompt": "a red circle on a white ground",
+    "negative_prompt": "",
+    "width": 512,
+    "height": 512,
+    "sampler_name": "Euler",
+    "scheduler": "Automatic",
+    "steps": 20,
+    "cfg_scale": 7,
+    "batch_size": 1,
+    "clip_skip": 1,
+    "seed": -1,
+    "override_settings": {"sd_model_checkpoint": "example.safetensors"},
+}
+
+# A bound beside a validator of our own reaches the schema under pydantic's name for it.
+_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+def request_body(flavour: Flavour) -> dict[str, Any]:
+    """The OpenAPI request body object."""
+    if flavour is Flavour.WORKFLOW:
+        media_type = {"schema": _WORKFLOW_SCHEMA, "example": _WORKFLOW_EXAMPLE}
+    else:
+        media_type = {"schema": _diffusion_schema(), "example": _DIFFUSION_EXAMPLE}
+    return {"required": True, "content": {"application/json": media_type}}
+
+
+def _diffusion_schema() -> Any:
+    schema = DiffusionParameters.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    return {**_plain(schema, definitions), "title": "DiffusionRequest"}
+
+
+def _plain(schema: Any, definitions: dict[str, Any]) -> Any:
+    """With its definitions in place, since it does not lie where they could be referred to."""
+    if isinstance(schema, list):
+        return [_plain(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(reference := schema.get("$ref"), str):
+        return _plain(definitions[reference.rpartition("/")[2]], definitions)
+    return {_KEYWORDS.get(key, key): _plain(each, definitions) for key, each in schema.items()}

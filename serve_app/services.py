@@ -1,0 +1,65 @@
+"""What the HTTP handlers stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from fastapi import Depends, Request
+
+from engine.catalogue import Catalogue
+from events.callback_address import AddressRule, Resolve
+from events.log import EventLog, JobWriter
+from settings import Settings
+from storage.images import ImageStore
+
+if TYPE_CHECKING:
+    # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
+    from events.read_model import ApiKeys, Endpoints, ReadModel
+
+
+class Queue(Protocol):
+    """What waits or runs, by endpoint. Every call raises LogUnavailable."""
+
+    async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
+        """Take an entry out; nothing happens where there is none."""
+
+    async def depth(self, endpoint: str) -> int:
+        """Entries that wait or run; may be a second old."""
+
+
+class LogHealth(Protocol):
+    """How the event log is. Answers may be some seconds old."""
+
+    async def fill(self) -> float:
+        """How much of its `max_bytes` is used, 0..1. Raises LogUnavailable."""
+
+    async def ready(self) -> str | None:
+        """None where the log takes writes, else the reason why not. Never raises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    settings: Settings
+    log: EventLog
+    writer: JobWriter
+    read_model: ReadModel
+    keys: ApiKeys
+    endpoints: Endpoints
+    images: ImageStore
+    catalogue: Catalogue
+    address_rule: AddressRule
+    resolve: Resolve
+    queue: Queue
+    health: LogHealth
+    progress: Callable[[str], float | None]
+    """Part of a running job's steps that is done, 0..1; None where nothing was heard of it."""
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesGiven = Annotated[Services, Depends(services_of)]

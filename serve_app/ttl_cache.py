@@ -1,0 +1,40 @@
+"""Rows that are read on every request, remembered for a few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+Row = TypeVar("Row")
+
+
+class TtlCache(Generic[Row]):
+    """What was found is remembered for `ttl_s`; what was not is looked up every time."""
+
+    def __init__(
+        self,
+        load: Callable[[str], Awaitable[Row | None]],
+        *,
+        ttl_s: float,
+        max_rows: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._ttl_s = ttl_s
+        self._max_rows = max_rows
+        self._clock = clock
+        self._rows: dict[str, tuple[float, Row]] = {}
+
+    async def get(self, id: str) -> Row | None:
+        now = self._clock()
+        if (known := self._rows.get(id)) is not None and now - known[0] < self._ttl_s:
+            return known[1]
+        row = await self._load(id)
+        if row is None:
+            self._rows.pop(id, None)
+            return None
+        if len(self._rows) >= self._max_rows:
+            self._rows.clear()
+        self._rows[id] = (now, row)
+        return row

@@ -1,0 +1,1 @@
+"""Where finished images are kept, and the capability that opens one."""

@@ -1,0 +1,106 @@
+"""Image files by key, in a local folder or an object store.
+
+ImageStoreError
+├── ImageNotFound           nothing is stored under this key
+└── ImageStoreUnavailable   the store refused or did not answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+
+class ImageStoreError(Exception):
+    """The image store did not do what was asked."""
+
+
+class ImageNotFound(ImageStoreError):
+    """Nothing is stored under this key."""
+
+
+class ImageStoreUnavailable(ImageStoreError):
+    """The image store refused or did not answer. Try again."""
+
+
+class ImageStore:
+    """`url`: `file:///folder`, `s3://bucket/prefix`, `gs://...`, `az://...`; `memory://` for tests.
+
+    obstore is called from threads and not by its own asyncio functions: those finish on a thread
+    of the store's that may wait for the interpreter while it exits, which aborts the process
+    (Python 3.11, obstore 0.12: about every second exit).
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store, self._folder = _open(url)
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store `data` whole or not at all; durable on return. Raises ImageStoreUnavailable."""
+        await asyncio.to_thread(self._put, key, data)
+
+    async def get(self, key: str) -> bytes:
+        """Raises ImageNotFound, ImageStoreUnavailable."""
+        return await asyncio.to_thread(self._get, key)
+
+    async def delete(self, key: str) -> None:
+        """Remove the image; nothing happens where there is none. Raises ImageStoreUnavailable."""
+        await asyncio.to_thread(self._delete, key)
+
+    def _put(self, key: str, data: bytes) -> None:
+        try:
+            # One part: a put in parts leaves pieces behind in a bucket when it is interrupted.
+            obstore.put(self._store, key, data, use_multipart=False)
+            if self._folder is not None:
+                _sync(self._folder / key, self._folder)
+        except (BaseError, OSError) as error:
+            raise ImageStoreUnavailable(_reason("store", key, error)) from error
+
+    def _get(self, key: str) -> bytes:
+        try:
+            return obstore.get(self._store, key).bytes().to_bytes()
+        except FileNotFoundError as error:
+            raise ImageNotFound(f"no image under {key}") from error
+        except (BaseError, OSError) as error:
+            raise ImageStoreUnavailable(_reason("read", key, error)) from error
+
+    def _delete(self, key: str) -> None:
+        try:
+            obstore.delete(self._store, key)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError) as error:
+            raise ImageStoreUnavailable(_reason("delete", key, error)) from error
+
+
+def _open(url: str) -> tuple[ObjectStore, Path | None]:
+    """The store, and its folder where it is a local one."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        folder = Path(unquote(parts.path))
+        return LocalStore(folder, mkdir=True, automatic_cleanup=True), folder
+    if parts.scheme == "memory":
+        return from_url("memory:///"), None
+    return from_url(url), None
+
+
+def _sync(path: Path, root: Path) -> None:
+    """Flush a new file and its folders: the store renames it into place, but syncs nothing."""
+    for each in (path, *path.parents):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if each == root:
+            return
+
+
+def _reason(verb: str, key: str, error: Exception) -> str:
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    return f"could not {verb} the image {key}: {first_line}"

@@ -1,0 +1,26 @@
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.failing_log import FailingLog
+from tests.support.services import Edge, running_edge
+
+
+@pytest.fixture
+def log() -> FailingLog:
+    return FailingLog()
+
+
+@pytest.fixture
+async def edge(tmp_path: Path, log: FailingLog) -> AsyncGenerator[Edge]:
+    async with running_edge(tmp_path, log=log) as edge:
+        yield edge
+
+
+@pytest.fixture
+async def client(edge: Edge) -> AsyncGenerator[httpx.AsyncClient]:
+    """Alice, who may do everything but administer."""
+    async with await edge.client("alice") as client:
+        yield client

@@ -1,0 +1,33 @@
+import httpx
+
+from tests.support.services import CHECKPOINT, Edge
+
+
+async def test_models_are_those_of_the_folder(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models")
+    assert answer.json() == {"models": [{"kind": "checkpoints", "name": CHECKPOINT}]}
+
+
+async def test_samplers_and_schedulers_have_both_spellings(client: httpx.AsyncClient) -> None:
+    samplers = (await client.get("/v1/samplers")).json()["samplers"]
+    assert {"euler", "dpmpp_2m"} <= {each["name"] for each in samplers}
+    assert {"Euler", "DPM++ 2M"} <= {each["label"] for each in samplers}
+    schedulers = (await client.get("/v1/schedulers")).json()["schedulers"]
+    assert {"normal", "karras"} <= {each["name"] for each in schedulers}
+
+
+async def test_object_info_has_comfyuis_shape(client: httpx.AsyncClient) -> None:
+    info = (await client.get("/v1/object_info")).json()
+    loader = info["CheckpointLoaderSimple"]
+    assert loader["input"]["required"]["ckpt_name"][0] == [CHECKPOINT]
+    assert loader["output"] == ["MODEL", "CLIP", "VAE"]
+
+
+async def test_health_says_whether_jobs_are_taken(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        assert (await anyone.get("/health/ready")).json() == {"status": "ok"}
+        edge.health.reason = "the event log is not connected"
+        answer = await anyone.get("/health/ready")
+        assert answer.status_code == 503
+        assert answer.json()["error"]["details"] == "the event log is not connected"
+        assert (await anyone.get("/health/live")).status_code == 200

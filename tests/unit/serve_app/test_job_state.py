@@ -1,0 +1,71 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from events.decisions import Submit
+from events.errors import DatabaseUnavailable, LogUnavailable
+from events.ids import new_id
+from events.types import Flavour, Submitted
+from serve_app.job_state import current_job
+from serve_app.services import Services
+from tests.support.failing_log import FailingLog
+from tests.support.services import Edge
+
+SUBMITTED = Submitted(
+    flavour=Flavour.WORKFLOW,
+    owner="alice",
+    key_id="key",
+    endpoint="default",
+    lane=3,
+    request={},
+    fingerprint="x",
+)
+
+
+class AwayReadModel:
+    """A read model whose database does not answer."""
+
+    async def job(self, job_id: str) -> None:
+        raise DatabaseUnavailable
+
+
+@pytest.fixture
+async def job_id(edge: Edge) -> str:
+    job_id = new_id()
+    await edge.services.writer.submit(job_id, Submit(SUBMITTED))
+    return job_id
+
+
+@pytest.fixture
+def without_database(edge: Edge) -> Services:
+    away: Any = AwayReadModel()
+    return replace(edge.services, read_model=away)
+
+
+async def test_a_job_is_found_in_the_log_while_the_database_is_away(
+    without_database: Services, job_id: str
+) -> None:
+    job = await current_job(without_database, job_id)
+    assert job is not None
+    assert job.id == job_id
+    assert await current_job(without_database, new_id()) is None
+
+
+async def test_with_both_away_nobody_knows(
+    without_database: Services, job_id: str, log: FailingLog
+) -> None:
+    log.read_error = LogUnavailable()
+    with pytest.raises(LogUnavailable):
+        await current_job(without_database, job_id)
+
+
+async def test_a_job_that_has_ended_is_not_read_from_the_log(
+    edge: Edge, job_id: str, log: FailingLog
+) -> None:
+    await edge.run(job_id)
+    await edge.project()
+    log.read_error = LogUnavailable()
+    job = await current_job(edge.services, job_id)
+    assert job is not None
+    assert job.end is not None

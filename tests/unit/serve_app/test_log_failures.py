@@ -1,0 +1,91 @@
+import asyncio
+
+import httpx
+import pytest
+
+from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
+from events.types import Cancelled
+from tests.support.failing_log import FailingLog
+from tests.support.services import Edge, workflow_body
+
+WORKFLOW = "/api/v1/workflow/generate"
+
+
+@pytest.mark.parametrize(
+    ("error", "type"),
+    [
+        (LogUnavailable(), "unavailable"),
+        (LogFull(), "log_full"),
+        (OutcomeUnknown(), "outcome_unknown"),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "a"}])
+async def test_a_failed_append_is_a_503_that_says_when_to_try_again(
+    client: httpx.AsyncClient,
+    log: FailingLog,
+    error: Exception,
+    type: str,
+    headers: dict[str, str],
+) -> None:
+    log.append_error = error
+    answer = await client.post(WORKFLOW, json=workflow_body(), headers=headers)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == type
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+async def test_a_nearly_full_log_takes_no_submission(edge: Edge, client: httpx.AsyncClient) -> None:
+    edge.health.full = 0.84
+    assert (await client.post(WORKFLOW, json=workflow_body())).status_code == 202
+    edge.health.full = 0.85
+    answer = await client.post(WORKFLOW, json=workflow_body())
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "log_full"
+
+
+async def test_a_queue_that_cannot_be_counted_leaves_the_answer_to_the_log(
+    edge: Edge, client: httpx.AsyncClient, log: FailingLog
+) -> None:
+    edge.queue.error = LogUnavailable()
+    assert (await client.post(WORKFLOW, json=workflow_body())).status_code == 202
+    log.append_error = OutcomeUnknown()
+    answer = await client.post(WORKFLOW, json=workflow_body())
+    assert answer.json()["error"]["type"] == "outcome_unknown"
+
+
+async def test_an_unknown_outcome_without_a_key_is_withdrawn(
+    edge: Edge, client: httpx.AsyncClient, log: FailingLog
+) -> None:
+    log.lose_answers()
+    answer = await client.post(WORKFLOW, json=workflow_body())
+    assert "cancelled" in answer.json()["error"]["message"]
+    log.recover()
+    async with log.reader(after=0) as reader:
+        [submitted] = await reader.next(1)
+    async with asyncio.timeout(10), log.watch(submitted.job_id) as subscription:
+        while (await edge.job(submitted.job_id)).end is None:
+            await subscription.next(0.1)
+    assert isinstance((await edge.job(submitted.job_id)).end, Cancelled)
+
+
+@pytest.mark.parametrize("error", [LogUnavailable(), ReadTimeout()])
+class TestReading:
+    async def test_a_job_that_has_no_row_is_unavailable(
+        self, edge: Edge, client: httpx.AsyncClient, log: FailingLog, error: Exception
+    ) -> None:
+        location = (await client.post(WORKFLOW, json=workflow_body())).headers["Location"]
+        log.read_error = error
+        answer = await client.get(location)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "unavailable"
+
+    async def test_a_job_that_has_a_row_is_answered_from_it(
+        self, edge: Edge, client: httpx.AsyncClient, log: FailingLog, error: Exception
+    ) -> None:
+        location = (await client.post(WORKFLOW, json=workflow_body())).headers["Location"]
+        await edge.project()
+        log.read_error = error
+        for wait in (0, 0.05):
+            answer = await client.get(f"{location}&wait={wait}")
+            assert answer.status_code == 200
+            assert answer.json()["status"] == 0

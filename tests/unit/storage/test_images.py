@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import pytest
+
+from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ImageStore:
+    folder = tmp_path / "made when missing" / "images"
+    return ImageStore(folder.as_uri() if request.param == "folder" else "memory://")
+
+
+async def test_what_was_put_is_read_back(store: ImageStore) -> None:
+    await store.put("job/1/0.png", b"pixels")
+    assert await store.get("job/1/0.png") == b"pixels"
+
+
+async def test_the_last_put_wins(store: ImageStore) -> None:
+    await store.put("job/1/0.png", b"first")
+    await store.put("job/1/0.png", b"second")
+    assert await store.get("job/1/0.png") == b"second"
+
+
+async def test_a_missing_image_is_named(store: ImageStore) -> None:
+    with pytest.raises(ImageNotFound, match=r"job/1/0\.png"):
+        await store.get("job/1/0.png")
+
+
+async def test_delete_is_idempotent(store: ImageStore) -> None:
+    await store.put("job/1/0.png", b"pixels")
+    await store.delete("job/1/0.png")
+    await store.delete("job/1/0.png")
+    with pytest.raises(ImageNotFound):
+        await store.get("job/1/0.png")
+
+
+async def test_two_stores_on_one_folder_see_the_same(tmp_path: Path) -> None:
+    await ImageStore(tmp_path.as_uri()).put("a/0.png", b"pixels")
+    assert await ImageStore(tmp_path.as_uri()).get("a/0.png") == b"pixels"
+    assert (tmp_path / "a" / "0.png").read_bytes() == b"pixels"
+
+
+async def test_a_put_leaves_no_other_file(tmp_path: Path) -> None:
+    await ImageStore(tmp_path.as_uri()).put("a/0.png", b"pixels")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["0.png"]
+
+
+async def test_a_store_that_refuses_is_told_apart_from_a_missing_image(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path.as_uri())
+    (tmp_path / "job").write_bytes(b"a file where a folder should be")
+    with pytest.raises(ImageStoreUnavailable, match="could not store the image job/1"):
+        await store.put("job/1/0.png", b"pixels")

@@ -1,0 +1,40 @@
+from dataclasses import dataclass
+
+import pytest
+
+from storage.tokens import file_token, is_file_token, url_for
+
+SECRET = b"a secret of sixteen"
+
+
+@dataclass
+class Image:
+    index: int
+
+
+def test_a_token_is_constant_and_safe_in_a_url() -> None:
+    token = file_token(SECRET, "job", "0.png")
+    assert token == file_token(SECRET, "job", "0.png")
+    assert len(token) == 43
+    assert token.replace("-", "").replace("_", "").isalnum()
+
+
+@pytest.mark.parametrize(
+    ("secret", "job_id", "name"),
+    [(b"another secret....", "job", "0.png"), (SECRET, "other", "0.png"), (SECRET, "job", "1.png")],
+)
+def test_a_token_opens_one_file_alone(secret: bytes, job_id: str, name: str) -> None:
+    token = file_token(SECRET, "job", "0.png")
+    assert is_file_token(token, secret=SECRET, job_id="job", name="0.png")
+    assert not is_file_token(token, secret=secret, job_id=job_id, name=name)
+
+
+@pytest.mark.parametrize("token", ["", "x", "ü", "\udcff"])
+def test_any_text_may_be_tried(token: str) -> None:
+    assert not is_file_token(token, secret=SECRET, job_id="job", name="0.png")
+
+
+def test_a_url_names_the_file_and_carries_its_token() -> None:
+    url = url_for("https://images.example", SECRET)("job", Image(index=3))
+    token = file_token(SECRET, "job", "3.png")
+    assert url == f"https://images.example/files/job/3.png?token={token}"
