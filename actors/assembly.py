@@ -44,19 +44,10 @@ def open_log(settings: Settings, bus: Bus) -> JetStreamLog:
     )
 
 
-def graph_limits(settings: Settings, endpoint: Endpoint | None = None) -> Limits:
-    """The service's own limits, tightened by the endpoint's."""
-    limits = Limits(
-        max_nodes=settings.max_nodes, max_side=settings.max_side_px, max_batch=settings.max_batch
-    )
-    if endpoint is None:
-        return limits
+def graph_limits(settings: Settings) -> Limits:
+    """The service's own; what an endpoint tightens was checked when the job was accepted."""
     return Limits(
-        max_nodes=limits.max_nodes,
-        max_side=limits.max_side,
-        max_batch=limits.max_batch,
-        max_steps=endpoint.max_steps,
-        max_pixels=endpoint.max_pixels,
+        max_nodes=settings.max_nodes, max_side=settings.max_side_px, max_batch=settings.max_batch
     )
 
 
@@ -72,8 +63,13 @@ def default_endpoint(settings: Settings) -> Endpoint:
     )
 
 
+def _models(settings: Settings) -> ModelsFolder:
+    """Read anew for each job: the edge that accepted it may have seen a file before us."""
+    return ModelsFolder(settings.models_dir, ttl_s=0)
+
+
 def build_engine_host(settings: Settings, *, device: str) -> EngineHost:
-    models = ModelsFolder(settings.models_dir)
+    models = _models(settings)
     engine = Engine(
         models=models,
         device=device,
@@ -91,14 +87,14 @@ async def build_job_runner(
     """Returns once it is connected."""
     bus = open_bus(settings, actor)
     bus.start()
-    catalogue = Catalogue(ModelsFolder(settings.models_dir))
+    catalogue = Catalogue(_models(settings))
     runner = JobRunner(
         actor=actor,
         bus=bus,
         log=PersistentLog(open_log(settings, bus)),
         images=ImageStore(settings.effective_images_url),
         engine=engine,
-        plan=planner(catalogue, graph_limits(settings, endpoint), endpoint.checkpoint),
+        plan=planner(catalogue, graph_limits(settings), endpoint.checkpoint),
         limits=AttemptLimits(
             step_timeout_s=settings.step_timeout_s,
             model_load_timeout_s=settings.model_load_timeout_s,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ _LONGEST_ASIDE_S = 1.0
 _LONGEST_PARKED_S = 60.0
 _MOST_REMEMBERED = 1000
 _FIRST_GUESS_S = 0.25
-_SHARE_OF_THE_LAST = 0.3
+_FORGETTING = 1.2
 
 
 @dataclass(slots=True)
@@ -26,27 +26,36 @@ class _Host:
     turns: asyncio.Semaphore
     inside: int = 0
     """Callbacks that are being sent or wait aside."""
-    average_s: float | None = None
-    """Moving average of what one took; None before the first has ended."""
+    best_s: float | None = None
+    """What one took at best of late; None before the first has ended.
+
+    Not the mean, which in a burst says how busy we are rather than how fast the receiver is.
+    """
     began: dict[object, float] = field(default_factory=dict)
     """When those that are being sent began, the oldest first."""
     booked_until: float = 0.0
     """Until when the parked ones will keep the receiver busy."""
 
     def expected_s(self, now: float) -> float:
-        """How long one takes: no less than the oldest has been under way already."""
-        known_s = _FIRST_GUESS_S if self.average_s is None else max(self.average_s, 0.001)
-        return max(known_s, now - next(iter(self.began.values()), now))
+        """How long one takes; where one is under way for long already, at least as long."""
+        age_s = now - next(iter(self.began.values()), now)
+        if age_s > _LONGEST_ASIDE_S:
+            return age_s
+        return _FIRST_GUESS_S if self.best_s is None else max(self.best_s, 0.001)
 
     def took(self, seconds: float) -> None:
-        before_s = seconds if self.average_s is None else self.average_s
-        self.average_s = before_s + _SHARE_OF_THE_LAST * (seconds - before_s)
+        before_s = seconds if self.best_s is None else self.best_s
+        self.best_s = min(seconds, _FORGETTING * before_s)
 
 
 class Hosts:
     """The receivers that callbacks go to; a thousand idle ones are remembered."""
 
-    def __init__(self, *, at_once: int, most_inside: int) -> None:
+    def __init__(
+        self, *, at_once: int, most_inside: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`at_once` are sent to one receiver at a time; `most_inside` counts those aside too."""
+        self._clock = clock
         self._at_once = at_once
         self._most_inside = max(most_inside, at_once)
         self._hosts: dict[str, _Host] = {}
@@ -65,12 +74,12 @@ class Hosts:
                 yield self._book(host)
                 return
             try:
-                key, began = object(), time.monotonic()
+                key, began = object(), self._clock()
                 host.began[key] = began
                 yield 0.0
             finally:
                 del host.began[key]
-                host.took(time.monotonic() - began)
+                host.took(self._clock() - began)
                 host.turns.release()
         finally:
             host.inside -= 1
@@ -79,27 +88,26 @@ class Hosts:
         host = self._hosts.pop(name, None) or _Host(asyncio.Semaphore(self._at_once))
         self._hosts[name] = host
         if len(self._hosts) > _MOST_REMEMBERED:
-            idle = next((name for name, host in self._hosts.items() if host.inside == 0), name)
+            idle = next(name for name, host in self._hosts.items() if host.inside == 0)
             del self._hosts[idle]
         return host
 
     def _room(self, host: _Host) -> int:
-        aside = int(self._at_once * _LONGEST_ASIDE_S / host.expected_s(time.monotonic()))
+        aside = int(self._at_once * _LONGEST_ASIDE_S / host.expected_s(self._clock()))
         return min(self._at_once + aside, self._most_inside)
 
     def _book(self, host: _Host) -> float:
         """The next time at which the receiver can be expected to be free.
 
-        Before its first answer that is a guess, so they come again soon, spread over some time.
+        Before its first answer nobody knows, so they come again soon, spread over some time.
         """
-        now = time.monotonic()
+        now = self._clock()
         expected_s = host.expected_s(now)
+        if host.best_s is None:
+            return min(random.uniform(2, 4) * expected_s, _LONGEST_PARKED_S)
         each_s = expected_s / self._at_once
         host.booked_until = max(host.booked_until, now + host.inside * each_s) + each_s
-        wait_s = host.booked_until - now
-        if host.average_s is None:
-            wait_s = min(wait_s, random.uniform(2, 4) * expected_s)
-        return min(wait_s, _LONGEST_PARKED_S)
+        return min(host.booked_until - now, _LONGEST_PARKED_S)
 
 
 async def _acquire(turns: asyncio.Semaphore) -> bool:

@@ -8,6 +8,7 @@ import os
 import pkgutil
 import threading
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -23,6 +24,22 @@ from settings import Settings
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "darkroom"
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where an actor runs, for whoever looks for it."""
+
+    pid: int
+    placement_group: str | None
+    resources: Mapping[str, float]
+
+
+def whereabouts() -> Whereabouts:
+    context = ray.get_runtime_context()
+    return Whereabouts(
+        os.getpid(), context.get_placement_group_id(), context.get_assigned_resources()
+    )
 
 
 class EngineProcess:
@@ -50,6 +67,9 @@ class EngineProcess:
 
     async def loaded(self) -> tuple[str, ...]:
         return await self._host.loaded()
+
+    async def whereabouts(self) -> Whereabouts:
+        return whereabouts()
 
 
 class RemoteEngine:
@@ -133,8 +153,8 @@ class JobProcess:
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def pid(self) -> int:
-        return os.getpid()
+    async def whereabouts(self) -> Whereabouts:
+        return whereabouts()
 
 
 class RoleProcess:
@@ -158,8 +178,8 @@ class RoleProcess:
             logger.exception("role ended", extra={"action": "role_end", "role": self._main})
         os._exit(1)
 
-    def pid(self) -> int:
-        return os.getpid()
+    def whereabouts(self) -> Whereabouts:
+        return whereabouts()
 
 
 def actor_name() -> str:

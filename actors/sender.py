@@ -1,21 +1,19 @@
 """One signed HTTP request to an address that a caller chose, and nothing that follows from it.
 
 On httpcore, which httpx stands on: there are no cookies, redirects, proxies of the environment or
-decompression to be switched off, and its network backend is where the address is checked that is
-connected to.
+decompression to be switched off, and its network backend lets the address be checked that is
+connected to (`guarded_backend.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import ssl
 import string
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -26,13 +24,13 @@ import httpcore
 from standardwebhooks import Webhook
 
 from actors.callback_policy import Sent
-from events.callback_address import Address, AddressRule, Resolve, Target
+from actors.guarded_backend import GuardedBackend, Resolver
+from events.callback_address import AddressRule, Resolve, Target
 from events.errors import AddressNotAllowed
 from settings import Settings
 
 _MOST_IDLE_POOLS = 128
 _KEEP_ALIVE_S = 10.0
-_RESOLVER_THREADS = 32
 _LONGEST_ERROR = 200
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
@@ -88,7 +86,7 @@ class Sender:
     ) -> None:
         self._rule = address_rule
         self._settings = settings
-        self._resolver = _Resolver()
+        self._resolver = Resolver()
         self._resolve = resolve or self._resolver.resolve
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
         self._pools: dict[Target, _Pool] = {}
@@ -158,7 +156,7 @@ class Sender:
                 ssl_context=self._ssl_context,
                 max_connections=self._settings.callback_per_host,
                 keepalive_expiry=_KEEP_ALIVE_S,
-                network_backend=_GuardedBackend(target, rule=self._rule, resolve=self._resolve),
+                network_backend=GuardedBackend(target, rule=self._rule, resolve=self._resolve),
             )
         )
 
@@ -178,81 +176,6 @@ class Sender:
             case _:
                 text = f"{type(failure).__name__}: {failure}".rstrip(": .")
                 return text[:_LONGEST_ERROR]
-
-
-class _GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to one receiver: resolves its name once, checks every answer, dials a checked one.
-
-    TLS is httpcore's business and verifies the name, not the address.
-    """
-
-    def __init__(self, target: Target, *, rule: AddressRule, resolve: Resolve) -> None:
-        self._target = target
-        self._rule = rule
-        self._resolve = resolve
-        self._tcp = httpcore.AnyIOBackend()
-
-    async def connect_tcp(  # noqa: PLR0917 - httpcore's signature
-        self,
-        host: str,  # noqa: ARG002 - the target's
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Raises AddressNotAllowed, httpcore.ConnectError, httpcore.ConnectTimeout."""
-        give_up_at = time.monotonic() + (timeout or 0)
-        addresses = await self._addresses(timeout)
-
-        async def dial(address: Address, *, time_share: float) -> httpcore.AsyncNetworkStream:
-            return await self._tcp.connect_tcp(
-                str(address),
-                port,
-                timeout=time_share * max(0, give_up_at - time.monotonic()) if timeout else None,
-                local_address=local_address,
-                socket_options=socket_options,
-            )
-
-        *others, last = _one_per_family(addresses)
-        for address in others:
-            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
-                return await dial(address, time_share=0.5)
-        return await dial(last, time_share=1)
-
-    async def _addresses(self, timeout_s: float | None) -> Sequence[Address]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._rule.addresses(self._target, self._resolve)
-        except TimeoutError as error:
-            raise httpcore.ConnectTimeout from error
-
-
-class _Resolver:
-    """The system's resolver on threads of its own: a name server that hangs holds up no others."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def resolve(self, host: str) -> Sequence[str]:
-        """Raises httpcore.ConnectError: a name that does not resolve now may do so later."""
-        try:
-            answers = await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            )
-        except OSError as error:
-            raise httpcore.ConnectError(f"{host} does not resolve") from error
-        return [str(sockaddr[0]) for *_, sockaddr in answers]
-
-
-def _one_per_family(addresses: Sequence[Address]) -> list[Address]:
-    """The first of IPv4 and the first of IPv6, in the order in which they came."""
-    first: dict[int, Address] = {}
-    for address in addresses:
-        first.setdefault(address.version, address)
-    return list(first.values())
 
 
 async def _skim(answer: httpcore.Response, most_bytes: int) -> None:

@@ -221,7 +221,7 @@ class Worker:
             "max_restarts": -1,
             "runtime_env": {"env_vars": _ENGINE_ENVIRONMENT},
         }
-        device = "cuda" if self._gpus else "cpu"
+        device = "auto" if self._gpus else "cpu"
         return EngineActor.options(**options).remote(self._settings, device=device)
 
     def _make_job_actor(self, name: str) -> Any:

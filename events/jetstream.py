@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import nats
 import nats.errors
 import nats.js.api
 import nats.js.errors
@@ -39,6 +38,9 @@ _FULL = {10077, 10047, 10023}
 _STREAM_EXISTS_OTHERWISE = 10058
 _CONSUMER_EXISTS_OTHERWISE = {10013, 10148, 10012}
 _DUPLICATE_WINDOW_S = 120.0
+_CALL_TIMEOUT_S = 5.0
+_GLANCE_S = 1.0
+"""For what a request asks on its way: it does without the answer rather than wait."""
 _DISCONNECTED = (
     nats.errors.ConnectionClosedError,
     nats.errors.OutboundBufferLimitError,
@@ -81,7 +83,7 @@ class Bus:
         self._replicas = replicas
         self._log_max_bytes = log_max_bytes
         self._client = Client()
-        self._js: JetStreamContext = self._client.jetstream(timeout=5)
+        self._js: JetStreamContext = self._client.jetstream(timeout=_CALL_TIMEOUT_S)
         self._ready = asyncio.Event()
         self._pullers: set[Puller] = set()
         self._starting: asyncio.Task[None] | None = None
@@ -180,24 +182,27 @@ class Bus:
 
     async def fill(self, stream: str) -> float:
         """How full the stream is, 0..1 of its `max_bytes`. Raises LogUnavailable."""
-        info = await self._call(self._js.stream_info(stream))
+        info = await self._call(self._js.stream_info(stream), timeout_s=_GLANCE_S)
         limit = info.config.max_bytes or -1
         return info.state.bytes / limit if limit > 0 else 0.0
 
-    async def pending(self, stream: str, subjects: str) -> dict[str, int]:
+    async def pending(
+        self, stream: str, subjects: str, *, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> dict[str, int]:
         """Messages per subject. Raises LogUnavailable."""
-        info = await self._call(self._js.stream_info(stream, subjects_filter=subjects))
+        call = self._js.stream_info(stream, subjects_filter=subjects)
+        info = await self._call(call, timeout_s=timeout_s)
         return dict(info.state.subjects or {})
 
     async def purge(self, stream: str, subject: str) -> None:
         await self._call(self._js.purge_stream(stream, subject=subject))
 
-    async def _call(self, call: Any) -> Any:
+    async def _call(self, call: Any, *, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
         if not self.is_connected:
             call.close()
             raise LogUnavailable
         try:
-            return await call
+            return await asyncio.wait_for(call, timeout_s)
         except (TimeoutError, *_DISCONNECTED) as error:
             raise LogUnavailable from error
 

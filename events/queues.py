@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ from events.streams import (
 )
 
 _STORE_TIMEOUT_S = 5.0
+_DEPTH_PERIOD_S = 1.0
+_DEPTH_TIMEOUT_S = 1.0
 
 
 class JobQueue:
@@ -28,6 +31,8 @@ class JobQueue:
     def __init__(self, bus: Bus, *, lease_s: float) -> None:
         self._bus = bus
         self._lease_s = lease_s
+        self._depths: dict[str, tuple[int, float]] = {}
+        """By endpoint: the depth, and until when it counts as known."""
 
     async def add(self, endpoint: str, lane: int, job_id: str) -> None:
         """Does nothing where the job is queued or running. Raises LogUnavailable, LogFull."""
@@ -38,8 +43,14 @@ class JobQueue:
         await self._bus.purge(QUEUE, queue_subject(endpoint, lane, job_id))
 
     async def depth(self, endpoint: str) -> int:
-        """Entries that wait or run. Raises LogUnavailable."""
-        return sum((await self._bus.pending(QUEUE, f"queue.{endpoint}.*.*")).values())
+        """Entries that wait or run, as of the last second. Raises LogUnavailable."""
+        depth, until = self._depths.get(endpoint, (0, 0.0))
+        if time.monotonic() >= until:
+            subjects = f"queue.{endpoint}.*.*"
+            pending = await self._bus.pending(QUEUE, subjects, timeout_s=_DEPTH_TIMEOUT_S)
+            depth = sum(pending.values())
+            self._depths[endpoint] = (depth, time.monotonic() + _DEPTH_PERIOD_S)
+        return depth
 
     async def job_ids(self) -> set[str]:
         """Every job that has an entry. Raises LogUnavailable."""

@@ -26,7 +26,7 @@ from events.webhook_secret import webhook_secret
 from serve_app.api_keys import mint
 from serve_app.client import Client, ClientError, run_job
 from serve_app.embedded import AlreadyRunning, Embedded, Running, with_secret
-from serve_app.nats_server import NatsDidNotStart
+from serve_app.nats_server import NatsDidNotStart, write_private
 from settings import Settings
 
 T = TypeVar("T")
@@ -100,8 +100,7 @@ async def _ensure_admin_key(settings: Settings) -> str | None:
         return None
     text, key = mint("admin", "admin", Scope, created_at=utc_now())
     await _with_keys(settings, lambda store: store.add(key))
-    path.touch(mode=0o600)
-    path.write_text(text + "\n")
+    write_private(path, text + "\n")
     return text
 
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from pydantic import SecretStr
 
 from serve_app.leftovers import stop_leftovers
-from serve_app.nats_server import NatsServer
+from serve_app.nats_server import NatsServer, write_private
 from settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class Embedded:
     def _start_ray(self, settings: Settings) -> str:
         import ray
 
+        _require_token(settings.data_dir / "ray.token")
         # Workers import our packages from where this one runs, and find no other project's.
         root = str(Path(__file__).resolve().parent.parent)
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -121,6 +122,15 @@ class Embedded:
         serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
 
 
+def _require_token(path: Path) -> None:
+    """Nobody else on this machine may drive our Ray."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path.absolute()))
+    token_path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    if not token_path.exists():
+        write_private(token_path, secrets.token_hex(32))
+
+
 def with_secret(settings: Settings) -> Settings:
     """The given secret, else the one in `<data>/secret`, made at the first start."""
     if settings.secret is not None:
@@ -128,9 +138,7 @@ def with_secret(settings: Settings) -> Settings:
     path = settings.data_dir / "secret"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32))
+        write_private(path, secrets.token_urlsafe(32))
     return settings.model_copy(update={"secret": SecretStr(path.read_text().strip())})
 
 

@@ -87,6 +87,8 @@ class NatsServer:
         """Start it, in place of one that a killed predecessor left. Raises NatsDidNotStart."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         stop_leftovers(self._config_file)
+        if self._process is not None:
+            self._process.wait()
         self.port = self.port or self._choose_port()
         config = self._write_config()
         with (self._folder / "nats-server.log").open("ab") as log:
@@ -103,7 +105,7 @@ class NatsServer:
                 log_path = self._folder / "nats-server.log"
                 raise NatsDidNotStart(f"nats-server did not start; see {log_path}")
             time.sleep(0.02)
-        _write_private(self._folder / "reader.url", self.reader_url + "\n")
+        write_private(self._folder / "reader.url", self.reader_url + "\n")
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -131,7 +133,7 @@ class NatsServer:
         path = self._folder / "credentials.json"
         if not path.exists():
             fresh = {"service": secrets.token_urlsafe(24), "reader": secrets.token_urlsafe(24)}
-            _write_private(path, json.dumps(fresh))
+            write_private(path, json.dumps(fresh))
         return Credentials(**json.loads(path.read_text()))
 
     def _write_config(self) -> Path:
@@ -142,7 +144,7 @@ class NatsServer:
             service=json.dumps(credentials.service),
             reader=json.dumps(credentials.reader),
         )
-        _write_private(self._config_file, text)
+        write_private(self._config_file, text)
         (self._folder / "port").write_text(str(self.port))
         return self._config_file
 
@@ -174,7 +176,7 @@ def _accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Only the owner may read it, from the moment it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,11 @@ from typing import Any
 
 import httpx
 import psutil
+
+# One token for every instance that tests start: Ray reads it once in a process.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(tempfile.mkdtemp()) / "ray.token")
+
 import ray
 
 from tests.support.subscriber import stored_events

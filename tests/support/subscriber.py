@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,7 +37,7 @@ async def stored_events(url: str, job_id: str) -> list[dict[str, Any]]:
         while True:
             try:
                 message = await sub.next_msg(timeout=0.5)
-            except (asyncio.TimeoutError, TimeoutError):
+            except TimeoutError:
                 return events
             events.append(json.loads(message.data))
     finally:

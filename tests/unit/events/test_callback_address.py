@@ -1,7 +1,7 @@
 from ipaddress import ip_address, ip_network
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.callback_address import AddressRule, Target
@@ -168,6 +168,7 @@ def test_what_is_no_address_is_refused(ip: str) -> None:
         PUBLIC.check_ip(ip)
 
 
+@settings(deadline=None)
 @given(st.ip_addresses())
 def test_nothing_that_python_calls_private_passes(ip: object) -> None:
     address = ip_address(str(ip))
@@ -179,6 +180,7 @@ def test_nothing_that_python_calls_private_passes(ip: object) -> None:
     assert not address.is_multicast
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_answered_by_a_target_or_a_refusal(text: str) -> None:
     for url in (text, f"http://{text}", f"https://example.com:{text}", f"http://[{text}]/"):

@@ -1,0 +1,1 @@
+"""Pure inference: graph, nodes, samplers, batching, checkpoints. Torch is below `diffusion`."""

@@ -1,0 +1,69 @@
+"""The node types that a graph may use, with the lists that depend on the models folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.declarations import Choice, Float, Input, Int, Link, NodeType, String, type_name
+from engine.models_folder import ModelsFolder
+from engine.nodes import NODE_TYPES
+
+
+class Catalogue:
+    """Declarations by `class_type`."""
+
+    def __init__(self, models: ModelsFolder, node_types: Sequence[NodeType] = NODE_TYPES) -> None:
+        self.models = models
+        self._node_types = {each.class_type: each for each in node_types}
+
+    def node(self, class_type: str) -> NodeType | None:
+        """The declaration, or None where there is none of that name."""
+        return self._node_types.get(class_type)
+
+    def choices(self, choice: Choice) -> tuple[str, ...]:
+        """What may be chosen now."""
+        return self.models.names(choice.folder) if choice.folder else choice.values
+
+    def object_info(self) -> dict[str, Any]:
+        """Every node type in the shape of ComfyUI's `GET /object_info`."""
+        return {name: self._info(each) for name, each in self._node_types.items()}
+
+    def input_config(self, declared: Input) -> list[Any]:
+        """An input in ComfyUI's shape: its type (or the list to choose from) and its options."""
+        options = _options(declared)
+        if isinstance(declared, Choice):
+            return [list(self.choices(declared)), options]
+        return [type_name(declared), options]
+
+    def _info(self, declared: NodeType) -> dict[str, Any]:
+        return {
+            "input": {
+                "required": {
+                    name: self.input_config(each) for name, each in declared.inputs.items()
+                }
+            },
+            "input_order": {"required": list(declared.inputs)},
+            "output": list(declared.outputs),
+            "output_is_list": [False] * len(declared.outputs),
+            "output_name": list(declared.outputs),
+            "name": declared.class_type,
+            "display_name": declared.display_name or declared.class_type,
+            "description": declared.description,
+            "python_module": "nodes",
+            "category": declared.category,
+            "output_node": declared.is_output,
+        }
+
+
+def _options(declared: Input) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    match declared:
+        case Int() | Float():
+            options = {"default": declared.default, "min": declared.min, "max": declared.max}
+            options["step"] = declared.step
+        case String():
+            options = {"default": declared.default, "multiline": declared.multiline}
+        case Choice() | Link():
+            pass
+    return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

@@ -1,0 +1,118 @@
+"""How a node is declared: its inputs, outputs and body in one place.
+
+The declaration is the source of validation, of `object_info` and of the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+LimitName: TypeAlias = Literal["side", "steps", "batch"]
+"""Which of the service's limits narrows an integer's declared range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """A whole number in `min..max`, taken down to a multiple of `multiple`."""
+
+    default: int
+    min: int
+    max: int
+    step: int = 1
+    multiple: int = 1
+    limit: LimitName | None = None
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    """A finite number in `min..max`."""
+
+    default: float
+    min: float
+    max: float
+    step: float = 0.01
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    """A text."""
+
+    default: str = ""
+    multiline: bool = False
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of `values`, or one of the names in a models folder.
+
+    `resolve` turns another accepted spelling into one of `values`, or raises ValueError.
+    """
+
+    values: tuple[str, ...] = ()
+    folder: str | None = None
+    resolve: Callable[[str], str] | None = None
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The output of another node, of this type."""
+
+    type: str
+    tooltip: str = ""
+
+
+Input: TypeAlias = Int | Float | String | Choice | Link
+Body: TypeAlias = Callable[..., Any]
+"""`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
+
+A generator yields `Request`s and receives their results. An output node answers its images.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """One kind of node."""
+
+    class_type: str
+    body: Body
+    inputs: Mapping[str, Input]
+    outputs: tuple[str, ...] = ()
+    category: str = ""
+    description: str = ""
+    display_name: str = ""
+    is_output: bool = False
+    steps_input: str | None = None
+    """The input that says how many sampler steps the node takes, for progress."""
+    pixel_inputs: tuple[str, ...] = ()
+    """The inputs whose product is the number of pixels that the node asks for."""
+
+
+def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
+    """Declare the decorated function as the body of a node; its docstring is the description."""
+
+    def declare(body: Body) -> NodeType:
+        description = " ".join((body.__doc__ or "").split())
+        return NodeType(class_type, body, description=description, **declaration)
+
+    return declare
+
+
+def type_name(declared: Input) -> str:
+    """ComfyUI's name of an input's type."""
+    match declared:
+        case Int():
+            return "INT"
+        case Float():
+            return "FLOAT"
+        case String():
+            return "STRING"
+        case Choice():
+            return "COMBO"
+        case Link():
+            return declared.type

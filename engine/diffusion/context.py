@@ -1,0 +1,96 @@
+"""What a node's body can ask the engine for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batcher import Work
+from engine.diffusion import latents, schedules
+from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
+from engine.diffusion.denoise import Conditioning, Denoise
+from engine.diffusion.latents import Images, Latent
+from engine.diffusion.samplers import SAMPLERS
+from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
+from engine.diffusion.vae import Decode
+
+
+class Context:
+    """One run's access to models and device. `on_steps` is told of sampler steps as they end."""
+
+    def __init__(self, store: CheckpointStore, *, on_steps: Callable[[int], None]) -> None:
+        self._store = store
+        self._on_steps = on_steps
+
+    def load(self, name: str) -> Work[Checkpoint]:
+        """The checkpoint of that name."""
+        checkpoint: Checkpoint = yield Load(self._store, name)
+        return checkpoint
+
+    def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
+        """The conditioning of a prompt."""
+        chunks = chunks_of(text, clip.tokenizer)
+        encoded: Encoded = {}
+        for some in tokens_in_parts(chunks):
+            encoded |= yield Encode(clip, some)
+        return weighted(chunks, encoded)
+
+    def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
+        """Zeros for images of `width` x `height` pixels."""
+        return latents.empty_latent(width, height, batch_size)
+
+    def sigmas(self, scheduler: str, steps: int, denoise: float) -> Tensor:
+        """(steps + 1,) falling to 0; none where nothing is to be denoised."""
+        return schedules.sigmas_for(scheduler, steps, denoise)
+
+    def sample(
+        self,
+        model: Model,
+        latent: Latent,
+        *,
+        sampler: str,
+        sigmas: Tensor,
+        seed: int,
+        positive: Conditioning,
+        negative: Conditioning,
+        cfg: float,
+    ) -> Work[Latent]:
+        """The latent with noise of `seed` put on and taken off again along `sigmas`."""
+        if len(sigmas) == 0:
+            return latent
+        start = _noised(latent.samples * model.latent_scale, seed, sigmas[0])
+        sampling = SAMPLERS[sampler](start.to(model.device), sigmas)
+        done = 0
+        try:
+            x, sigma = next(sampling)
+            while True:
+                x0: Tensor = yield Denoise(model, x, sigma, positive, negative, cfg)
+                reached = int((sigmas[:-1] >= sigma).sum())
+                self._on_steps(reached - done)
+                done = reached
+                x, sigma = sampling.send(x0)
+        except StopIteration as stop:
+            x = stop.value
+        return Latent(x / model.latent_scale)
+
+    def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
+        """The images of a latent, asked for one after the other."""
+        images: list[Images] = []
+        for samples in latent.samples.split(1):
+            images.append((yield Decode(vae, samples)))  # noqa: PERF401 - a yield is no comprehension
+        return torch.cat(images)
+
+    def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
+        """Each image as (height, width, 3) of 0..255."""
+        return latents.to_pixels(images)
+
+
+def _noised(samples: Tensor, seed: int, sigma: Tensor) -> Tensor:
+    """The start of sampling. From the model's largest sigma on, the signal counts as noise too."""
+    is_largest = torch.isclose(sigma, schedules.SIGMA_MAX, rtol=1e-5)
+    scale = (1 + sigma**2).sqrt() if is_largest else sigma
+    return samples + latents.noise_like(samples, seed).to(samples.device) * scale

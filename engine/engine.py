@@ -1,0 +1,167 @@
+"""The engine: one device thread that moves all runs on, a call at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+from engine.batcher import Batcher, Member
+from engine.errors import Cancelled, EngineError
+from engine.executor import execute
+from engine.graph import Graph
+from engine.models_folder import ModelsFolder
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
+from engine.run import Run
+
+if TYPE_CHECKING:
+    from engine.diffusion.device import Device
+
+__all__ = ["Engine", "EngineEvent", "Errored", "Finished", "ImageReady", "Progress", "Run"]
+
+_log = logging.getLogger(__name__)
+_Command: TypeAlias = Callable[[], None]
+_STOP_TIMEOUT_S = 60.0
+
+
+class Engine:
+    """Runs graphs on one device, as many at once as are submitted.
+
+    Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
+    `cache_bytes` what the loaded checkpoints may take, `threads` torch's on a CPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: ModelsFolder,
+        device: str = "cpu",
+        max_rows: int = 32,
+        cache_bytes: int = 8 * 2**30,
+        threads: int | None = None,
+    ) -> None:
+        self._models = models
+        self._device_name = device
+        self._cache_bytes = cache_bytes
+        self._threads = threads
+        self._batcher = Batcher(max_rows)
+        self._device: Device | None = None
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._members: dict[Run, Member] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._gate = threading.Lock()
+        self._steps_done = 0
+
+    def start(self) -> None:
+        """Import torch, open the device and start the thread; seconds the first time."""
+        from engine.diffusion.device import Device
+
+        self._device = Device(
+            self._models, self._device_name, cache_bytes=self._cache_bytes, threads=self._threads
+        )
+        self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the call it is in; what still runs ends as cancelled."""
+        self._close()
+        self._inbox.put(_wake)
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def submit(
+        self,
+        graph: Graph,
+        *,
+        on_event: Callable[[EngineEvent], None],
+        first_index: Mapping[str, int] | None = None,
+    ) -> Run:
+        """Take a graph in, from any thread; it joins before the next device call.
+
+        `on_event` is called on the device thread, so it must not block. `first_index` gives the
+        index of each output node's first image; without it they are counted in the graph's order.
+        """
+        run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
+        with self._gate:
+            if self._stopped.is_set():
+                raise EngineError("the engine has stopped")
+            self._inbox.put(lambda: self._join(run))
+        return run
+
+    @property
+    def steps_done(self) -> int:
+        """Device calls so far; where it stands still while runs are under way, the engine hangs."""
+        return self._steps_done
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """The checkpoints in memory."""
+        return self._device.loaded if self._device is not None else ()
+
+    def _loop(self) -> None:
+        assert self._device is not None
+        with ExitStack() as stack:
+            stack.callback(self._abandon)
+            stack.enter_context(self._device.scope())
+            while not self._stopped.is_set():
+                self._take_commands()
+                if not self._batcher.idle:
+                    self._batcher.step()
+                    self._steps_done += 1
+
+    def _take_commands(self) -> None:
+        """All that have come; waits for one where there is nothing else to do."""
+        if self._batcher.idle:
+            self._inbox.get()()
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def _close(self) -> None:
+        """Take nothing in from here on. The gate keeps a submit from slipping in behind."""
+        with self._gate:
+            self._stopped.set()
+
+    def _abandon(self) -> None:
+        """Whatever ended the loop, every run that is still open ends with it."""
+        self._close()
+        self._inbox.put(_wake)
+        self._take_commands()
+        for run, member in list(self._members.items()):
+            self._batcher.leave(member)
+            self._end(run, Cancelled("the engine was stopped"))
+
+    def _join(self, run: Run) -> None:
+        assert self._device is not None
+        context = self._device.context(on_steps=run.take_steps)
+        execution = execute(run.graph, context, on_output=run.take_images)
+        member = Member(execution, on_end=lambda error: self._end(run, error))
+        self._members[run] = member
+        if not self._stopped.is_set():
+            self._batcher.join(member)
+
+    def _cancel(self, run: Run) -> None:
+        self._inbox.put(lambda: self._leave(run))
+
+    def _leave(self, run: Run) -> None:
+        if run in self._members:
+            self._batcher.leave(self._members[run])
+            self._end(run, Cancelled())
+
+    def _end(self, run: Run, error: Exception | None) -> None:
+        del self._members[run]
+        try:
+            run.end(error)
+        except Exception:  # noqa: BLE001 - a submitter's callback must not end the device thread
+            _log.exception("callback failed", extra={"action": "run_end"})
+
+
+def _wake() -> None:
+    """Ends a wait for commands."""

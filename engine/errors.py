@@ -1,0 +1,138 @@
+"""What can go wrong in the engine.
+
+EngineError
+├── GraphInvalid           the workflow is refused, whole
+├── ParametersInvalid      the diffusion request is refused, one entry per field
+├── CheckpointUnavailable  a model file is missing, damaged or of a kind that is not supported
+├── OutOfMemory            the device's memory does not hold the work
+├── NodeFailed             a node's body raised
+└── Cancelled              the run was cancelled
+
+Every error survives pickling, because it travels from the engine's process to the job's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST_TEXT = 500
+_LARGEST_INT = 2**64
+
+
+class EngineError(Exception):
+    """The engine could not do what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """What is wrong with one field of a diffusion request."""
+
+    type: str
+    message: str
+    field: str
+
+
+class GraphInvalid(EngineError):
+    """A workflow that is refused, in ComfyUI's error shape.
+
+    `type` and the types in `node_errors` are ComfyUI's names, so that its clients can read them.
+    """
+
+    def __init__(
+        self,
+        type: str,
+        message: str,
+        details: str = "",
+        *,
+        extra_info: Mapping[str, Any] | None = None,
+        node_errors: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.type = type
+        self.message = message
+        self.details = details
+        self.extra_info: dict[str, Any] = dict(extra_info or {})
+        self.node_errors: dict[str, Any] = dict(node_errors or {})
+        super().__init__(type, message, details)
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.details}" if self.details else self.message
+
+    def body(self) -> dict[str, Any]:
+        """The error answer; always encodable as JSON, whatever the caller had sent."""
+        error = {
+            "type": self.type,
+            "message": self.message,
+            "details": self.details,
+            "extra_info": self.extra_info,
+        }
+        safe: dict[str, Any] = encodable({"error": error, "node_errors": self.node_errors})
+        return safe
+
+
+class ParametersInvalid(EngineError):
+    """A diffusion request that is refused."""
+
+    def __init__(self, fields: tuple[FieldError, ...]) -> None:
+        self.fields = fields
+        super().__init__(fields)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{each.field}: {each.message}" for each in self.fields)
+
+
+class CheckpointUnavailable(EngineError):
+    """A model file is missing, damaged or of a kind that is not supported."""
+
+
+class OutOfMemory(EngineError):
+    """The device's memory does not hold this job: lower the width, height or batch size."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+class NodeFailed(EngineError):
+    """A node's body raised; `__cause__` has the original where the process is the same."""
+
+    def __init__(self, node_id: str, class_type: str, message: str) -> None:
+        self.node_id = node_id
+        self.class_type = class_type
+        self.message = message
+        super().__init__(node_id, class_type, message)
+
+    def __str__(self) -> str:
+        return f"node {self.node_id} ({self.class_type}): {self.message}"
+
+
+class Cancelled(EngineError):
+    """The run was cancelled."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+def encodable(value: Any) -> Any:
+    """`value` with what strict JSON cannot hold (NaN, lone surrogates, giant integers) replaced."""
+    match value:
+        case str():
+            return _encodable_text(value)
+        case bool() | None:
+            return value
+        case int():
+            return value if abs(value) < _LARGEST_INT else "an integer of more than 64 bits"
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case Mapping():
+            return {_encodable_text(str(key)): encodable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [encodable(item) for item in value]
+        case _:
+            return f"a value of type {type(value).__name__}"
+
+
+def _encodable_text(text: str) -> str:
+    short = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+    return short.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,87 @@
+"""The models folder: what lies in it, laid out as ComfyUI's.
+
+root/checkpoints/name.safetensors     single file
+root/checkpoints/sub/name.safetensors named "sub/name.safetensors"
+root/checkpoints/name/model_index.json a diffusers folder, named "name"
+root/name.safetensors                 a checkpoint may also lie at the top
+root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.errors import CheckpointUnavailable
+
+CHECKPOINTS = "checkpoints"
+CONFIG_SUFFIX = ".config"
+_MODEL_SUFFIX = ".safetensors"
+_FOLDER_MARK = "model_index.json"
+
+
+class ModelsFolder:
+    """Names and paths of the models below `root`; the listing is re-read every `ttl_s` seconds."""
+
+    def __init__(
+        self, root: Path, *, ttl_s: float = 2.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root = Path(root)
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._listings: dict[str, tuple[float, dict[str, Path]]] = {}
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The models of a kind ("checkpoints", "loras", ...), sorted."""
+        return tuple(self._listing(kind))
+
+    def path(self, kind: str, name: str) -> Path:
+        """Where a model lies. Only listed names have one, so none leads out of the folder."""
+        path = self._listing(kind).get(name)
+        if path is None or not path.exists():
+            raise CheckpointUnavailable(
+                f"no {name!r} in {kind}: put it there or name one of GET /v1/models"
+            )
+        return path
+
+    def _listing(self, kind: str) -> dict[str, Path]:
+        read_at, listing = self._listings.get(kind, (float("-inf"), {}))
+        now = self._clock()
+        if now - read_at >= self._ttl_s:
+            listing = dict(sorted(self._read(kind)))
+            self._listings[kind] = (now, listing)
+        return listing
+
+    def _read(self, kind: str) -> Iterator[tuple[str, Path]]:
+        if kind == CHECKPOINTS:
+            yield from _models_at_top(self._root)
+        if Path(kind).name != kind or kind == "..":
+            return
+        folder = self._root / kind
+        for path in _models_below(folder):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _models_at_top(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in root.iterdir() if root.is_dir() else ():
+        if _is_model_file(path.name) or _is_model_folder(path):
+            yield path.name, path
+
+
+def _models_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        here = Path(parent)
+        models = {name for name in folders if _is_model_folder(here / name)}
+        folders[:] = [n for n in folders if n not in models and not n.endswith(CONFIG_SUFFIX)]
+        yield from (here / name for name in models)
+        yield from (here / name for name in files if _is_model_file(name))
+
+
+def _is_model_file(name: str) -> bool:
+    return name.endswith(_MODEL_SUFFIX) and not name.startswith(".")
+
+
+def _is_model_folder(path: Path) -> bool:
+    return not path.name.endswith(CONFIG_SUFFIX) and (path / _FOLDER_MARK).is_file()

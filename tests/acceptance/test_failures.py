@@ -1,0 +1,225 @@
+"""Whatever is killed, the job still ends once, and its callback comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import ray
+
+from examples.receiver import Receiver
+from serve_app.nats_server import NatsServer
+from tests.support.polling import eventually
+from tests.support.service import Service, diffusion
+
+ENDS = {"completed", "failed", "cancelled"}
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """An event log that the test may stop, freeze and start."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"), preferred_port=0)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def chaos(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    data_dir = tmp_path_factory.mktemp("chaos") / "data"
+    service = Service(data_dir, DARKROOM_NATS_URL=nats.url)
+    try:
+        service.start()
+        warm = service.ended(service.submit("diffusion", diffusion(steps=1)))
+        assert warm["status"] == 1
+        yield service
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def key(chaos: Service) -> tuple[str, str]:
+    """A key and its webhook secret."""
+    text, secret = chaos.command("keys", "create", "admin").stdout.split()
+    return text, secret
+
+
+def submit(service: Service, key: str, callback_url: str, **changes: object) -> str:
+    answer = service.http.post(
+        "/diffusion/v1/generate",
+        json=diffusion(**changes),
+        params={"callback_url": callback_url},
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["request_id"])
+
+
+def wait_running(service: Service, job_id: str) -> None:
+    def has_progress() -> bool:
+        return bool(service.result(job_id).get("progress"))
+
+    asyncio.run(eventually(has_progress, within_s=40))
+
+
+def check_ended_once(service: Service, job_id: str) -> None:
+    facts = service.facts(job_id)
+    assert [fact for fact in facts if fact in ENDS] == ["completed"], facts
+    assert facts[-1] == "completed"
+    indexes = [e["data"]["index"] for e in service.events(job_id) if "image_stored" in e["type"]]
+    assert sorted(indexes) == list(range(len(indexes)))
+
+
+def kill(service: Service, name: str) -> None:
+    """SIGKILL to the process of a named actor; `name` may be a part of it."""
+    with service.cluster():
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if name in actor["name"]:
+                handle = ray.get_actor(actor["name"], actor["namespace"])
+                pid = ray.get(handle.whereabouts.remote(), timeout=20).pid
+                os.kill(pid, signal.SIGKILL)
+
+
+def writer_of(service: Service, job_id: str) -> str:
+    """Name of the job actor that has started the job."""
+    return str(service.events(job_id)[1]["data"]["actor"]).split("@")[0]
+
+
+LONG = {"steps": 120, "batch_size": 2, "width": 128, "height": 128}
+
+
+@pytest.mark.parametrize(
+    "part", ["job", "worker:default:0:engine", "router", "dispatcher", "results", "callbacks"]
+)
+def test_a_killed_part_costs_no_job(chaos: Service, key: tuple[str, str], part: str) -> None:
+    text, secret = key
+    with Receiver(secret) as receiver:
+        job_id = submit(chaos, text, receiver.url, **LONG)
+        wait_running(chaos, job_id)
+        kill(chaos, writer_of(chaos, job_id) if part == "job" else part)
+        result = chaos.ended(job_id)
+        assert result["status"] == 1, result
+        assert [item["status"] for item in result["results"]] == [1, 1]
+        assert json.loads(receiver.bodies.get(timeout=60)) == result
+    check_ended_once(chaos, job_id)
+
+
+def test_nats_killed_in_the_middle_of_a_job(
+    chaos: Service, key: tuple[str, str], nats: NatsServer
+) -> None:
+    text, secret = key
+    with Receiver(secret) as receiver:
+        job_id = submit(chaos, text, receiver.url, **LONG)
+        wait_running(chaos, job_id)
+        os.kill(nats.pid, signal.SIGKILL)
+        time.sleep(1.0)
+        nats.start()
+        result = chaos.ended(job_id)
+        assert result["status"] == 1, result
+        assert json.loads(receiver.bodies.get(timeout=60)) == result
+    check_ended_once(chaos, job_id)
+
+
+def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
+    chaos: Service, key: tuple[str, str]
+) -> None:
+    text, secret = key
+    with Receiver(secret) as receiver:
+        job_id = submit(chaos, text, receiver.url, **LONG)
+        wait_running(chaos, job_id)
+        actor = writer_of(chaos, job_id)
+        with chaos.cluster():
+            handle = ray.get_actor(actor)
+            pid = ray.get(handle.whereabouts.remote(), timeout=20).pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            result = chaos.ended(job_id)
+        finally:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+        assert result["status"] == 1, result
+        assert json.loads(receiver.bodies.get(timeout=60)) == result
+    check_ended_once(chaos, job_id)
+    assert chaos.facts(job_id).count("started") == 2
+
+
+def test_while_the_log_is_down_nothing_is_accepted_and_no_job_appears_later(
+    chaos: Service, nats: NatsServer
+) -> None:
+    nats.stop()
+    try:
+        asyncio.run(eventually(lambda: not chaos.is_ready()))
+        began = time.monotonic()
+        answer = chaos.http.post("/diffusion/v1/generate", json=diffusion(seed=4711))
+        assert time.monotonic() - began < 3
+    finally:
+        nats.start()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "unavailable"
+    assert int(answer.headers["Retry-After"]) > 0
+    asyncio.run(eventually(chaos.is_ready, within_s=30))
+    known = chaos.ended(chaos.submit("diffusion", diffusion(seed=1)))
+    jobs = chaos.http.get("/v1/jobs", params={"limit": 200}).json()["jobs"]
+    assert known["request_id"] in [job["request_id"] for job in jobs]
+    assert 4711 not in [job["request"].get("seed") for job in jobs]
+
+
+def test_a_frozen_log_leaves_the_outcome_unknown_until_the_same_key_asks_again(
+    chaos: Service, nats: NatsServer
+) -> None:
+    os.kill(nats.pid, signal.SIGSTOP)
+    try:
+        answer = chaos.http.post(
+            "/diffusion/v1/generate",
+            json=diffusion(seed=4712),
+            headers={"Idempotency-Key": "frozen-1"},
+        )
+    finally:
+        os.kill(nats.pid, signal.SIGCONT)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "outcome_unknown"
+    asyncio.run(eventually(chaos.is_ready, within_s=30))
+    job_id = chaos.submit("diffusion", diffusion(seed=4712), idempotency_key="frozen-1")
+    assert chaos.ended(job_id)["status"] == 1
+    assert chaos.facts(job_id).count("submitted") == 1
+
+
+def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(
+    chaos: Service, key: tuple[str, str], nats: NatsServer
+) -> None:
+    nats.stop()
+    try:
+        kill(chaos, "router")
+        kill(chaos, "results")
+        kill_replica(chaos)
+        asyncio.run(eventually(lambda: answers(chaos), within_s=60))
+    finally:
+        nats.start()
+    asyncio.run(eventually(chaos.is_ready, within_s=60))
+    text, secret = key
+    with Receiver(secret) as receiver:
+        job_id = submit(chaos, text, receiver.url)
+        result = chaos.ended(job_id)
+        assert result["status"] == 1
+        assert json.loads(receiver.bodies.get(timeout=60)) == result
+    check_ended_once(chaos, job_id)
+
+
+def answers(service: Service) -> bool:
+    try:
+        return service.http.get("/health/live", timeout=2).is_success
+    except httpx.TransportError:
+        return False
+
+
+def kill_replica(service: Service) -> None:
+    (replica,) = service.processes("ray::ServeReplica:darkroom:Api")
+    replica.kill()

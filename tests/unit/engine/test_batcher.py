@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from engine.batcher import Batcher, Execution, Member, Request
+from engine.errors import OutOfMemory
+
+
+@dataclass(eq=False)
+class Fake(Request):
+    """Answers its name; `calls` has the names of every group."""
+
+    name: str
+    key_: Hashable = "k"
+    rows: int = 1
+    calls: ClassVar[list[list[str]]] = []
+
+    @property
+    def key(self) -> Hashable:
+        return self.key_
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
+        cls.calls.append([request.name for request in requests])
+        for request in requests:
+            if request.name == "bad":
+                raise ValueError("bad")
+            if request.name == "full":
+                raise OutOfMemory
+        if len(requests) > 2 and requests[0].key == "small memory":
+            raise OutOfMemory
+        return [request.name for request in requests]
+
+
+@pytest.fixture(autouse=True)
+def calls() -> list[list[str]]:
+    Fake.calls.clear()
+    return Fake.calls
+
+
+def run(*requests: Request) -> Execution:
+    """Asks for one after the other."""
+    for request in requests:
+        ((asked, result),) = yield [request]
+        assert asked is request
+        if isinstance(result, Exception):
+            raise result
+
+
+def fakes(name: str, steps: int, key: Hashable = "k", rows: int = 1) -> list[Fake]:
+    return [Fake(name, key, rows) for _ in range(steps)]
+
+
+class Ends:
+    """Joins runs and notes how they ended."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher = batcher
+        self.ended: dict[str, Exception | None] = {}
+
+    def join(self, name: str, execution: Execution) -> Member:
+        member = Member(execution, on_end=lambda error: self.ended.setdefault(name, error))
+        self.batcher.join(member)
+        return member
+
+    def finish(self) -> None:
+        while not self.batcher.idle:
+            self.batcher.step()
+
+
+def test_runs_share_calls_and_join_and_leave_at_any_step(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 3)))
+    ends.batcher.step()
+    ends.join("b", run(*fakes("b", 3)))
+    ends.finish()
+    assert [sorted(call) for call in calls] == [["a"], ["a", "b"], ["a", "b"], ["b"]]
+    assert ends.ended == {"a": None, "b": None}
+
+
+def test_requests_of_unlike_key_take_turns_oldest_first(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 3, key="1")))
+    ends.join("b", run(*fakes("b", 3, key="2")))
+    ends.join("c", run(*fakes("c", 3, key="1")))
+    ends.finish()
+    assert [sorted(call) for call in calls] == [["a", "c"], ["b"]] * 3
+
+
+def test_a_call_takes_no_more_than_max_rows_and_nobody_starves(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher(max_rows=4))
+    for name in "abcde":
+        ends.join(name, run(*fakes(name, 4, rows=2)))
+    ends.finish()
+    assert all(len(call) <= 2 for call in calls)
+    for name in "abcde":
+        at = [number for number, call in enumerate(calls) if name in call]
+        assert max(later - earlier for earlier, later in pairwise(at)) <= 3
+
+
+def test_a_run_of_many_requests_crowds_no_other_out(calls: list[list[str]]) -> None:
+    def many() -> Execution:
+        for _ in range(3):
+            yield fakes("many", 20)
+
+    ends = Ends(Batcher(max_rows=4))
+    ends.join("many", many())
+    ends.join("one", run(*fakes("one", 3)))
+    ends.finish()
+    assert all("one" in call for call in calls[:3])
+    assert ends.ended == {"many": None, "one": None}
+
+
+def test_a_request_larger_than_the_row_limit_runs_alone(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher(max_rows=4))
+    ends.join("big", run(*fakes("big", 1, rows=9)))
+    ends.join("a", run(*fakes("a", 1)))
+    ends.finish()
+    assert calls == [["big"], ["a"]]
+
+
+def test_only_the_guilty_run_fails(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 2)))
+    ends.join("bad", run(*fakes("bad", 2)))
+    ends.join("b", run(*fakes("b", 2)))
+    ends.finish()
+    assert ends.ended["a"] is None
+    assert ends.ended["b"] is None
+    assert isinstance(ends.ended["bad"], ValueError)
+    assert calls == [["a", "bad", "b"], ["a"], ["bad"], ["b"], ["a", "b"]]
+
+
+def test_a_group_that_is_too_large_is_made_smaller_and_stays_so(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher())
+    for name in "abcd":
+        ends.join(name, run(*fakes(name, 2, key="small memory")))
+    ends.finish()
+    assert set(ends.ended.values()) == {None}
+    assert [len(call) for call in calls] == [4, 2, 2, 2, 2]
+
+
+def test_a_run_that_alone_is_too_large_fails_alone() -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 2)))
+    ends.join("full", run(*fakes("full", 1)))
+    ends.finish()
+    assert ends.ended["a"] is None
+    assert isinstance(ends.ended["full"], OutOfMemory)
+
+
+def test_leaving_closes_the_run_and_forgets_its_requests(calls: list[list[str]]) -> None:
+    closed = []
+
+    def watched() -> Execution:
+        try:
+            yield from run(*fakes("a", 9))
+        finally:
+            closed.append(True)
+
+    ends = Ends(Batcher())
+    member = ends.join("a", watched())
+    ends.join("b", run(*fakes("b", 2)))
+    ends.batcher.step()
+    ends.batcher.leave(member)
+    ends.finish()
+    assert closed == [True]
+    assert calls == [["a", "b"], ["b"]]
+    assert ends.ended == {"b": None}
+
+
+def test_several_requests_of_one_run_are_answered_together(calls: list[list[str]]) -> None:
+    received: list[Any] = []
+
+    def both() -> Execution:
+        received.extend((yield [Fake("x"), Fake("y")]))
+
+    ends = Ends(Batcher())
+    ends.join("a", both())
+    ends.finish()
+    assert [result for _, result in received] == ["x", "y"]
+    assert calls == [["x", "y"]]

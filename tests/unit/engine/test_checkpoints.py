@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.diffusion.checkpoints import CheckpointStore
+from engine.errors import CheckpointUnavailable
+from engine.models_folder import ModelsFolder
+from tests.unit.engine.workflows import TINY
+
+MakeStore = Callable[..., CheckpointStore]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_root: Path) -> Path:
+    """A copy of the checkpoints folder, to be broken."""
+    return Path(shutil.copytree(tiny_root / "checkpoints", tmp_path / "checkpoints"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MakeStore:
+    def make(cache_bytes: int = 2**30) -> CheckpointStore:
+        return CheckpointStore(ModelsFolder(tmp_path), torch.device("cpu"), cache_bytes)
+
+    return make
+
+
+def test_text_encoder_holds_half_precision_values_in_single_precision(
+    folder: Path, store: MakeStore
+) -> None:
+    checkpoint = store().get(TINY)
+    weight = checkpoint.clip.encoder.final_layer_norm.weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, weight.half().float())
+    assert checkpoint.model.latent_scale == 0.18215
+
+
+def test_a_checkpoint_is_loaded_once_and_anew_when_its_file_changed(
+    folder: Path, store: MakeStore
+) -> None:
+    checkpoints = store()
+    first = checkpoints.get(TINY)
+    assert checkpoints.get(TINY) is first
+    tensors = load_file(folder / TINY)
+    save_file(tensors, folder / TINY, metadata={"changed": "yes"})
+    assert checkpoints.get(TINY) is not first
+
+
+def test_least_recently_used_goes_first_when_memory_is_short(
+    folder: Path, store: MakeStore
+) -> None:
+    for name in ("b", "c"):
+        shutil.copy(folder / TINY, folder / f"{name}.safetensors")
+        shutil.copytree(folder / "darkroom-tiny.config", folder / f"{name}.config")
+    size = store().get(TINY).size_bytes
+    checkpoints = store(cache_bytes=2 * size)
+    for name in (TINY, "b.safetensors", TINY, "c.safetensors"):
+        checkpoints.get(name)
+    assert checkpoints.names == (TINY, "c.safetensors")
+    small = store(cache_bytes=1)
+    assert small.get(TINY).name == TINY
+    assert small.names == (TINY,)
+
+
+def test_a_truncated_file_is_said_to_be_damaged(folder: Path, store: MakeStore) -> None:
+    whole = (folder / TINY).read_bytes()
+    for size in (0, 4, 1000, len(whole) // 2):
+        (folder / TINY).write_bytes(whole[:size])
+        with pytest.raises(CheckpointUnavailable, match="damaged"):
+            store().get(TINY)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("conditioner.embedders.0.x", "SDXL"),
+        ("lora_unet_x", "LoRA"),
+        ("something", "no Stable Diffusion checkpoint"),
+    ],
+)
+def test_a_foreign_file_is_told_from_a_checkpoint(
+    key: str, message: str, folder: Path, store: MakeStore
+) -> None:
+    save_file({key: torch.zeros(1)}, folder / TINY)
+    with pytest.raises(CheckpointUnavailable, match=message):
+        store().get(TINY)
+
+
+def test_other_sizes_than_the_configuration_says_are_unavailable(
+    folder: Path, store: MakeStore
+) -> None:
+    shutil.rmtree(folder / "darkroom-tiny.config")
+    with pytest.raises(CheckpointUnavailable, match="sizes"):
+        store().get(TINY)
+
+
+def test_a_diffusers_folder_gives_the_same_models(
+    folder: Path, store: MakeStore, tmp_path: Path
+) -> None:
+    checkpoints = store()
+    single = checkpoints.get(TINY)
+    out = folder / "in-parts"
+    single.model.unet.save_pretrained(out / "unet")
+    single.vae.autoencoder.save_pretrained(out / "vae")
+    single.clip.encoder.save_pretrained(out / "text_encoder")
+    (out / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+    parts = store().get("in-parts")
+    for one, other in (
+        (single.model.unet, parts.model.unet),
+        (single.vae.autoencoder, parts.vae.autoencoder),
+        (single.clip.encoder, parts.clip.encoder),
+    ):
+        state = other.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in one.state_dict().items())
+
+
+def test_a_pickled_file_is_refused(folder: Path) -> None:
+    from engine.diffusion.single_file import read
+
+    (folder / "x.ckpt").touch()
+    with pytest.raises(CheckpointUnavailable, match="safetensors"):
+        read(folder / "x.ckpt")

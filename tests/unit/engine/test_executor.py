@@ -1,0 +1,127 @@
+"""The executor with nodes of its own, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import pytest
+
+from engine.batcher import Execution, Request, Work
+from engine.errors import NodeFailed, OutOfMemory
+from engine.executor import execute
+from engine.graph import Graph, Node, Source
+
+CONTEXT = cast("Any", object())
+
+
+@dataclass(eq=False)
+class Ask(Request):
+    name: str
+    rows: int = 1
+
+    @property
+    def key(self) -> str:
+        return "ask"
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[str]:
+        raise AssertionError("these tests answer themselves")
+
+
+def ask(_: object, name: str, **after: Any) -> Work[tuple[str]]:
+    first = yield Ask(name)
+    return (first,)
+
+
+def plain(_: object, name: str) -> tuple[str]:
+    return (name,)
+
+
+def fails(_: object, **inputs: Any) -> tuple[str]:
+    raise ValueError("broken")
+
+
+def save(_: object, value: str) -> list[str]:
+    return [value]
+
+
+BODIES = {"Ask": ask, "Plain": plain, "Fails": fails, "Save": save}
+
+
+def node(node_id: str, class_type: str, *sources: str) -> Node:
+    if class_type == "Save":
+        links = {"value": Source(sources[0], 0)}
+        return Node(node_id, class_type, {}, links, is_output=True)
+    links = {f"after{number}": Source(source, 0) for number, source in enumerate(sources)}
+    return Node(node_id, class_type, {"name": node_id}, links)
+
+
+def started(*nodes: Node) -> tuple[Execution, dict[str, Any]]:
+    outputs: dict[str, Any] = {}
+    execution = execute(
+        Graph(nodes), CONTEXT, on_output=outputs.__setitem__, bodies=cast("Any", BODIES)
+    )
+    return execution, outputs
+
+
+def names(requests: Sequence[Request]) -> list[str]:
+    return [cast("Ask", request).name for request in requests]
+
+
+def test_nodes_that_are_ready_wait_together_and_the_rest_follows() -> None:
+    execution, outputs = started(
+        node("a", "Ask"),
+        node("b", "Ask"),
+        node("c", "Ask", "a", "b"),
+        node("s", "Save", "c"),
+        node("t", "Save", "a"),
+    )
+    first = next(execution)
+    assert names(first) == ["a", "b"]
+    assert names(execution.send([(first[0], "A")])) == []
+    assert outputs == {"t": ["A"]}
+    second = execution.send([(first[1], "B")])
+    assert names(second) == ["c"]
+    with pytest.raises(StopIteration):
+        execution.send([(second[0], "C")])
+    assert outputs == {"t": ["A"], "s": ["C"]}
+
+
+def test_a_graph_that_needs_no_device_ends_at_once() -> None:
+    execution, outputs = started(node("a", "Plain"), node("s", "Save", "a"))
+    with pytest.raises(StopIteration):
+        next(execution)
+    assert outputs == {"s": ["a"]}
+
+
+def test_a_failing_body_is_named() -> None:
+    execution, _ = started(node("a", "Fails"), node("s", "Save", "a"))
+    with pytest.raises(NodeFailed, match=r"node a \(Fails\): ValueError: broken"):
+        next(execution)
+
+
+def test_an_engine_error_passes_as_it_is() -> None:
+    execution, _ = started(node("a", "Ask"), node("s", "Save", "a"))
+    (request,) = next(execution)
+    with pytest.raises(OutOfMemory, match="lower"):
+        execution.send([(request, OutOfMemory())])
+
+
+def test_closing_closes_the_nodes_in_flight() -> None:
+    closed: list[str] = []
+
+    def watched(_: object, name: str) -> Work[tuple[str]]:
+        try:
+            yield Ask(name)
+        finally:
+            closed.append(name)
+        return (name,)
+
+    nodes = (node("a", "Watched"), node("b", "Watched"), node("s", "Save", "a"))
+    bodies = cast("Any", {**BODIES, "Watched": watched})
+    execution = execute(Graph(nodes), CONTEXT, on_output=lambda *_: None, bodies=bodies)
+    next(execution)
+    execution.close()
+    assert sorted(closed) == ["a", "b"]

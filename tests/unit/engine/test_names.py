@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import names
+
+
+def recase(draw: st.DrawFn, text: str) -> str:
+    return "".join(c.upper() if draw(st.booleans()) else c.lower() for c in text)
+
+
+@st.composite
+def spelled(draw: st.DrawFn, rows: tuple[names.Sampler, ...] = names.SAMPLERS) -> tuple[str, str]:
+    row = draw(st.sampled_from(rows))
+    spelling = draw(st.sampled_from([row.name, row.label, *row.aliases]))
+    return row.name, recase(draw, spelling)
+
+
+@given(spelled())
+def test_samplers_are_known_in_both_spellings_and_any_case(pair: tuple[str, str]) -> None:
+    assert names.sampler(pair[1]) == (pair[0], None)
+    assert names.sampler_alone(pair[1]) == pair[0]
+
+
+@given(st.data(), st.sampled_from(names.SAMPLERS), st.sampled_from(names.SCHEDULERS))
+def test_joined_spelling_names_both(
+    data: st.DataObject, sampler: names.Sampler, scheduler: names.Scheduler
+) -> None:
+    @st.composite
+    def joined(draw: st.DrawFn) -> str:
+        return recase(draw, f"{sampler.label}  {scheduler.label} ")
+
+    spelling = data.draw(joined())
+    assert names.sampler(spelling) == (sampler.name, scheduler.name)
+    assert names.resolve(spelling, "Automatic") == (sampler.name, scheduler.name)
+
+
+@given(st.text())
+def test_unknown_names_raise_value_error_that_lists_the_known(text: str) -> None:
+    known = {s.casefold() for row in names.SAMPLERS for s in (row.name, row.label, *row.aliases)}
+    if " ".join(text.casefold().split()) not in known:
+        with pytest.raises(ValueError, match="Euler"):
+            names.sampler(text)
+
+
+def test_automatic_depends_on_the_sampler() -> None:
+    assert names.resolve("Euler", "Automatic") == ("euler", "normal")
+    assert names.resolve("DPM++ 2M", "automatic") == ("dpmpp_2m", "karras")
+
+
+def test_a_scheduler_of_its_own_wins_over_a_joined_one() -> None:
+    assert names.resolve("DPM++ 2M Karras", "Normal") == ("dpmpp_2m", "normal")
+
+
+def test_unknown_scheduler_is_refused() -> None:
+    with pytest.raises(ValueError, match="Karras"):
+        names.scheduler("nope")
+
+
+def test_every_name_has_its_function() -> None:
+    from engine.diffusion.samplers import SAMPLERS
+    from engine.diffusion.schedules import SCHEDULES
+
+    assert {row.name for row in names.SAMPLERS} == set(SAMPLERS)
+    assert {row.name for row in names.SCHEDULERS} == set(SCHEDULES)
+    assert {row.automatic for row in names.SAMPLERS} <= set(SCHEDULES)

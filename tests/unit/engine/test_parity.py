@@ -1,0 +1,155 @@
+"""Pixels against those of ComfyUI on the same weights; the cases come from DARKROOM_PARITY_DIR.
+
+Cases on the full-size checkpoint (2 GB, minutes) run only where DARKROOM_PARITY_FULL is set too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.batcher import Batcher, Member
+from engine.catalogue import Catalogue
+from engine.executor import BODIES, execute
+from engine.graph import Limits, validate
+from engine.models_folder import ModelsFolder
+
+PARITY = os.environ.get("DARKROOM_PARITY_DIR")
+FULL = os.environ.get("DARKROOM_PARITY_FULL")
+SMALL_CASES = (
+    "euler__normal",
+    "euler__normal_steps1",
+    "dpmpp_2m__karras",
+    "dpmpp_2m__karras_d0.3",
+)
+FULL_CASES = ("b_batch3", "p_clipskip2", "p_long", "p_weight13")
+VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
+
+pytestmark = [
+    pytest.mark.skipif(PARITY is None, reason="DARKROOM_PARITY_DIR is not set"),
+    pytest.mark.timeout(600),
+]
+needs_full = pytest.mark.skipif(FULL is None, reason="DARKROOM_PARITY_FULL is not set")
+
+
+@pytest.fixture(scope="module")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Catalogue]:
+    """Makes a checkpoint of a size under a name and gives the catalogue that lists it."""
+    root = tmp_path_factory.mktemp("parity")
+    merges = root / "bpe_simple_vocab_16e6.txt.gz"
+    merges.write_bytes(gzip.compress((VOCABULARY / "merges.txt").read_bytes()))
+
+    def make(size: str, name: str) -> Catalogue:
+        out = root / "checkpoints" / name
+        script = Path(str(PARITY)) / "make_checkpoint.py"
+        config = out.with_suffix(".config")
+        command = [sys.executable, str(script), size, str(out), str(config), str(merges)]
+        subprocess.run(command, check=True, timeout=300, capture_output=True)
+        _require_digest(out)
+        return Catalogue(ModelsFolder(root))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def small(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
+    return make_checkpoint("small", "sd15_small.safetensors")
+
+
+@pytest.fixture(scope="module")
+def full(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
+    return make_checkpoint("full", "sd15_rand.safetensors")
+
+
+@pytest.mark.parametrize("case", SMALL_CASES)
+def test_latents_and_pixels_are_those_of_comfyui(case: str, small: Catalogue) -> None:
+    _compare(case, small)
+
+
+@needs_full
+@pytest.mark.parametrize("case", FULL_CASES)
+def test_latents_and_pixels_are_those_of_comfyui_at_full_size(case: str, full: Catalogue) -> None:
+    _compare(case, full)
+
+
+def _compare(case: str, catalogue: Catalogue) -> None:
+    from safetensors.numpy import load_file
+
+    folder = Path(str(PARITY)) / "cases" / case
+    prompt = json.loads((folder / "graph.json").read_text())
+    latent, images = _run(_without_saved_latents(prompt), catalogue)
+    expected = load_file(folder / "latent.safetensors")["latent_tensor"]
+    psnr_db = _psnr_db(latent, expected)
+    print(f"{case}: {psnr_db:.1f} dB")  # noqa: T201 - the figure, under -s
+    assert psnr_db >= 100
+    shown = sorted(folder.glob("*.png"))
+    assert len(shown) == len(images)
+    for path, pixels in zip(shown, images, strict=True):
+        reference = np.asarray(Image.open(path).convert("RGB"), dtype=int)
+        assert np.abs(reference - pixels.astype(int)).max() <= 1
+
+
+def _run(prompt: dict[str, Any], catalogue: Catalogue) -> tuple[Any, list[Any]]:
+    """The latent that was decoded, and the images."""
+    import torch
+
+    from engine.diffusion.device import Device
+
+    device = Device(catalogue.models, "cpu", cache_bytes=0, threads=None)
+    latents: list[Any] = []
+    images: list[Any] = []
+
+    def decode(context: Any, samples: Any, vae: Any) -> Any:
+        latents.append(samples.samples)
+        return BODIES["VAEDecode"](context, samples=samples, vae=vae)
+
+    execution = execute(
+        validate(prompt, catalogue, Limits()),
+        device.context(on_steps=lambda _: None),
+        on_output=lambda _, found: images.extend(found),
+        bodies={**BODIES, "VAEDecode": decode},
+    )
+    with torch.inference_mode():
+        _exhaust(execution)
+    return latents[0].numpy(), images
+
+
+def _exhaust(execution: Any) -> None:
+    errors: list[Exception | None] = []
+    batcher = Batcher()
+    batcher.join(Member(execution, on_end=errors.append))
+    while not batcher.idle:
+        batcher.step()
+    assert errors == [None]
+
+
+def _without_saved_latents(prompt: dict[str, Any]) -> dict[str, Any]:
+    return {i: node for i, node in prompt.items() if node["class_type"] != "SaveLatent"}
+
+
+def _psnr_db(found: Any, expected: Any) -> float:
+    """Peak: the range of the expected values."""
+    error = float(np.mean((found.astype(np.float64) - expected.astype(np.float64)) ** 2))
+    peak = float(expected.max() - expected.min())
+    return math.inf if error == 0 else 10 * math.log10(peak**2 / error)
+
+
+def _require_digest(path: Path) -> None:
+    """Other weights than the cases were made with would make the comparison void."""
+    digests = (Path(str(PARITY)) / "SHA256").read_text()
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest not in digests:
+        pytest.skip(f"this torch makes another {path.name}: {digest}")

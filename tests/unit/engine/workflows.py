@@ -1,0 +1,72 @@
+"""Workflows to test with, and a watcher of their runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from engine.engine import EngineEvent, Errored, Finished, ImageReady, Run
+
+TINY = "darkroom-tiny.safetensors"
+DEADLINE_S = 60.0
+
+
+def text_to_image(**sampler: Any) -> dict[str, Any]:
+    """The usual workflow at 64x64; keywords go to the sampler."""
+    inputs = {
+        "seed": 1,
+        "steps": 4,
+        "cfg": 7.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1.0,
+        "model": ["4", 0],
+        "positive": ["6", 0],
+        "negative": ["7", 0],
+        "latent_image": ["5", 0],
+    }
+    return {
+        "4": node("CheckpointLoaderSimple", ckpt_name=TINY),
+        "5": node("EmptyLatentImage", width=64, height=64, batch_size=1),
+        "6": node("CLIPTextEncode", text="a red circle", clip=["4", 1]),
+        "7": node("CLIPTextEncode", text="", clip=["4", 1]),
+        "3": node("KSampler", **(inputs | sampler)),
+        "8": node("VAEDecode", samples=["3", 0], vae=["4", 2]),
+        "9": node("SaveImage", images=["8", 0], filename_prefix="x"),
+    }
+
+
+def node(class_type: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": class_type, "inputs": inputs}
+
+
+@dataclass(eq=False)
+class Watched:
+    """A run with what it told, in order."""
+
+    events: list[EngineEvent] = field(default_factory=list)
+    queue: SimpleQueue[EngineEvent] = field(default_factory=SimpleQueue)
+    run: Run | None = None
+
+    def take(self, event: EngineEvent) -> None:
+        self.queue.put(event)
+
+    def next(self) -> EngineEvent:
+        event = self.queue.get(timeout=DEADLINE_S)
+        self.events.append(event)
+        return event
+
+    def wait(self) -> EngineEvent:
+        """Until the end, which is the answer."""
+        while not isinstance(event := self.next(), Finished | Errored):
+            pass
+        return event
+
+    def images(self) -> list[ImageReady]:
+        """All images by index, once the run has ended well."""
+        end = self.wait()
+        assert isinstance(end, Finished), end
+        found = [event for event in self.events if isinstance(event, ImageReady)]
+        assert end.images == len(found)
+        return sorted(found, key=lambda image: image.index)
