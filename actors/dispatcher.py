@@ -97,7 +97,10 @@ class EndpointDispatcher:
             await self._bus.ack(entry.ack_subject)
             return
         if (slot := self._pool.running(job.id)) is not None:
-            # Its lease ran out while it hung: whatever it still does, it no longer has the job.
+            # Its lease ran out: the event log was away, or the actor hangs.
+            timeout_s = self._hold_renew_s
+            if await slot.take_delivery(job.id, entry.ack_subject, timeout_s=timeout_s):
+                return
             logger.warning("replacing", extra={"action": "zombie", "job_id": job.id})
             await slot.replace()
         held = _Held(job, entry.ack_subject, asyncio.Event())
@@ -112,15 +115,16 @@ class EndpointDispatcher:
         actor = slot.actor
         try:
             await slot.run(held.job.id, held.ack_subject)
+            died = False
         except ActorDied as error:
+            died = True
             fields = {"action": "actor_died", "job_id": held.job.id, "error": str(error)}
             logger.warning("job actor died", extra=fields)
-            await self._give_back(held, actor)
-            await slot.replace()
-            return
         if slot.job_id != held.job.id:
-            return  # replaced meanwhile, as a zombie
-        if slot.is_worn:
+            return  # Replaced as a zombie: its entry was delivered anew, and is not ours to touch.
+        if died:
+            await self._give_back(held, actor)
+        if died or slot.is_worn:
             await slot.replace()
         else:
             slot.release()

@@ -61,6 +61,7 @@ class JobRunner:
         self._lease_renew_s = lease_renew_s
         self._max_attempts = max_attempts
         self._now = now
+        self._leases: dict[str, Lease] = {}
 
     async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
         """Run a job whose queue entry was delivered under `ack_subject`."""
@@ -69,19 +70,29 @@ class JobRunner:
             await self._bus.ack(ack_subject)
             return RunOutcome.ENDED
         job = await self._start(job)
+        lease = self._lease_on(ack_subject)
         if job.end is None and job.actor == self._actor:
-            job = await self._attempt(job, ack_subject)
-        return await self._settle(job, ack_subject)
+            self._leases[job_id] = lease
+            try:
+                job = await self._attempt(job, lease)
+            finally:
+                del self._leases[job_id]
+        return await self._settle(job, lease.ack_subject)
+
+    def take_delivery(self, job_id: str, ack_subject: str) -> bool:
+        """The entry was delivered again: True where the job runs here, and goes on under it."""
+        lease = self._leases.get(job_id)
+        if lease is not None:
+            lease.ack_subject = ack_subject
+        return lease is not None
 
     async def _start(self, job: Job) -> Job:
         command = Start(self._actor, max_attempts=self._max_attempts, now=self._now())
         outcome = await self._writer.execute(command, job)
         return outcome.job or job
 
-    async def _attempt(self, job: Job, ack_subject: str) -> Job:
-        fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
-        logger.info("started", extra=fields)
-        lease = Lease(
+    def _lease_on(self, ack_subject: str) -> Lease:
+        return Lease(
             bus=self._bus,
             log=self._log,
             writer=self._writer,
@@ -89,6 +100,10 @@ class JobRunner:
             actor=self._actor,
             renew_s=self._lease_renew_s,
         )
+
+    async def _attempt(self, job: Job, lease: Lease) -> Job:
+        fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
+        logger.info("started", extra=fields)
         attempt = Attempt(
             job,
             actor=self._actor,

@@ -40,7 +40,8 @@ class Lease:
         self._bus = bus
         self._log = log
         self._writer = writer
-        self._ack_subject = ack_subject
+        self.ack_subject = ack_subject
+        """Of the latest delivery: where one ran out although its holder lived, it is given the next."""
         self._actor = actor
         self._renew_s = renew_s
 
@@ -65,6 +66,6 @@ class Lease:
                 if read.cancel_requested:
                     return Loss.CANCELLED
                 checked = read
-            await self._bus.renew(self._ack_subject)
+            await self._bus.renew(self.ack_subject)
             elapsed = time.monotonic() - started
             await asyncio.sleep(min(max(self._renew_s - elapsed, 0), max(seconds_left(), 0)))

@@ -138,6 +138,8 @@ class JobProcess:
     async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
         await self.ready()
         assert self._runner is not None
+        if self._job_id is not None:
+            return RunOutcome.LOST  # one job at a time: two under one name could not be fenced
         self._job_id, self._jobs_run = job_id, self._jobs_run + 1
         self._idle.clear()
         try:
@@ -145,6 +147,10 @@ class JobProcess:
         finally:
             self._job_id = None
             self._idle.set()
+
+    async def take_delivery(self, job_id: str, ack_subject: str) -> bool:
+        """See `JobRunner.take_delivery`."""
+        return self._runner is not None and self._runner.take_delivery(job_id, ack_subject)
 
     async def state(self) -> tuple[str | None, int]:
         """The job it runs, and how many it was given."""

@@ -74,6 +74,7 @@ class Slot:
         self._on_change = on_change
         self._handle: Any = None
         self._jobs_run = 0
+        self._replacing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Find or make the actor; one that still runs a predecessor's job is waited for."""
@@ -103,14 +104,27 @@ class Slot:
         except (RayActorError, RayTaskError) as error:
             raise ActorDied(str(error).splitlines()[0]) from error
 
+    async def take_delivery(self, job_id: str, ack_subject: str, *, timeout_s: float) -> bool:
+        """False where the actor does not answer, or no longer runs the job."""
+        try:
+            reference = self._handle.take_delivery.remote(job_id, ack_subject)
+            return bool(await _answer(reference, timeout_s))
+        except (RayActorError, RayTaskError, TimeoutError):
+            return False
+
     @property
     def is_worn(self) -> bool:
         return self._jobs_run >= self._jobs_per_actor
 
     async def replace(self) -> None:
-        """Kill the actor and start another under the same name."""
-        self.job_id = None
-        self._become(SlotState.STARTING)
+        """Kill the actor and start another under the same name; once, however many ask."""
+        if self._replacing is None or self._replacing.done():
+            self.job_id = None
+            self._become(SlotState.STARTING)
+            self._replacing = asyncio.create_task(self._replace())
+        await asyncio.shield(self._replacing)
+
+    async def _replace(self) -> None:
         await _kill(self.name)
         await self.open_persistently()
 

@@ -35,8 +35,8 @@ SCHEDULE_TARGET = "Nats-Schedule-Target"
 _WRONG_LAST_SEQUENCE = {10071, 10164}
 _FULL = {10077, 10047, 10023}
 """maximum bytes exceeded, insufficient storage, insufficient resources"""
+_NO_MESSAGE = 10037
 _STREAM_EXISTS_OTHERWISE = 10058
-_CONSUMER_EXISTS_OTHERWISE = {10013, 10148, 10012}
 _DUPLICATE_WINDOW_S = 120.0
 _CALL_TIMEOUT_S = 5.0
 _GLANCE_S = 1.0
@@ -260,7 +260,9 @@ class Bus:
         """The subject's last message, as the stream's leader has it. Raises LogUnavailable."""
         try:
             raw = await self._call(self._js.get_last_msg(stream, subject))
-        except nats.js.errors.NotFoundError:
+        except nats.js.errors.NotFoundError as error:
+            if error.err_code != _NO_MESSAGE:  # the stream itself, say: it is still being restored
+                raise LogUnavailable(str(error)) from error
             return None
         return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
 

@@ -205,6 +205,26 @@ async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
     assert await run is RunOutcome.ENDED
 
 
+async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([StepDone(n, 30) for n in range(30)] + pictures(1), gated=True)
+    runner = bench.runner(engine)
+    run = asyncio.create_task(runner.run(job_id, entry.ack_subject))
+    await eventually(lambda: engine.runs)
+    await bench.bus.nak(entry.ack_subject)  # as a restarted server does, which forgot the renewals
+    again = await bench.entry()
+    assert runner.take_delivery(job_id, again.ack_subject)
+    assert not runner.take_delivery(new_id(), again.ack_subject)
+    for _ in range(4):
+        engine.advance()
+        assert not await bench.lane.next(batch=1, timeout_s=LEASE_S / 2)
+    engine.advance(50)
+    assert await run is RunOutcome.ENDED
+    assert (await bench.job(job_id)).attempts == 1
+    await eventually(bench.nothing_queued)
+
+
 class Stoppable:
     """A runner's view of the log and the bus that can be stopped, as SIGSTOP would."""
 
