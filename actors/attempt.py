@@ -50,7 +50,7 @@ class AttemptLimits:
     model_load_timeout_s: float
     """Longest silence before this job's first step."""
     heartbeat_s: float = 1.0
-    store_tries: int = 5
+    store_pauses_s: tuple[float, ...] = (0.2, 0.5, 1, 2)
 
 
 class Attempt:
@@ -164,13 +164,15 @@ class Attempt:
         await self._write(StoreImage(self._actor, image))
 
     async def _put(self, key: str, png: bytes) -> None:
-        for tries in range(1, self._limits.store_tries + 1):
+        for pause_s in (*self._limits.store_pauses_s, None):
             try:
-                return await self._images.put(key, png)
+                await self._images.put(key, png)
             except ImageStoreUnavailable:
-                if tries == self._limits.store_tries:
+                if pause_s is None:
                     raise
-                await asyncio.sleep(random.uniform(0.5, 1) * 2**tries * 0.1)
+                await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+            else:
+                return
 
     async def _tell_progress(self, done: int, total: int) -> None:
         data = json.dumps({"done": done, "total": total}).encode()

@@ -30,10 +30,11 @@ from actors.callback_policy import Delivered, Exhausted, RetryAt, Sent, Step, ne
 from actors.sender import Sender, webhook_headers
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable, ServiceError
-from events.jetstream import Bus, Message, Puller
+from events.jetstream import Bus
 from events.jetstream_log import PersistentLog
 from events.job import Job, fold
 from events.log import EventLog, Writer, utc_now
+from events.puller import Message, Puller
 from events.queues import CallbackQueue, job_id_of
 from events.result import UrlFor, result_of
 from events.streams import callbacks_consumer

@@ -18,12 +18,13 @@ from actors.plan import checkpoint_of
 from actors.workers import ActorDied, Slot, WorkerPool
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
 from events.ids import LANES
-from events.jetstream import Bus, Message
+from events.jetstream import Bus
 from events.job import Job
 from events.log import JobWriter
+from events.puller import Message
 from events.queues import JobQueue, job_id_of
-from events.read_model import Endpoints, Leases
 from events.records import Endpoint
+from events.registry import Endpoints, Leases
 
 logger = logging.getLogger(__name__)
 

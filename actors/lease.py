@@ -41,7 +41,7 @@ class Lease:
         self._log = log
         self._writer = writer
         self.ack_subject = ack_subject
-        """Of the latest delivery: where one ran out although its holder lived, it is given the next."""
+        """Of the latest delivery: a holder that lived when its lease ran out is given the next."""
         self._actor = actor
         self._renew_s = renew_s
 

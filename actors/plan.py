@@ -1,4 +1,4 @@
-"""Plan: what the engine is asked for, from what the caller asked for. One path for both flavours."""
+"""Plan: what the engine is asked for, from what the caller asked for, in both flavours."""
 
 from __future__ import annotations
 

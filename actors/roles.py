@@ -12,12 +12,14 @@ from actors.results import Results
 from actors.router import Router
 from actors.sender import Sender
 from actors.workers import WorkerPool
+from events.database import Database
 from events.ids import new_id
 from events.jetstream_log import JetStreamLog, PersistentLog
 from events.log import JobWriter
 from events.queues import CallbackQueue, JobQueue
-from events.read_model import Database, Endpoints, Leases, ReadModel
+from events.read_model import ReadModel
 from events.records import Endpoint
+from events.registry import Endpoints, Leases
 from events.streams import DELIVERIES, delivery_subject
 from settings import Settings
 from storage.tokens import url_for

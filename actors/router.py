@@ -13,9 +13,10 @@ import random
 from collections.abc import Awaitable, Callable
 
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
-from events.jetstream import Bus, Message, Puller
+from events.jetstream import Bus
 from events.job import Job
 from events.log import JobWriter
+from events.puller import Message, Puller
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.streams import router_consumer

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -131,20 +131,16 @@ class Slot:
     async def open_persistently(self) -> None:
         while self.state is not SlotState.CLOSED:
             try:
-                return await self.open()
-            except (
-                RayActorError,
-                RayTaskError,
-                GetTimeoutError,
-                TimeoutError,
-                ValueError,
-            ) as error:
+                await self.open()
+            except (RayActorError, RayTaskError, TimeoutError, ValueError) as error:
                 logger.warning(
                     "job actor did not start",
                     extra={"action": "slot_open", "slot": self.name, "error": str(error)},
                 )
                 await _kill(self.name)
                 await asyncio.sleep(0.5)
+            else:
+                return
 
     async def close(self) -> None:
         self._become(SlotState.CLOSED)

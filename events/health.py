@@ -41,7 +41,7 @@ class JetStreamHealth:
         return self._fill.value
 
     async def ready(self) -> str | None:
-        """None where the log takes writes, else why not. A full disk shows in nothing but a write."""
+        """None where the log takes writes, else why not: a full disk shows in a write alone."""
         if not self._bus.is_connected:
             return str(LogUnavailable())
         if time.monotonic() >= self._ready.until:

@@ -1,4 +1,4 @@
-"""The connection to NATS: the only file that imports nats.
+"""The connection to NATS; this file and `puller.py` alone import nats.
 
 `Bus` turns nats-py's errors into ours and its messages into `Message`; the log and the queues
 stand on it. Why not nats-py's defaults: they buffer publishes while the server is away (and store
@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
@@ -23,6 +22,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from events.errors import LogFull, LogUnavailable
+from events.puller import DISCONNECTED, Message, Puller, collect, plain
 from events.streams import REPUBLISH_FROM, REPUBLISH_TO, STREAMS, ConsumerSpec, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -41,17 +41,6 @@ _DUPLICATE_WINDOW_S = 120.0
 _CALL_TIMEOUT_S = 5.0
 _GLANCE_S = 1.0
 """For what a request asks on its way: it does without the answer rather than wait."""
-_DISCONNECTED = (
-    nats.errors.ConnectionClosedError,
-    nats.errors.OutboundBufferLimitError,
-    nats.errors.StaleConnectionError,
-    nats.errors.ConnectionReconnectingError,
-    nats.errors.NoServersError,
-    nats.errors.NoRespondersError,
-    nats.js.errors.ServiceUnavailableError,
-    nats.js.errors.NoStreamResponseError,
-    OSError,
-)
 
 
 class WrongLastSequence(Exception):
@@ -60,18 +49,6 @@ class WrongLastSequence(Exception):
 
 class NoAnswer(Exception):
     """The server did not answer in time: what was sent may have been stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    subject: str
-    data: bytes
-    sequence: int = 0
-    """In its stream; 0 for a message of core NATS."""
-    ack_subject: str = ""
-    deliveries: int = 0
-    consumer_sequence: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Bus:
@@ -97,7 +74,9 @@ class Bus:
             self._starting.cancel()
             with suppress(asyncio.CancelledError):
                 await self._starting
-        if not self._client.is_closed and (self._client.is_connected or self._client.is_reconnecting):
+        if not self._client.is_closed and (
+            self._client.is_connected or self._client.is_reconnecting
+        ):
             await self._client.close()
 
     @property
@@ -203,7 +182,7 @@ class Bus:
             raise LogUnavailable
         try:
             return await asyncio.wait_for(call, timeout_s)
-        except (TimeoutError, *_DISCONNECTED) as error:
+        except (TimeoutError, *DISCONNECTED) as error:
             raise LogUnavailable from error
 
     # Publishing.
@@ -223,7 +202,9 @@ class Bus:
         if not self.is_connected:
             raise LogUnavailable
         try:
-            ack = await self._js.publish(subject, data, timeout=timeout_s, headers=dict(headers or {}))
+            ack = await self._js.publish(
+                subject, data, timeout=timeout_s, headers=dict(headers or {})
+            )
         except nats.errors.TimeoutError as error:
             raise NoAnswer from error
         except nats.js.errors.APIError as error:
@@ -232,7 +213,7 @@ class Bus:
             if error.err_code in _FULL:
                 raise LogFull from error
             raise LogUnavailable(str(error)) from error
-        except _DISCONNECTED as error:
+        except DISCONNECTED as error:
             raise LogUnavailable from error
         return ack.seq
 
@@ -251,7 +232,7 @@ class Bus:
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Core NATS: at most once, dropped while disconnected."""
-        with suppress(*_DISCONNECTED, nats.errors.Error):
+        with suppress(*DISCONNECTED, nats.errors.Error):
             await self._client.publish(subject, data)
 
     # Reading.
@@ -282,12 +263,12 @@ class Bus:
             request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
             target = f"$JS.API.DIRECT.GET.{stream}"
             await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
-        except _DISCONNECTED as error:
+        except DISCONNECTED as error:
             raise LogUnavailable from error
         try:
-            return await _collect(answers, timeout_s)
+            return await collect(answers, timeout_s)
         finally:
-            with suppress(*_DISCONNECTED, nats.errors.Error):
+            with suppress(*DISCONNECTED, nats.errors.Error):
                 await subscription.unsubscribe()
 
     @asynccontextmanager
@@ -296,19 +277,19 @@ class Bus:
         messages: asyncio.Queue[Message] = asyncio.Queue()
 
         async def take(raw: Msg) -> None:
-            await messages.put(_plain(raw))
+            await messages.put(plain(raw))
 
         if not self.is_connected:
             raise LogUnavailable
         try:
             subscription = await self._client.subscribe(subject, cb=take)
             await self._client.flush(timeout=2)
-        except (TimeoutError, nats.errors.Error, *_DISCONNECTED) as error:
+        except (TimeoutError, nats.errors.Error, *DISCONNECTED) as error:
             raise LogUnavailable from error
         try:
             yield messages
         finally:
-            with suppress(*_DISCONNECTED, nats.errors.Error):
+            with suppress(*DISCONNECTED, nats.errors.Error):
                 await subscription.unsubscribe()
 
     # Consumers.
@@ -347,7 +328,7 @@ class Bus:
         puller = Puller(self._client, stream, consumer)
         try:
             await puller.open()
-        except (nats.errors.Error, *_DISCONNECTED) as error:
+        except (nats.errors.Error, *DISCONNECTED) as error:
             raise LogUnavailable from error
         self._pullers.add(puller)
         try:
@@ -360,7 +341,7 @@ class Bus:
         """Acknowledge and wait until the server has it; False where it did not say so in time."""
         try:
             await self._client.request(ack_subject, b"+ACK", timeout=timeout_s)
-        except (TimeoutError, nats.errors.Error, *_DISCONNECTED):
+        except (TimeoutError, nats.errors.Error, *DISCONNECTED):
             return False
         return True
 
@@ -371,94 +352,3 @@ class Bus:
     async def nak(self, ack_subject: str) -> None:
         """Give the entry back for delivery at once."""
         await self.publish(ack_subject, b"-NAK")
-
-
-class Puller:
-    """Pulls from one consumer. What arrives late is returned by the next call."""
-
-    def __init__(self, client: Client, stream: str, consumer: str) -> None:
-        self._client = client
-        self._target = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._inbox = client.new_inbox()
-        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
-        self._subscription: Any = None
-
-    async def open(self) -> None:
-        self._subscription = await self._client.subscribe(self._inbox, cb=self._arrived.put)
-
-    async def close(self) -> None:
-        with suppress(*_DISCONNECTED, nats.errors.Error):
-            await self._subscription.unsubscribe()
-
-    def interrupt(self) -> None:
-        """The server lost our request (it was restarted): end the wait for its answer."""
-        self._arrived.put_nowait(None)
-
-    async def next(self, *, batch: int, timeout_s: float) -> list[Message]:
-        """The next messages, at most `batch`; empty where none came in time.
-
-        Raises LogUnavailable where the consumer is gone or there is no connection.
-        """
-        if batch > 1 and (messages := await self._pull({"batch": batch, "no_wait": True}, batch, 2)):
-            return messages
-        expires = int(timeout_s * 1e9)
-        return await self._pull({"batch": 1, "expires": expires}, 1, timeout_s + 1)
-
-    async def _pull(self, request: dict[str, Any], batch: int, timeout_s: float) -> list[Message]:
-        try:
-            await self._client.publish(
-                self._target, json.dumps(request).encode(), reply=self._inbox
-            )
-        except (nats.errors.Error, *_DISCONNECTED) as error:
-            raise LogUnavailable from error
-        messages: list[Message] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while len(messages) < batch:
-                    raw = await self._arrived.get()
-                    status = _status(raw)
-                    if status == "503":
-                        raise LogUnavailable("the consumer is gone")
-                    if raw is None or status:
-                        break
-                    messages.append(_acked(raw))
-        return messages
-
-
-def _status(raw: Msg | None) -> str | None:
-    return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
-
-
-async def _collect(answers: asyncio.Queue[Msg], timeout_s: float) -> list[Message]:
-    messages: list[Message] = []
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            while True:
-                raw = await answers.get()
-                if _status(raw):
-                    break
-                messages.append(_plain(raw))
-    return messages
-
-
-def _plain(raw: Msg) -> Message:
-    headers = raw.headers or {}
-    return Message(
-        subject=headers.get("Nats-Subject", raw.subject),
-        data=raw.data,
-        sequence=int(headers.get("Nats-Sequence", 0)),
-        headers=headers,
-    )
-
-
-def _acked(raw: Msg) -> Message:
-    metadata = raw.metadata
-    return Message(
-        subject=raw.subject,
-        data=raw.data,
-        sequence=metadata.sequence.stream,
-        ack_subject=raw.reply,
-        deliveries=metadata.num_delivered or 1,
-        consumer_sequence=metadata.sequence.consumer,
-        headers=raw.headers or {},
-    )

@@ -15,12 +15,11 @@ from events.jetstream import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MESSAGE_ID,
     Bus,
-    Message,
     NoAnswer,
-    Puller,
     WrongLastSequence,
 )
 from events.log import Appended, Conflict, EventLog, EventReader, Subscription, stored
+from events.puller import Message, Puller
 from events.streams import JOBS, event_subject, job_subject
 from events.types import Event, MalformedEvent, decode, encode
 

@@ -9,7 +9,8 @@ import random
 from collections import OrderedDict
 
 from events.errors import LogUnavailable
-from events.jetstream import Bus, Message
+from events.jetstream import Bus
+from events.puller import Message
 from events.streams import PROGRESS_WILDCARD
 
 logger = logging.getLogger(__name__)

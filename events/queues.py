@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from events.errors import LogUnavailable
-from events.jetstream import SCHEDULE, SCHEDULE_TARGET, Bus, Message, NoAnswer, Puller
+from events.jetstream import SCHEDULE, SCHEDULE_TARGET, Bus, NoAnswer
+from events.puller import Message, Puller
 from events.streams import (
     CALLBACKS,
     JOBS,
@@ -67,7 +68,7 @@ class JobQueue:
 
 
 class CallbackQueue:
-    """Deliveries that wait: due now, or parked as a scheduled message (nats-server 2.12, ADR-51)."""
+    """Deliveries that wait: due now, or parked as a scheduled message (NATS ADR-51)."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

@@ -69,7 +69,7 @@ def status_of(end: End | None) -> Status:
 
 def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
     """What a caller is told of `job`."""
-    missing = Status.RUNNING if job.end is None else Status.FAILED
+    absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
     asked_for = job.submitted.images
     count = max([asked_for, *(image.index + 1 for image in job.images)])
     stored = {image.index: image for image in job.images}
@@ -78,7 +78,7 @@ def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
         status=status_of(job.end),
         message=job.end.message if isinstance(job.end, Failed | Cancelled) else None,
         results=tuple(
-            _item(job.id, stored[index], url_for) if index in stored else ImageResult(status=missing)
+            _item(job.id, image, url_for) if (image := stored.get(index)) else absent
             for index in range(count)
         ),
         created_at=job.submitted_at,

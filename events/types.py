@@ -135,9 +135,7 @@ class Unknown(Fact):
 End = Completed | Failed | Cancelled
 
 FACTS: dict[str, type[Fact]] = {
-    fact.type_name: fact
-    for base in (JobFact, DeliveryFact)
-    for fact in base.__subclasses__()
+    fact.type_name: fact for base in (JobFact, DeliveryFact) for fact in base.__subclasses__()
 }
 
 

@@ -21,13 +21,15 @@ from actors.assembly import address_rule, default_endpoint, open_bus, open_log
 from actors.roles import ROLES
 from engine.catalogue import Catalogue
 from engine.models_folder import ModelsFolder
+from events.database import Database
 from events.errors import DatabaseUnavailable
 from events.health import JetStreamHealth
 from events.jetstream import Bus
 from events.log import JobWriter
 from events.progress import ProgressBoard
 from events.queues import JobQueue
-from events.read_model import ApiKeys, Database, Endpoints, ReadModel
+from events.read_model import ReadModel
+from events.registry import ApiKeys, Endpoints
 from serve_app.api import create_api
 from serve_app.services import Services
 from settings import Settings

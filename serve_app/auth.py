@@ -18,7 +18,7 @@ from serve_app.errors import ApiError
 from serve_app.ttl_cache import TtlCache
 
 if TYPE_CHECKING:
-    from events.read_model import ApiKeys
+    from events.registry import ApiKeys
 
 _TTL_S = 5.0
 

@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from events.database import Database
 from events.log import utc_now
-from events.read_model import ApiKeys, Database
 from events.records import Scope
+from events.registry import ApiKeys
 from events.webhook_secret import webhook_secret
 from serve_app.api_keys import mint
 from serve_app.client import Client, ClientError, run_job
@@ -123,9 +124,8 @@ def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> Non
     console.print(f"\n[bold green]Darkroom is up[/] after {took_s:.1f} s. Ctrl-C stops it.\n")
     console.print(table, soft_wrap=True)
     if fresh_key:
-        console.print(
-            f"\nThe admin key is shown this once; it is also in {settings.data_dir / ADMIN_KEY_FILE}."
-        )
+        path = settings.data_dir / ADMIN_KEY_FILE
+        console.print(f"\nThe admin key is shown this once; it is also in {path}.")
 
 
 def _without_password(url: str) -> str:
@@ -138,7 +138,9 @@ def _without_password(url: str) -> str:
 
 @keys.command("create")
 def create_key(
-    owner: Annotated[str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")],
+    owner: Annotated[
+        str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")
+    ],
     name: Annotated[str, typer.Option(help="To tell keys apart.")] = "",
     scope: Annotated[
         list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
@@ -200,7 +202,7 @@ OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
 
 
 @app.command()
-def generate(
+def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     prompt: Annotated[str | None, typer.Argument(help="What the picture shows.")] = None,
     workflow: Annotated[
         Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
@@ -227,18 +229,21 @@ def generate(
     if workflow is not None:
         flavour, body = "workflow", _read_graph(workflow)
     else:
-        flavour, body = "diffusion", {
-            "prompt": prompt,
-            "negative_prompt": negative_prompt,
-            "width": width,
-            "height": height,
-            "steps": steps,
-            "cfg_scale": cfg_scale,
-            "sampler_name": sampler,
-            "scheduler": scheduler,
-            "batch_size": batch_size,
-            "seed": seed,
-        }
+        flavour, body = (
+            "diffusion",
+            {
+                "prompt": prompt,
+                "negative_prompt": negative_prompt,
+                "width": width,
+                "height": height,
+                "steps": steps,
+                "cfg_scale": cfg_scale,
+                "sampler_name": sampler,
+                "scheduler": scheduler,
+                "batch_size": batch_size,
+                "seed": seed,
+            },
+        )
         if checkpoint is not None:
             body["sd_model_checkpoint"] = checkpoint
     try:

@@ -47,9 +47,7 @@ class Running:
 class Embedded:
     """`with Embedded(settings) as running:` — up on entry, all of it stopped on exit."""
 
-    def __init__(
-        self, settings: Settings, *, tell: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, settings: Settings, *, tell: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
         self._tell = tell
         self._stack = ExitStack()

@@ -16,7 +16,8 @@ from storage.images import ImageStore
 
 if TYPE_CHECKING:
     # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
-    from events.read_model import ApiKeys, Endpoints, ReadModel
+    from events.read_model import ReadModel
+    from events.registry import ApiKeys, Endpoints
 
 
 class Queue(Protocol):

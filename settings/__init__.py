@@ -1,4 +1,7 @@
-"""Every value an operator may set, read from `DARKROOM_*` environment variables."""
+"""Every value an operator may set, read from `DARKROOM_*` environment variables.
+
+`python -m settings` prints the table that the README shows.
+"""
 
 from __future__ import annotations
 
@@ -17,87 +20,123 @@ def _split_list(value: Any) -> Any:
     return [part.strip().strip("\"'") for part in value.strip(" []").split(",") if part.strip()]
 
 
-Networks = Annotated[
-    tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)
-]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Ports = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_list)]
+Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
 
 
 class Settings(BaseSettings):
-    """Times are in seconds and sizes in bytes, as the names say."""
+    """Times are in seconds (`_s`), sizes in bytes (`_bytes`)."""
 
-    model_config = SettingsConfigDict(env_prefix="DARKROOM_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="DARKROOM_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
-    # Where things are.
     host: str = "127.0.0.1"
+    """Address that the HTTP API listens on."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Port that the HTTP API listens on."""
     data_dir: Path = Path("data")
+    """Folder of all state: event log, database, images, keys."""
     models_dir: Path = Path("models")
+    """Models, laid out as ComfyUI's folder; the same on every node."""
     nats_url: str | None = None
+    """NATS with JetStream; unset: a nats-server of its own is started."""
     database_url: str | None = None
+    """SQLAlchemy URL (`postgresql+asyncpg://…`); unset: SQLite in the data folder."""
     images_url: str | None = None
+    """Where images go (`file:///…`, `s3://…`, `gs://…`, `az://…`); unset: the data folder."""
     public_url: str | None = None
+    """Base of the image URLs in results; unset: host and port."""
     secret: SecretStr | None = None
-
-    # What a request may ask for.
-    max_body_bytes: PositiveInt = 512 * 1024
-    max_nodes: PositiveInt = 1000
-    max_side_px: PositiveInt = 4096
-    max_batch: PositiveInt = 16
-    max_wait_s: PositiveFloat = 60.0
-
-    # The event log.
-    log_max_bytes: PositiveInt = 2 * 1024**3
-    log_replicas: PositiveInt = 1
-    log_full_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.85
-    append_timeout_s: PositiveFloat = 10.0
-    append_try_timeout_s: PositiveFloat = 2.0
-    ready_period_s: PositiveFloat = 5.0
-
-    # Jobs.
-    lease_s: PositiveFloat = 30.0
-    lease_renew_s: PositiveFloat = 5.0
-    step_timeout_s: PositiveFloat = 120.0
-    model_load_timeout_s: PositiveFloat = 600.0
-    job_timeout_s: PositiveFloat = 3600.0
-    max_attempts: PositiveInt = 3
-    jobs_per_actor: Annotated[int, Field(ge=0)] = 0
-    """Jobs that one Ray actor runs before it is replaced; 0: 1 with a GPU, 50 without."""
-    jobs_per_worker: PositiveInt = 4
-    min_workers: PositiveInt = 1
-    max_workers: PositiveInt = 1
-    worker_cpus: PositiveFloat = 1.0
-    worker_gpus: Annotated[float, Field(ge=0)] | None = None
-    """GPUs of one worker; unset: 1 where Ray has any, else 0."""
-    worker_idle_s: PositiveFloat = 300.0
-    placement_timeout_s: PositiveFloat = 900.0
-    model_cache_bytes: PositiveInt = 8 * 1024**3
-    max_rows: PositiveInt = 32
-    default_checkpoint: str | None = None
-    """Unset: the first checkpoint of the models folder."""
-
-    # Callbacks.
+    """Key of ids, file tokens and webhook secrets; unset: generated into `<data>/secret`."""
     callback_allow_networks: Networks = ()
+    """Networks that callbacks may go to beside public addresses (JSON list or commas)."""
+
+    default_checkpoint: str | None = None
+    """Checkpoint of a diffusion job that names none; unset: the first of the models folder."""
+    max_body_bytes: PositiveInt = 512 * 1024
+    """Longest request body."""
+    max_nodes: PositiveInt = 1000
+    """Most nodes of a graph."""
+    max_side_px: PositiveInt = 4096
+    """Longest side of an image."""
+    max_batch: PositiveInt = 16
+    """Most images of one batch."""
+    max_wait_s: PositiveFloat = 60.0
+    """Longest `wait` of a result call."""
+
+    log_max_bytes: PositiveInt = 2 * 1024**3
+    """Size of the event log; about 1 KB an event."""
+    log_replicas: PositiveInt = 1
+    """Copies of each stream; 3 on a NATS cluster."""
+    log_full_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    """From this fill on nothing new is accepted; the rest is for accepted jobs."""
+    append_timeout_s: PositiveFloat = 10.0
+    """After this without an answer the outcome of a submission is unknown."""
+    append_try_timeout_s: PositiveFloat = 2.0
+    """After this without an answer the same event is sent again."""
+    ready_period_s: PositiveFloat = 5.0
+    """How long an answer of `/health/ready` is kept."""
+
+    job_timeout_s: PositiveFloat = 3600.0
+    """A job that has not ended by then fails."""
+    max_attempts: PositiveInt = 3
+    """Attempts at one job."""
+    lease_s: PositiveFloat = 30.0
+    """A job whose actor is silent for this long goes to another one."""
+    lease_renew_s: PositiveFloat = 5.0
+    """How often the lease is renewed."""
+    step_timeout_s: PositiveFloat = 120.0
+    """An engine without a step for this long is killed."""
+    model_load_timeout_s: PositiveFloat = 600.0
+    """The same, before a job's first step."""
+    min_workers: Annotated[int, Field(ge=0)] = 1
+    """Workers that the default endpoint always keeps."""
+    max_workers: PositiveInt = 1
+    """Most workers of the default endpoint."""
+    worker_gpus: Annotated[float, Field(ge=0)] | None = None
+    """GPUs of one worker; unset: 1 where Ray has any."""
+    worker_cpus: PositiveFloat = 1.0
+    """CPUs of one worker, as Ray counts them."""
+    jobs_per_worker: PositiveInt = 4
+    """Jobs that one worker runs at once."""
+    jobs_per_actor: Annotated[int, Field(ge=0)] = 0
+    """Jobs that one actor runs before it is replaced; 0: 1 with a GPU, 50 without."""
+    worker_idle_s: PositiveFloat = 300.0
+    """A worker above the minimum that is idle for this long is closed."""
+    max_rows: PositiveInt = 32
+    """Most latents in one UNet call."""
+    model_cache_bytes: PositiveInt = 8 * 1024**3
+    """Models that one engine keeps in memory."""
+
     callback_require_https: bool = False
+    """Refuse callback addresses without TLS."""
     callback_ports: Ports = ()
-    """Empty: 80, 443 and 1024 up."""
+    """Ports that callbacks may go to; empty: 80, 443 and 1024 up."""
     callback_connect_timeout_s: PositiveFloat = 3.0
+    """To connect to a receiver."""
     callback_timeout_s: PositiveFloat = 15.0
+    """For one whole try."""
     callback_max_answer_bytes: PositiveInt = 16 * 1024
-    callback_delays_s: Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)] = (
-        0.0, 5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 10800.0, 21600.0, 43200.0,
-    )  # fmt: skip
+    """Of a receiver's answer this much is read."""
+    callback_delays_s: Seconds = (0, 5, 30, 120, 600, 1800, 3600, 10800, 21600, 43200)
+    """Pauses before the first and each further try."""
     callback_jitter: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Each pause is longer or shorter by up to this part."""
     callback_in_flight: PositiveInt = 256
+    """Deliveries at once."""
     callback_per_host: PositiveInt = 4
+    """Deliveries at once to one host."""
 
-    # Roles.
-    dispatcher_lease_s: PositiveFloat = 6.0
-    endpoints_period_s: PositiveFloat = 2.0
-    requeue_period_s: PositiveFloat = 60.0
     http_replicas: PositiveInt = 1
-
-    # The embedded start.
+    """HTTP processes."""
+    dispatcher_lease_s: PositiveFloat = 6.0
+    """After this silence another dispatcher takes over."""
+    endpoints_period_s: PositiveFloat = 2.0
+    """How often the endpoints' rows are read."""
+    requeue_period_s: PositiveFloat = 60.0
+    """How often open jobs are compared with the queue."""
     ray_num_gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs that the local Ray declares; unset: those it finds."""
 
@@ -107,7 +146,6 @@ class Settings(BaseSettings):
 
     @property
     def effective_database_url(self) -> str:
-        """SQLAlchemy URL; a SQLite file in the data folder unless one is given."""
         path = (self.data_dir / "darkroom.sqlite3").absolute()
         return self.database_url or f"sqlite+aiosqlite:///{path}"
 
@@ -121,7 +159,7 @@ class Settings(BaseSettings):
 
     @property
     def secret_bytes(self) -> bytes:
-        """The key of ids and file tokens. Raises ValueError where none was given or generated."""
+        """Raises ValueError where no secret was given or generated."""
         if self.secret is None or len(self.secret.get_secret_value()) < 16:
             raise ValueError("DARKROOM_SECRET is not set, or shorter than 16 characters")
         return self.secret.get_secret_value().encode()

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -141,10 +142,8 @@ def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
         try:
             result = chaos.ended(job_id)
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                pass
         assert result["status"] == 1, (result, chaos.events(job_id))
         assert json.loads(receiver.bodies.get(timeout=60)) == result
     check_ended_once(chaos, job_id)

@@ -16,6 +16,8 @@ from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion, workflow
 from tests.support.subscriber import subscription
 
+# ruff: noqa: E501 - graphs read best a node a line
+
 # Both bodies use every field of the service document's tables, and nothing else.
 DOCUMENT_WORKFLOW = {
     "prompt": {
@@ -59,17 +61,6 @@ DOCUMENT_DIFFUSION = {
 }
 
 
-@pytest.fixture(scope="module")
-def webhook_secret(service: Service) -> str:
-    return service.command("keys", "create", "admin", "--scope", "generate").stdout.split()[1]
-
-
-@pytest.fixture(scope="module")
-def caller(service: Service) -> str:
-    """A key whose webhook secret the test knows; its owner is the admin's, so both see its jobs."""
-    return service.command("keys", "create", "admin", "--scope", "generate").stdout
-
-
 @pytest.mark.parametrize(
     ("flavour", "body", "images"),
     [("workflow", DOCUMENT_WORKFLOW, 1), ("diffusion", DOCUMENT_DIFFUSION, 2)],
@@ -89,7 +80,9 @@ def test_a_body_of_the_service_document_gives_pictures_and_an_equal_callback(
         accepted = answer.json()
         assert accepted["status"] == 0
         # The same id is readable at once.
-        assert service.result(accepted["request_id"], flavour)["request_id"] == accepted["request_id"]
+        assert (
+            service.result(accepted["request_id"], flavour)["request_id"] == accepted["request_id"]
+        )
         result = service.ended(accepted["request_id"], flavour)
         called_back = json.loads(receiver.bodies.get(timeout=20))
     assert result["status"] == 1, result
@@ -104,7 +97,9 @@ def test_a_body_of_the_service_document_gives_pictures_and_an_equal_callback(
 def test_a_drawn_seed_is_recorded_and_repeats_the_picture(service: Service) -> None:
     drawn = service.ended(service.submit("diffusion", diffusion(seed=-1)))["results"][0]
     again = service.ended(service.submit("diffusion", diffusion(seed=drawn["seed"])))["results"][0]
-    other = service.ended(service.submit("diffusion", diffusion(seed=drawn["seed"] + 1)))["results"][0]
+    other = service.ended(service.submit("diffusion", diffusion(seed=drawn["seed"] + 1)))[
+        "results"
+    ][0]
 
     def pixels(item: dict[str, str]) -> bytes:
         return Image.open(io.BytesIO(service.http.get(item["url"]).content)).tobytes()
@@ -231,7 +226,11 @@ def test_a_job_that_waits_is_cancelled_at_once_and_one_that_runs_soon(service: S
     results = [service.ended(job_id) for job_id in ids]
     assert {result["status"] for result in results} == {2}
     assert all("cancelled" in result["message"] for result in results)
-    late = service.http.post(f"/v1/jobs/{ids[0]}/cancel")
+    again = service.http.post(f"/v1/jobs/{ids[0]}/cancel")
+    assert again.json() == {"cancelled": True}
+    done = service.submit("diffusion", diffusion(steps=1))
+    service.ended(done)
+    late = service.http.post(f"/v1/jobs/{done}/cancel")
     assert late.json() == {"cancelled": False}
 
 

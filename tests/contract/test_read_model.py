@@ -12,11 +12,13 @@ from typing import Any, overload
 
 import pytest
 
+from events.database import Database
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.job import fold
-from events.read_model import ApiKeys, Database, Endpoints, Leases, ReadModel
+from events.read_model import ReadModel
 from events.records import ApiKey, Endpoint, Scope
+from events.registry import ApiKeys, Endpoints, Leases
 from events.result import Status
 from events.types import (
     AttemptFailed,

@@ -17,10 +17,11 @@ from actors.job import JobRunner, RunOutcome
 from actors.plan import Plan
 from events.decisions import Cancel, Start, Submit
 from events.ids import new_id
-from events.jetstream import Bus, Message, Puller
+from events.jetstream import Bus
 from events.jetstream_log import JetStreamLog, PersistentLog
 from events.job import Job
 from events.log import JobWriter, utc_now
+from events.puller import Message, Puller
 from events.queues import JobQueue
 from events.types import AttemptFailed, Cancelled, Completed, Failed, ImageStored, Started
 from serve_app.nats_server import NatsServer

@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,10 +21,9 @@ os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(tempfile.mkdtemp()) / "ray.token")
 
 import ray
 
+import examples.service
 from tests.support.subscriber import stored_events
 
-ROOT = Path(__file__).resolve().parents[2]
-DARKROOM = str(Path(sys.executable).parent / "darkroom")
 CHECKPOINT = "darkroom-tiny.safetensors"
 READY_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 90.0
@@ -48,81 +43,36 @@ TEST_SETTINGS = {
 }
 
 
-class Service:
-    """One instance on one data folder; may be stopped, killed and started again."""
+class Service(examples.service.Service):
+    """The whole service with the settings above, and what a test asks of it."""
 
     def __init__(self, data_dir: Path, **settings: str) -> None:
-        self.data_dir = data_dir
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.environment = (
-            {name: value for name, value in os.environ.items() if not name.startswith("DARKROOM_")}
-            | TEST_SETTINGS
-            | {
-                "DARKROOM_PORT": str(self.port),
-                "DARKROOM_DATA_DIR": str(data_dir),
-                "DARKROOM_MODELS_DIR": str(ROOT / "models"),
-            }
-            | settings
-        )
-        self.log_path = data_dir.parent / f"{data_dir.name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        log_path = data_dir.parent / f"{data_dir.name}.log"
+        super().__init__(data_dir, TEST_SETTINGS | settings, log_path=log_path)
         self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     # Life.
 
-    def start(self) -> None:
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [DARKROOM, "up"], env=self.environment, stdout=log, stderr=log, cwd=ROOT
-            )
-        give_up_at = time.monotonic() + READY_TIMEOUT_S
-        while not self.is_ready():
-            assert self._process.poll() is None, self.log_path.read_text()
-            assert time.monotonic() < give_up_at, self.log_path.read_text()
-            time.sleep(0.1)
-        key = (self.data_dir / "admin.key").read_text().strip()
-        self.http.headers["Authorization"] = f"Bearer {key}"
-
-    def is_ready(self) -> bool:
-        try:
-            return self.http.get("/health/ready", timeout=5).is_success
-        except httpx.TransportError:
-            return False
-
-    def stop(self, number: int = signal.SIGINT, *, within_s: float = 30) -> float:
-        """End it by a signal; seconds that took."""
-        assert self._process is not None
-        began = time.monotonic()
-        self._process.send_signal(number)
-        self._process.wait(within_s)
-        return time.monotonic() - began
+    def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
+        super().start(timeout_s=timeout_s)
+        self.http.headers["Authorization"] = f"Bearer {self.admin_key}"
 
     def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.stop()
+        super().close()
         self.http.close()
-
-    def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [DARKROOM, *arguments],
-            env=self.environment,
-            cwd=self.data_dir.parent,
-            check=check,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
 
     # Calls.
 
     def submit(
-        self, flavour: str, body: dict[str, Any], *, idempotency_key: str | None = None, **query: str
+        self,
+        flavour: str,
+        body: dict[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        **query: str,
     ) -> str:
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        answer = self.http.post(
-            f"/{flavour}/v1/generate", json=body, params=query, headers=headers
-        )
+        answer = self.http.post(f"/{flavour}/v1/generate", json=body, params=query, headers=headers)
         assert answer.status_code == httpx.codes.ACCEPTED, answer.text
         return str(answer.json()["request_id"])
 
@@ -174,8 +124,7 @@ class Service:
 
     def processes(self, title: str) -> list[psutil.Process]:
         """Those of this instance alone whose title, as Ray sets it, contains `title`."""
-        assert self._process is not None
-        children = psutil.Process(self._process.pid).children(recursive=True)
+        children = psutil.Process(self.pid).children(recursive=True)
         return [each for each in children if title in " ".join(each.cmdline())]
 
     @contextmanager
@@ -183,7 +132,7 @@ class Service:
         """This process, connected to this instance's Ray."""
         address = next(
             line.split()[-1]
-            for line in reversed(self.log_path.read_text().splitlines())
+            for line in reversed(self.output.splitlines())
             if line.startswith("Ray ")
         )
         ray.init(address=address, namespace="darkroom", log_to_driver=False, logging_level="ERROR")
@@ -238,9 +187,3 @@ def workflow(*, steps: int = 4, seed: int = 7, batch_size: int = 1) -> dict[str,
             },
         }
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -18,12 +18,14 @@ from fastapi import FastAPI
 from engine.catalogue import Catalogue
 from engine.models_folder import ModelsFolder
 from events.callback_address import AddressRule
+from events.database import Database
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job, fold
 from events.log import EventLog, JobWriter
 from events.memory import MemoryLog
-from events.read_model import ApiKeys, Database, Endpoints, ReadModel
+from events.read_model import ReadModel
 from events.records import Endpoint, Scope
+from events.registry import ApiKeys, Endpoints
 from events.types import Flavour, ImageStored
 from serve_app.api import create_api
 from serve_app.api_keys import mint

@@ -1,0 +1,236 @@
+"""The database: its tables, connections and transactions.
+
+SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core. Rows of `jobs`
+and `images` can be rebuilt from the log; those of `api_keys` and `endpoints` cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from events.errors import DatabaseUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+class UtcDateTime(sa.TypeDecorator[datetime]):
+    """Aware and in UTC on both databases; SQLite itself keeps no time zone."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, _: sa.Dialect) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("A time without a zone cannot be stored; give it UTC.")
+        return value and value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, _: sa.Dialect) -> datetime | None:
+        return value and (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC))
+
+
+_METADATA = sa.MetaData()
+
+
+def _table(name: str, *parts: sa.Column[Any] | sa.Index) -> sa.Table:
+    return sa.Table(name, _METADATA, *parts)
+
+
+def _key(name: str, kind: Any = sa.String) -> sa.Column[Any]:
+    return sa.Column(name, kind, primary_key=True)
+
+
+def _required(name: str, kind: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False)
+
+
+RESULTS_CHECKPOINT = "results"
+
+CHECKPOINTS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
+
+JOBS = _table(
+    "jobs",
+    _key("id"),
+    _required("owner", sa.String),
+    _required("flavour", sa.String),
+    _required("endpoint", sa.String),
+    _required("status", sa.SmallInteger),
+    _required("created_at", UtcDateTime),
+    sa.Column("ended_at", UtcDateTime),
+    _required("version", sa.BigInteger),
+    _required("position", sa.BigInteger),
+    _required("state", sa.Text),
+    sa.Index("jobs_by_owner", "owner", "created_at", "id"),
+    sa.Index("jobs_by_status", "status", "created_at", "id"),
+)
+
+IMAGES = _table(
+    "images",
+    _key("job_id"),
+    _key("index", sa.Integer),
+    _required("storage_key", sa.String),
+    _required("size_bytes", sa.BigInteger),
+    _required("digest", sa.String),
+    _required("position", sa.BigInteger),
+)
+
+API_KEYS = _table(
+    "api_keys",
+    _key("id"),
+    _required("owner", sa.String),
+    _required("name", sa.String),
+    _required("secret_sha256", sa.String),
+    _required("scopes", sa.String),
+    _required("created_at", UtcDateTime),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("revoked_at", UtcDateTime),
+)
+
+ENDPOINTS = _table(
+    "endpoints",
+    _key("id"),
+    sa.Column("checkpoint", sa.String),
+    sa.Column("gpus", sa.Double),
+    _required("cpus", sa.Double),
+    _required("min_workers", sa.Integer),
+    _required("max_workers", sa.Integer),
+    _required("jobs_per_worker", sa.Integer),
+    _required("max_queued", sa.BigInteger),
+    _required("max_pixels", sa.BigInteger),
+    _required("max_steps", sa.Integer),
+)
+
+LEASES = _table(
+    "leases", _key("name"), _required("holder", sa.String), _required("expires_at_s", sa.Double)
+)
+
+_CLOCKS_S = {
+    "sqlite": sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double),
+    "postgresql": sa.literal_column("extract(epoch FROM clock_timestamp())::float8", sa.Double),
+}
+
+_PREPARE_LOCK = 0x6461726B  # any number that no other application locks in this database
+
+
+@contextmanager
+def _reached() -> Generator[None]:
+    """Every way in which the drivers say that the database is away becomes DatabaseUnavailable."""
+    try:
+        yield
+    except (DBAPIError, PoolExhausted, OSError) as error:
+        if _is_about_a_row(error):
+            raise
+        raise DatabaseUnavailable from error
+
+
+def _is_about_a_row(error: Exception) -> bool:
+    """SQLAlchemy has no DataError for asyncpg; class 22 of the SQL states is "data exception"."""
+    state = getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
+    return isinstance(error, DataError | IntegrityError) or str(state).startswith("22")
+
+
+class Database:
+    """Connections to one database, opened when first used.
+
+    Everything that uses it raises DatabaseUnavailable where it is away, locked, full
+    or not prepared yet.
+    """
+
+    def __init__(self, url: str, *, busy_timeout_s: float = 10.0) -> None:
+        """`busy_timeout_s`: how long a statement may wait for another writer, or for the server."""
+        self._is_sqlite = sa.make_url(url).get_backend_name() == "sqlite"
+        # isolation_level None: the driver opens no transaction of its own, `write` does.
+        driver = (
+            {"isolation_level": None} if self._is_sqlite else {"command_timeout": busy_timeout_s}
+        )
+        self._engine = create_async_engine(
+            url,
+            connect_args={"timeout": busy_timeout_s, **driver},
+            pool_timeout=busy_timeout_s,
+            hide_parameters=True,  # errors are logged; prompts are not
+            pool_pre_ping=not self._is_sqlite,  # a server that restarted costs no request
+        )
+        if self._is_sqlite:
+            sa.event.listen(self._engine.sync_engine, "connect", _make_durable)
+
+    async def prepare(self) -> None:
+        """Create what is missing. Safe while another process does the same."""
+        if self._is_sqlite:
+            with _reached():
+                async with self._engine.connect() as connection:
+                    await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        async with self.write() as connection:
+            if not self._is_sqlite:
+                await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_PREPARE_LOCK})")
+            await connection.run_sync(_METADATA.create_all)
+            checkpoint = self.insert(CHECKPOINTS).values(name=RESULTS_CHECKPOINT, seq=0)
+            await connection.execute(checkpoint.on_conflict_do_nothing())
+
+    async def prepare_persistently(self) -> None:
+        """`prepare`, again until the database is there: a role must not end because it is late."""
+        while True:
+            try:
+                return await self.prepare()
+            except DatabaseUnavailable as error:
+                fields = {"action": "prepare_database", "error": str(error.__cause__)}
+                logger.warning("database away", extra=fields)
+                await asyncio.sleep(random.uniform(0.5, 1.0))
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def fetch(self, query: sa.Select[*tuple[Any, ...]]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+        with _reached():
+            async with self._engine.connect() as connection:
+                return (await connection.execute(query)).all()
+
+    async def execute(self, statement: sa.UpdateBase) -> int:
+        """Run one statement that writes; the number of rows that it changed."""
+        async with self.write() as connection:
+            return (await connection.execute(statement)).rowcount
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[AsyncConnection]:
+        """One transaction, kept if the block ends well."""
+        with _reached():
+            async with self._engine.begin() as connection:
+                if self._is_sqlite:
+                    # A transaction that reads before it writes cannot wait for another writer: it
+                    # fails with "database is locked". One that says so at its start waits its turn.
+                    await connection.exec_driver_sql("BEGIN IMMEDIATE")
+                yield connection
+
+    def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that knows ON CONFLICT, which both databases spell alike."""
+        return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
+
+    def upsert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that replaces the row of the same primary key."""
+        statement = self.insert(table)
+        rest = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
+        return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=rest)
+
+    @property
+    def clock_s(self) -> sa.ColumnElement[float]:
+        """The database's own clock as Unix time: holders of a lease need not agree on theirs."""
+        return _CLOCKS_S[self._engine.dialect.name]
+
+
+def _make_durable(connection: Any, _record: object) -> None:
+    """In WAL mode NORMAL may lose the last commits at a power cut. The log gives jobs back, but
+    not the revocation of a key; and as events come in batches, FULL costs few syncs.
+    """
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()

@@ -1,0 +1,91 @@
+"""API keys, endpoints and leases: rows that no log can give back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from events.database import API_KEYS, ENDPOINTS, LEASES, Database
+from events.records import ApiKey, Endpoint, Scope
+
+
+class ApiKeys:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, key: ApiKey) -> None:
+        row = asdict(key) | {"scopes": " ".join(sorted(key.scopes))}
+        await self._database.execute(self._database.insert(API_KEYS).values(row))
+
+    async def get(self, key_id: str) -> ApiKey | None:
+        rows = await self._database.fetch(sa.select(API_KEYS).where(API_KEYS.c.id == key_id))
+        return _api_key(rows[0]) if rows else None
+
+    async def all(self) -> list[ApiKey]:
+        """Oldest first."""
+        query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id)
+        return [_api_key(row) for row in await self._database.fetch(query)]
+
+    async def revoke(self, key_id: str, at: datetime) -> bool:
+        """False where the key is unknown or revoked already; the first time stands."""
+        live = (API_KEYS.c.id == key_id) & API_KEYS.c.revoked_at.is_(None)
+        revoke = sa.update(API_KEYS).where(live).values(revoked_at=at)
+        return await self._database.execute(revoke) > 0
+
+
+def _api_key(row: sa.Row[Any]) -> ApiKey:
+    scopes = frozenset(Scope(scope) for scope in row.scopes.split())
+    return ApiKey(**{**row._mapping, "scopes": scopes})
+
+
+class Endpoints:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def all(self) -> list[Endpoint]:
+        """By id."""
+        rows = await self._database.fetch(sa.select(ENDPOINTS).order_by(ENDPOINTS.c.id))
+        return [Endpoint(**row._mapping) for row in rows]
+
+    async def get(self, id: str) -> Endpoint | None:
+        rows = await self._database.fetch(sa.select(ENDPOINTS).where(ENDPOINTS.c.id == id))
+        return Endpoint(**rows[0]._mapping) if rows else None
+
+    async def put(self, endpoint: Endpoint) -> None:
+        """Add it, or replace the one of its id."""
+        await self._database.execute(self._database.upsert(ENDPOINTS).values(asdict(endpoint)))
+
+    async def add_missing(self, endpoint: Endpoint) -> None:
+        """Add it unless one of its id is there. Safe while another process does the same."""
+        insert = self._database.insert(ENDPOINTS).values(asdict(endpoint))
+        await self._database.execute(insert.on_conflict_do_nothing())
+
+
+class Leases:
+    """Who does what only one should do, for a short while. It spares work; it is no fence."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        """Take it, or renew it, for `ttl_s` from now; False while it is another's."""
+        now_s = self._database.clock_s
+        row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
+        taken = await self._database.execute(
+            self._database.insert(LEASES)
+            .values(row)
+            .on_conflict_do_update(
+                index_elements=[LEASES.c.name],
+                set_=row,
+                where=(LEASES.c.holder == holder) | (LEASES.c.expires_at_s <= now_s),
+            )
+        )
+        return taken > 0
+
+    async def release(self, name: str, holder: str) -> None:
+        """Give it up; nothing happens where it is another's."""
+        mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
+        await self._database.execute(sa.delete(LEASES).where(mine))

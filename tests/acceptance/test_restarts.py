@@ -1,0 +1,67 @@
+"""Stopped, killed and started again: everything is found where it was."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.service import Service, diffusion
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path / "data", DARKROOM_LEASE_S="3")
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Processes that name the folder on their command line."""
+    return [
+        " ".join(process.info["cmdline"])
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in argument for argument in process.info["cmdline"] or ())
+    ]
+
+
+def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Service) -> None:
+    fresh.start()
+    ids = [fresh.submit("diffusion", diffusion(steps=80, seed=n, batch_size=2)) for n in range(6)]
+    while not any(fresh.result(job_id).get("progress") for job_id in ids):
+        time.sleep(0.05)
+    assert fresh.stop(signal.SIGINT) < 10
+    assert leftovers(fresh.data_dir) == []
+
+    fresh.start()
+    results = [fresh.ended(job_id) for job_id in ids]
+    assert [result["status"] for result in results] == [1] * 6
+    for job_id in ids:
+        assert fresh.facts(job_id).count("completed") == 1
+
+    # Killed outright: what it started may live on, and the next start copes with that.
+    job_id = fresh.submit("diffusion", diffusion(steps=80))
+    fresh.stop(signal.SIGKILL)
+    fresh.start()
+    assert fresh.ended(job_id)["status"] == 1
+
+
+def test_two_instances_run_side_by_side_and_one_folder_takes_one(
+    service: Service, fresh: Service
+) -> None:
+    fresh.start()
+    there = fresh.submit("diffusion", diffusion(steps=2))
+    here = service.submit("diffusion", diffusion(steps=2))
+    assert fresh.ended(there)["status"] == 1
+    assert service.ended(here)["status"] == 1
+    foreign = service.http.get("/diffusion/v1/result", params={"request_id": there})
+    assert foreign.status_code == 404
+    second = fresh.command("up", check=False)
+    assert second.returncode == 1
+    assert "another `darkroom up`" in second.stderr

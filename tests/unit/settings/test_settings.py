@@ -1,0 +1,45 @@
+"""Settings: what is read from the environment, and what the README says of it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from settings import Settings
+from settings.__main__ import markdown
+
+README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+def test_the_readme_shows_every_setting_with_its_default() -> None:
+    assert markdown() in README.read_text()
+
+
+@pytest.mark.parametrize("text", ['["127.0.0.0/8", "10.0.0.0/8"]', "127.0.0.0/8,10.0.0.0/8"])
+def test_networks_are_a_json_list_or_commas(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("DARKROOM_CALLBACK_ALLOW_NETWORKS", text)
+    expected = (ip_network("127.0.0.0/8"), ip_network("10.0.0.0/8"))
+    assert Settings().callback_allow_networks == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PORT", "0"), ("LEASE_S", "-1"), ("LOG_FULL_RATIO", "1.5")]
+)
+def test_a_value_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"DARKROOM_{name}", value)
+    with pytest.raises(ValidationError, match=name.lower()):
+        Settings()
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="DARKROOM_SECRET"):
+        _ = Settings(secret="short").secret_bytes  # type: ignore[arg-type]  # as the environment gives it
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "a-very-long-secret" not in repr(Settings(secret="a-very-long-secret"))  # type: ignore[arg-type]  # the same
