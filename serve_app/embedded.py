@@ -89,9 +89,9 @@ class Embedded:
         return Running(settings, nats, metrics_port, address)
 
     def _start_ray(self, settings: Settings) -> str:
+        _require_token(settings.data_dir / "ray.token")  # before Ray is imported: it reads it then
         import ray
 
-        _require_token(settings.data_dir / "ray.token")
         # Workers import our packages from where this one runs, and find no other project's.
         root = str(Path(__file__).resolve().parent.parent)
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

@@ -49,6 +49,7 @@ class Service(examples.service.Service):
     def __init__(self, data_dir: Path, **settings: str) -> None:
         log_path = data_dir.parent / f"{data_dir.name}.log"
         super().__init__(data_dir, TEST_SETTINGS | settings, log_path=log_path)
+        self.environment.pop("RAY_AUTH_MODE")  # as a user has it: unset
         self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     # Life.
