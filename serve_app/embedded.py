@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import os
+import random
 import secrets
 import socket
 import sys
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_FOLDER = 27
 """HAProxy allows 97 bytes; Serve adds a folder of 56 letters and the socket's name."""
+
+
+_REPLICA_PORTS = 100
 
 
 class AlreadyRunning(RuntimeError):
@@ -185,6 +189,7 @@ def _configure_serve(settings: Settings) -> int:
     for each in (folder, sockets):
         each.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics_port = _free_port()
+    replica_port = _free_range(_REPLICA_PORTS)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -199,6 +204,10 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # Replicas share ports with SO_REUSEPORT: in Serve's usual range those of two instances
+        # would meet, and get each other's requests.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     return metrics_port
@@ -219,6 +228,19 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _free_range(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on."""
+    while True:
+        first = random.randrange(20_000, 30_000, count)
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+            return first
 
 
 def _logical_cpus(settings: Settings) -> int:
