@@ -50,7 +50,7 @@ class AttemptLimits:
     model_load_timeout_s: float
     """Longest silence before this job's first step."""
     heartbeat_s: float = 1.0
-    store_pauses_s: tuple[float, ...] = (0.2, 0.5, 1, 2)
+    longest_store_pause_s: float = 10.0
 
 
 class Attempt:
@@ -120,7 +120,7 @@ class Attempt:
                     self._heard_at = time.monotonic()
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
-        except (EngineDied, ImageStoreUnavailable) as error:
+        except EngineDied as error:
             await self._write(FailAttempt(self._actor, str(error), final=False))
 
     def _has_every_image(self) -> bool:
@@ -139,8 +139,8 @@ class Attempt:
                 await self._store(message, plan)
             case AllDone():
                 await self._complete()
-            case Refused(message=text):
-                await self._write(FailAttempt(self._actor, text, final=True))
+            case Refused(message=text, is_final=final):
+                await self._write(FailAttempt(self._actor, text, final=final))
 
     async def _store(self, picture: Picture, plan: Plan) -> None:
         """An image that an earlier attempt has stored is not stored again."""
@@ -164,15 +164,16 @@ class Attempt:
         await self._write(StoreImage(self._actor, image))
 
     async def _put(self, key: str, png: bytes) -> None:
-        for pause_s in (*self._limits.store_pauses_s, None):
+        """Waits out a store that is away: the lease goes on, and ends it at the deadline."""
+        pause_s = 0.2
+        while True:
             try:
-                await self._images.put(key, png)
-            except ImageStoreUnavailable:
-                if pause_s is None:
-                    raise
-                await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
-            else:
-                return
+                return await self._images.put(key, png)
+            except ImageStoreUnavailable as error:
+                fields = {"action": "store", "job_id": self._job.id, "error": str(error)}
+                logger.warning("image store away", extra=fields)
+            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+            pause_s = min(2 * pause_s, self._limits.longest_store_pause_s)
 
     async def _tell_progress(self, done: int, total: int) -> None:
         data = json.dumps({"done": done, "total": total}).encode()

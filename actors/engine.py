@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from engine.catalogue import Catalogue
 from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady, Progress, Run
-from engine.errors import EngineError
+from engine.errors import EngineError, NodeFailed
 from engine.graph import Limits, validate
+
+_BROKEN_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,10 @@ class AllDone:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine says no, and would say so again."""
+    """The engine says no; `is_final`: and would say so again."""
 
     message: str
+    is_final: bool = True
 
 
 EngineMessage = StepDone | Picture | AllDone | Refused
@@ -77,6 +80,7 @@ class EngineHost:
         self._limits = limits
         self._runs: dict[str, tuple[int, Run]] = {}
         """By job: attempt and run."""
+        self._failures_in_a_row = 0
 
     async def run(
         self,
@@ -109,6 +113,7 @@ class EngineHost:
         try:
             while True:
                 message = _translate(await messages.get())
+                self._note(message)
                 yield message
                 if isinstance(message, AllDone | Refused):
                     return
@@ -120,6 +125,18 @@ class EngineHost:
     async def cancel(self, job_id: str, attempt: int) -> None:
         if job_id in self._runs and self._runs[job_id][0] == attempt:
             self._cancel(job_id)
+
+    def _note(self, message: EngineMessage) -> None:
+        match message:
+            case AllDone():
+                self._failures_in_a_row = 0
+            case Refused(is_final=False):
+                self._failures_in_a_row += 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Failed run after run: a device in a bad state fails them all, until a fresh start."""
+        return self._failures_in_a_row >= _BROKEN_AFTER
 
     def _cancel(self, job_id: str) -> None:
         if job_id in self._runs:
@@ -149,5 +166,8 @@ def _translate(event: EngineEvent) -> EngineMessage:
             return Picture(index, pixels, seed)
         case Finished(images=images):
             return AllDone(images)
+        case Errored(error=NodeFailed() as error):
+            # Nothing the engine knows of: a fault of the device as likely as one of the request.
+            return Refused(str(error), is_final=False)
         case Errored(error=error):
             return Refused(str(error))

@@ -20,14 +20,17 @@ from events.decisions import Start
 from events.jetstream import Bus
 from events.job import Job
 from events.log import EventLog, JobWriter
+from events.types import Completed
 from storage.images import ImageStore
 
 logger = logging.getLogger(__name__)
 
 
 class RunOutcome(StrEnum):
+    COMPLETED = "completed"
+    """All its images are there, and the entry is acked."""
     ENDED = "ended"
-    """The job has its end, and the entry is acked."""
+    """It has another end, or is unknown, and the entry is acked."""
     RETRY = "retry"
     """The attempt failed; the entry was given back."""
     LOST = "lost"
@@ -123,7 +126,8 @@ class JobRunner:
             await self._bus.ack(ack_subject)
             fields = {"action": "end", "job_id": job.id, "end": type(job.end).__name__}
             logger.info("ended", extra=fields)
-            return RunOutcome.ENDED
+            is_completed = isinstance(job.end, Completed)
+            return RunOutcome.COMPLETED if is_completed else RunOutcome.ENDED
         if job.actor == self._actor:
             await self._bus.nak(ack_subject)
             return RunOutcome.RETRY

@@ -7,12 +7,15 @@ import logging
 import os
 import pkgutil
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from actors.assembly import build_engine_host, build_job_runner
 from actors.engine import AllDone, EngineDied, EngineHost, EngineMessage, Refused
@@ -22,6 +25,8 @@ from events.records import Endpoint
 from settings import Settings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NAMESPACE = "darkroom"
 
@@ -43,11 +48,16 @@ def whereabouts() -> Whereabouts:
 
 
 class EngineProcess:
-    """One per worker: owns the device."""
+    """One per worker: owns the device.
+
+    The engine starts beside the constructor. Where it does not start, or turns out broken, the
+    process ends and Ray makes a new one; an error of the constructor would be for good.
+    """
 
     def __init__(self, settings: Settings, *, device: str) -> None:
         set_up_logging()
-        self._host: EngineHost = build_engine_host(settings, device=device)
+        build = partial(build_engine_host, settings, device=device)
+        self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
     async def run(
         self,
@@ -56,28 +66,47 @@ class EngineProcess:
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
     ) -> AsyncGenerator[EngineMessage]:
-        async for message in self._host.run(job_id, attempt, prompt, first_index):
+        host = await self._host()
+        async for message in host.run(job_id, attempt, prompt, first_index):
             yield message
+        if host.is_broken:
+            logger.error("engine is broken", extra={"action": "engine_exit"})
+            os._exit(1)
 
     async def cancel(self, job_id: str, attempt: int) -> None:
-        await self._host.cancel(job_id, attempt)
+        await (await self._host()).cancel(job_id, attempt)
 
     async def steps_done(self) -> int:
-        return await self._host.steps_done()
+        return await (await self._host()).steps_done()
 
     async def loaded(self) -> tuple[str, ...]:
-        return await self._host.loaded()
+        return await (await self._host()).loaded()
 
     async def whereabouts(self) -> Whereabouts:
         return whereabouts()
 
+    async def _host(self) -> EngineHost:
+        return await asyncio.shield(asyncio.wrap_future(self._starting))
+
+
+def _or_exit(build: Callable[[], T]) -> Callable[[], T]:
+    def run() -> T:
+        try:
+            return build()
+        except BaseException:
+            logger.exception("engine did not start", extra={"action": "engine_exit"})
+            os._exit(1)
+
+    return run
+
 
 class RemoteEngine:
-    """An EngineProcess seen from another actor."""
+    """An EngineProcess seen from another actor, found by its name."""
 
-    def __init__(self, handle: Any, *, answer_timeout_s: float = 30.0) -> None:
-        self._handle = handle
+    def __init__(self, name: str, *, answer_timeout_s: float = 30.0) -> None:
+        self._name = name
         self._answer_timeout_s = answer_timeout_s
+        self._found: Any = None
 
     async def run(
         self,
@@ -86,37 +115,54 @@ class RemoteEngine:
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
     ) -> AsyncGenerator[EngineMessage]:
-        method: Any = self._handle.run.options(num_returns="streaming")
+        handle = await self._handle()
+        method: Any = handle.run.options(num_returns="streaming")
         ended = False
         try:
             async for reference in method.remote(job_id, attempt, prompt, first_index):
                 message: EngineMessage = await reference
                 ended = isinstance(message, AllDone | Refused)
                 yield message
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             ended = True
-            raise EngineDied(f"The engine died: {_first_line(error)}") from error
+            raise self._died(error) from error
         finally:
             if not ended:
-                self._handle.cancel.remote(job_id, attempt)
+                handle.cancel.remote(job_id, attempt)
 
     async def steps_done(self) -> int:
+        handle = await self._handle()
         try:
-            answer = _answer(self._handle.steps_done.remote())
+            answer = _answer(handle.steps_done.remote())
             return int(await asyncio.wait_for(answer, self._answer_timeout_s))
-        except (RayActorError, RayTaskError, TimeoutError) as error:
-            raise EngineDied(_first_line(error)) from error
+        except (RayError, TimeoutError) as error:
+            raise self._died(error) from error
 
     async def kill(self) -> None:
         """Ray starts it again."""
-        await asyncio.to_thread(ray.kill, self._handle, no_restart=False)
+        with suppress(EngineDied):
+            await asyncio.to_thread(ray.kill, await self._handle(), no_restart=False)
+
+    async def _handle(self) -> Any:
+        if self._found is None:
+            try:
+                self._found = await asyncio.to_thread(ray.get_actor, self._name, NAMESPACE)
+            except ValueError as error:
+                raise EngineDied("The engine is not there.") from error
+        return self._found
+
+    def _died(self, error: Exception) -> EngineDied:
+        """Looked up anew the next time: it may come back as another actor of this name."""
+        self._found = None
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        return EngineDied(f"The engine died: {first_line}")
 
 
 class JobProcess:
     """One slot of a worker: a Ray actor that is one job's own for as long as the job runs."""
 
-    def __init__(self, settings: Settings, endpoint: Endpoint, engine: Any) -> None:
-        """`engine`: handle of this worker's EngineProcess."""
+    def __init__(self, settings: Settings, endpoint: Endpoint, engine: str) -> None:
+        """`engine`: name of this worker's EngineProcess."""
         set_up_logging()
         self._settings = settings
         self._endpoint = endpoint
@@ -196,10 +242,6 @@ def actor_name() -> str:
 
 async def _answer(reference: Any) -> Any:
     return await reference
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 EngineActor = ray.remote(EngineProcess)

@@ -7,11 +7,12 @@ import socket
 
 from actors.assembly import address_rule, default_endpoint, open_bus, open_log
 from actors.callbacks import Callbacks
-from actors.dispatcher import Dispatcher, EndpointDispatcher
+from actors.dispatcher import Dispatcher
+from actors.endpoint_dispatcher import EndpointDispatcher
+from actors.pool import WorkerPool
 from actors.results import Results
 from actors.router import Router
 from actors.sender import Sender
-from actors.workers import WorkerPool
 from events.database import Database
 from events.ids import new_id
 from events.jetstream_log import JetStreamLog, PersistentLog

@@ -20,7 +20,7 @@ from events.puller import Message, Puller
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.streams import router_consumer
-from events.types import Cancelled, Completed, Failed, MalformedEvent, Submitted, decode
+from events.types import Cancelled, Completed, Event, Failed, MalformedEvent, Submitted, decode
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +74,22 @@ class Router:
         except MalformedEvent:
             logger.exception("not an event", extra={"action": "route", "at": message.sequence})
         else:
-            match event.fact:
-                case Submitted():
-                    await _persist(lambda: self._queue_job(event.job_id))
-                case Completed() | Failed() | Cancelled():
-                    await _persist(lambda: self._queue_callback(event.job_id))
-                case _:
-                    pass
+            await self._follow(event)
         await self._bus.ack(message.ack_subject)
+
+    async def _follow(self, event: Event) -> None:
+        match event.fact:
+            case Submitted():
+                step = self._queue_job
+            case Completed() | Failed() | Cancelled():
+                step = self._queue_callback
+            case _:
+                return
+        try:
+            await _persist(lambda: step(event.job_id))
+        except MalformedEvent:  # one job that cannot be read must not stop the others
+            fields = {"action": "route", "job_id": event.job_id}
+            logger.exception("unreadable job", extra=fields)
 
     async def _queue_job(self, job_id: str) -> None:
         job = await self._writer.load(job_id)

@@ -1,25 +1,28 @@
 """Workers: a placement group each, with one engine actor and its job actors inside it.
 
-Everything has a name that can be computed, in Ray's own namespace of ours, and outlives its maker:
-a dispatcher that takes over finds the workers of its predecessor, and the jobs that run on them.
-A pending placement group is what makes Ray's autoscaler add a GPU node.
+Everything has a name that can be computed, and outlives its maker: a dispatcher that takes over
+finds the workers of its predecessor, and the jobs that run on them. A pending placement group is
+what makes Ray's autoscaler add a GPU node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
+_KILL_TIMEOUT_S = 30.0
+_RETRY_S = 1.0
 _ENGINE_ENVIRONMENT = {
     # Without these glibc returns every large buffer to the system, and two rows cost more than
     # twice one.
@@ -50,11 +55,13 @@ class SlotState(StrEnum):
     STARTING = "starting"
     IDLE = "idle"
     BUSY = "busy"
-    CLOSED = "closed"
 
 
 class Slot:
-    """One job actor of a worker, made again whenever it has served its time."""
+    """One job actor of a worker, made again whenever it has served its time.
+
+    One task at a time brings the actor up; `replace` ends that task before it begins another.
+    """
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class Slot:
         self.name = name
         self.state = SlotState.STARTING
         self.job_id: str | None = None
+        """The job it was given, or was found to run."""
         self.actor: str | None = None
         """The name under which the actor writes facts."""
         self._create = create
@@ -74,10 +82,78 @@ class Slot:
         self._on_change = on_change
         self._handle: Any = None
         self._jobs_run = 0
-        self._replacing: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Find or make the actor; one that still runs a predecessor's job is waited for."""
+    def open(self) -> None:
+        """Begin to find or make the actor."""
+        self._begin(self._bring_up())
+
+    def replace(self) -> None:
+        """Begin to kill the actor and to make another under its name. It runs nothing from now."""
+        self.job_id = None
+        self._begin(self._make_anew())
+
+    async def close(self) -> None:
+        await self.detach()
+        await _kill(self.name)
+
+    async def detach(self) -> None:
+        """Leave the actor to whoever comes next."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self.state = SlotState.STARTING
+
+    def reserve(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._become(SlotState.BUSY)
+
+    def release(self) -> None:
+        self.job_id = None
+        self._become(SlotState.IDLE)
+
+    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
+        """Raises ActorDied."""
+        self._jobs_run += 1
+        try:
+            return RunOutcome(await self._handle.run.remote(job_id, ack_subject))
+        except RayError as error:
+            raise ActorDied(str(error).splitlines()[0]) from error
+
+    async def take_delivery(self, job_id: str, ack_subject: str, *, timeout_s: float) -> bool:
+        """False where the actor does not answer, or no longer runs the job."""
+        try:
+            reference = self._handle.take_delivery.remote(job_id, ack_subject)
+            return bool(await _answer(reference, timeout_s))
+        except (RayError, TimeoutError):
+            return False
+
+    @property
+    def is_worn(self) -> bool:
+        return self._jobs_run >= self._jobs_per_actor
+
+    def _begin(self, work: Any) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._become(SlotState.STARTING)
+        self._task = asyncio.create_task(work, name=self.name)
+
+    async def _make_anew(self) -> None:
+        await _kill(self.name)
+        await self._bring_up()
+
+    async def _bring_up(self) -> None:
+        while True:
+            try:
+                return await self._adopt()
+            except (RayError, TimeoutError, ValueError) as error:
+                fields = {"action": "slot_open", "slot": self.name, "error": str(error)}
+                logger.warning("job actor did not start", extra=fields)
+            await _kill(self.name)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _adopt(self) -> None:
+        """An actor that still runs a predecessor's job is waited for."""
         self._handle = await asyncio.to_thread(self._create, self.name)
         self.actor = await _answer(self._handle.ready.remote(), _START_TIMEOUT_S)
         self.job_id, self._jobs_run = await _answer(self._handle.state.remote())
@@ -87,117 +163,100 @@ class Slot:
             self.job_id, self._jobs_run = await _answer(self._handle.state.remote())
         self._become(SlotState.IDLE)
 
-    def reserve(self, job_id: str) -> None:
-        self.job_id = job_id
-        self._become(SlotState.BUSY)
-
-    def release(self) -> None:
-        """The reserved job turned out to need no run."""
-        self.job_id = None
-        self._become(SlotState.IDLE)
-
-    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
-        """Raises ActorDied."""
-        self._jobs_run += 1
-        try:
-            return RunOutcome(await self._handle.run.remote(job_id, ack_subject))
-        except (RayActorError, RayTaskError) as error:
-            raise ActorDied(str(error).splitlines()[0]) from error
-
-    async def take_delivery(self, job_id: str, ack_subject: str, *, timeout_s: float) -> bool:
-        """False where the actor does not answer, or no longer runs the job."""
-        try:
-            reference = self._handle.take_delivery.remote(job_id, ack_subject)
-            return bool(await _answer(reference, timeout_s))
-        except (RayActorError, RayTaskError, TimeoutError):
-            return False
-
-    @property
-    def is_worn(self) -> bool:
-        return self._jobs_run >= self._jobs_per_actor
-
-    async def replace(self) -> None:
-        """Kill the actor and start another under the same name; once, however many ask."""
-        if self._replacing is None or self._replacing.done():
-            self.job_id = None
-            self._become(SlotState.STARTING)
-            self._replacing = asyncio.create_task(self._replace())
-        await asyncio.shield(self._replacing)
-
-    async def _replace(self) -> None:
-        await _kill(self.name)
-        await self.open_persistently()
-
-    async def open_persistently(self) -> None:
-        while self.state is not SlotState.CLOSED:
-            try:
-                await self.open()
-            except (RayActorError, RayTaskError, TimeoutError, ValueError) as error:
-                logger.warning(
-                    "job actor did not start",
-                    extra={"action": "slot_open", "slot": self.name, "error": str(error)},
-                )
-                await _kill(self.name)
-                await asyncio.sleep(0.5)
-            else:
-                return
-
-    async def close(self) -> None:
-        self._become(SlotState.CLOSED)
-        await _kill(self.name)
-
     def _become(self, state: SlotState) -> None:
-        if self.state is not SlotState.CLOSED:
-            self.state = state
-            self._on_change()
+        self.state = state
+        self._on_change()
 
 
 class Worker:
     """One placement group of an endpoint."""
 
     def __init__(
-        self, endpoint: Endpoint, index: int, *, settings: Settings, on_change: Callable[[], None]
+        self, name: str, endpoint: Endpoint, *, settings: Settings, on_change: Callable[[], None]
     ) -> None:
-        self.index = index
+        self.name = name
         self.checkpoints: set[str] = set()
-        """What its engine was last asked for."""
+        """What its engine was asked for since it started."""
+        self.slots: list[Slot] = []
+        self.is_ready = False
+        """Its engine answers. Not so: no job is given to it."""
+        self.idle_since = time.monotonic()
         self._endpoint = endpoint
         self._settings = settings
         self._on_change = on_change
         self._group: PlacementGroup | None = None
         self._engine: Any = None
         self._gpus = 0.0
-        self.slots: list[Slot] = []
-        self.idle_since = time.monotonic()
 
-    @property
-    def name(self) -> str:
-        return worker_name(self._endpoint.id, self.index)
+    async def keep(self) -> None:
+        """Open it, then watch its engine, until cancelled."""
+        await self._persist(self._place)
+        self.slots = [self._slot(number) for number in range(self._endpoint.jobs_per_worker)]
+        try:
+            await self._persist(self._find_or_make_engine)
+            for slot in self.slots:
+                slot.open()
+            while True:
+                await self._check_engine()
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self.is_ready = False
+            for slot in self.slots:
+                await slot.detach()
 
-    async def open(self) -> None:
-        """Returns once jobs can run; pending for as long as the cluster has no room."""
+    def idle_slot(self) -> Slot | None:
+        if not self.is_ready:
+            return None
+        return next((slot for slot in self.slots if slot.state is SlotState.IDLE), None)
+
+    def doubt(self) -> None:
+        """An attempt failed by the engine: no further job until it has answered again."""
+        self.is_ready = False
+
+    def forget(self, job_id: str, attempt: int) -> None:
+        """End a run whose job actor is gone."""
+        if self._engine is not None:
+            self._engine.cancel.remote(job_id, attempt)
+
+    async def close(self) -> None:
+        """Kill its actors and give the node back."""
+        for name in await asyncio.to_thread(_actors_of, self.name):
+            await _kill(name)
+        group = self._group or await asyncio.to_thread(get_placement_group, self.name)
+        await asyncio.to_thread(remove_placement_group, group)
+
+    async def _persist(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await step()
+            except (RayError, ValueError) as error:
+                fields = {"action": "worker_open", "worker": self.name, "error": str(error)}
+                logger.warning("worker did not open", extra=fields)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _place(self) -> None:
+        """Pending for as long as the cluster has no room."""
         self._gpus = await asyncio.to_thread(_gpus_of, self._endpoint)
         self._group = await asyncio.to_thread(self._find_or_make_group)
         while not await asyncio.to_thread(self._group.wait, 5):
             logger.info("waits for room", extra={"action": "place", "worker": self.name})
-        self._engine = await asyncio.to_thread(self._make_engine)
-        self.slots = [
-            Slot(
-                f"{self.name}:job:{number}",
-                create=self._make_job_actor,
-                jobs_per_actor=self._settings.jobs_per_actor or (1 if self._gpus else 50),
-                on_change=self._on_change,
-            )
-            for number in range(self._endpoint.jobs_per_worker)
-        ]
-        await asyncio.gather(*(slot.open_persistently() for slot in self.slots))
 
-    async def close(self) -> None:
-        """Give the node back."""
-        await asyncio.gather(*(slot.close() for slot in self.slots))
-        await _kill(f"{self.name}:engine")
-        if self._group is not None:
-            await asyncio.to_thread(remove_placement_group, self._group)
+    async def _check_engine(self) -> None:
+        try:
+            await _answer(self._engine.steps_done.remote())
+        except RayActorError as error:
+            self.is_ready = False
+            self.checkpoints.clear()
+            fields = {"action": "engine_away", "worker": self.name, "error": str(error)}
+            logger.warning("engine away", extra=fields)
+            # Ray restarts it, unless it died for good: then this makes another of its name.
+            await self._persist(self._find_or_make_engine)
+        except (RayError, TimeoutError):
+            self.is_ready = False
+        else:
+            if not self.is_ready:
+                self.is_ready = True
+                self._on_change()
 
     def _bundle(self) -> dict[str, float]:
         cpus = {"CPU": self._endpoint.cpus}
@@ -224,107 +283,72 @@ class Worker:
             ),
         }
 
-    def _make_engine(self) -> Any:
-        options = self._options(f"{self.name}:engine") | {
+    async def _find_or_make_engine(self) -> None:
+        options = self._options(self._engine_name) | {
             "num_cpus": self._endpoint.cpus,
             "num_gpus": self._gpus,
             "max_restarts": -1,
             "runtime_env": {"env_vars": _ENGINE_ENVIRONMENT},
         }
         device = "auto" if self._gpus else "cpu"
-        return EngineActor.options(**options).remote(self._settings, device=device)
+        make = EngineActor.options(**options).remote
+        self._engine = await asyncio.to_thread(make, self._settings, device=device)
+
+    @property
+    def _engine_name(self) -> str:
+        return f"{self.name}:engine"
+
+    def _slot(self, number: int) -> Slot:
+        return Slot(
+            f"{self.name}:job:{number}",
+            create=self._make_job_actor,
+            jobs_per_actor=self._settings.jobs_per_actor or (1 if self._gpus else 50),
+            on_change=self._on_change,
+        )
 
     def _make_job_actor(self, name: str) -> Any:
         return JobActor.options(**self._options(name)).remote(
-            self._settings, self._endpoint, self._engine
+            self._settings, self._endpoint, self._engine_name
         )
 
 
-class WorkerPool:
-    """The workers of one endpoint: as many as its queue needs, within its bounds."""
-
-    def __init__(self, endpoint: Endpoint, *, settings: Settings) -> None:
-        self._endpoint = endpoint
-        self._settings = settings
-        self._workers: dict[int, Worker] = {}
-        self._opening: dict[int, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
-
-    def idle_slot(self, checkpoint: str | None) -> Slot | None:
-        """A free slot, on a worker that has the checkpoint where there is one."""
-        free = [
-            (checkpoint not in worker.checkpoints, worker.index, slot, worker)
-            for worker in self._workers.values()
-            for slot in worker.slots
-            if slot.state is SlotState.IDLE
-        ]
-        if not free:
-            return None
-        _, _, slot, worker = min(free, key=lambda each: each[:2])
-        if checkpoint:
-            worker.checkpoints.add(checkpoint)
-        return slot
-
-    def running(self, job_id: str) -> Slot | None:
-        """The slot that believes it runs this job."""
-        return next((slot for slot in self._slots() if slot.job_id == job_id), None)
-
-    async def changed(self) -> None:
-        """Returns when a slot changed since the last call."""
-        await self._changed.wait()
-        self._changed.clear()
-
-    async def keep(self, waiting: Callable[[], bool]) -> None:
-        """Open and close workers: more while jobs wait and no slot is free, fewer when idle."""
-        for index in range(self._endpoint.min_workers):
-            self._open(index)
-        while True:
-            await asyncio.sleep(self._settings.endpoints_period_s)
-            for index, task in list(self._opening.items()):
-                if task.done():
-                    del self._opening[index]
-                    task.result()
-            busy = all(slot.state is not SlotState.IDLE for slot in self._slots())
-            if waiting() and busy and not self._opening:
-                self._open_another()
-            await self._close_idle()
-
-    async def close(self) -> None:
-        """Close every worker: the endpoint is gone."""
-        for task in self._opening.values():
-            task.cancel()
-        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
-
-    def _slots(self) -> list[Slot]:
-        return [slot for worker in self._workers.values() for slot in worker.slots]
-
-    def _open_another(self) -> None:
-        free = (i for i in range(self._endpoint.max_workers) if i not in self._workers)
-        if (index := next(free, None)) is not None:
-            self._open(index)
-
-    def _open(self, index: int) -> None:
-        worker = Worker(self._endpoint, index, settings=self._settings, on_change=self._changed.set)
-        self._workers[index] = worker
-        self._opening[index] = asyncio.create_task(worker.open())
-
-    async def _close_idle(self) -> None:
-        now = time.monotonic()
-        for worker in list(self._workers.values()):
-            if worker.index in self._opening or any(
-                s.state is SlotState.BUSY for s in worker.slots
-            ):
-                worker.idle_since = now
-            elif (
-                len(self._workers) > self._endpoint.min_workers
-                and now - worker.idle_since > self._settings.worker_idle_s
-            ):
-                del self._workers[worker.index]
-                await worker.close()
+def worker_prefix(endpoint: Endpoint, settings: Settings) -> str:
+    """Of the names of its workers: another row, or other settings, make other workers."""
+    made_from = f"{endpoint!r} {settings.model_dump_json()}"
+    digest = hashlib.blake2b(made_from.encode(), digest_size=4).hexdigest()
+    return f"{endpoint_prefix(endpoint.id)}{digest}:"
 
 
-def worker_name(endpoint: str, index: int) -> str:
-    return f"worker:{endpoint}:{index}"
+def endpoint_prefix(endpoint_id: str) -> str:
+    return f"worker:{endpoint_id}:"
+
+
+def worker_names(prefix: str) -> list[str]:
+    """Names of the placement groups that there are, whoever made them."""
+    groups = placement_group_table().values()
+    return sorted(
+        group["name"]
+        for group in groups
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED"
+    )
+
+
+async def is_idle(worker_name: str) -> bool:
+    """Whether none of its job actors runs a job."""
+    for name in await asyncio.to_thread(_actors_of, worker_name):
+        if ":job:" not in name:
+            continue
+        with suppress(RayError, TimeoutError, ValueError):
+            handle: Any = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            job_id, _ = await _answer(handle.state.remote())
+            if job_id is not None:
+                return False
+    return True
+
+
+def _actors_of(worker_name: str) -> list[str]:
+    named: Any = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in named if each["name"].startswith(f"{worker_name}:")]
 
 
 def _gpus_of(endpoint: Endpoint) -> float:
@@ -342,7 +366,7 @@ async def _answer(reference: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
 
 async def _kill(name: str) -> None:
     """Returns when no actor has this name any more."""
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)

@@ -65,13 +65,20 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Expire:
+    """End a job that waits for an attempt and has run out of time."""
+
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ConfirmCancel:
     """The running actor has stopped on a caller's request."""
 
     actor: str
 
 
-Command = Submit | Start | StoreImage | FailAttempt | Complete | Cancel | ConfirmCancel
+Command = Submit | Start | Expire | StoreImage | FailAttempt | Complete | Cancel | ConfirmCancel
 
 
 def decide(command: Command, job: Job | None) -> tuple[JobFact, ...]:
@@ -83,6 +90,8 @@ def decide(command: Command, job: Job | None) -> tuple[JobFact, ...]:
     match command:
         case Start():
             return _start(command, job)
+        case Expire(now=now):
+            return (Failed(message=timed_out_message(job)),) if now >= job.deadline else ()
         case Cancel():
             return _cancel(job)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():

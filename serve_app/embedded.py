@@ -204,8 +204,10 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        # Replicas share ports with SO_REUSEPORT: in Serve's usual range those of two instances
-        # would meet, and get each other's requests.
+        # Serve listens with SO_REUSEPORT: on its usual ports two instances would meet, and get each
+        # other's requests.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
         "RAY_USAGE_STATS_ENABLED": "0",

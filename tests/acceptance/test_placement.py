@@ -25,9 +25,13 @@ def with_gpu(tmp_path: Path) -> Iterator[Service]:
         service.close()
 
 
-def group_of(actor: str) -> str:
-    handle = ray.get_actor(actor)
-    return str(ray.get(handle.whereabouts.remote(), timeout=30).placement_group)
+def groups_of(service: Service, part: str) -> list[str]:
+    """The placement groups of the actors with `part` in their name."""
+    found = []
+    for actor in service.actors(part):
+        where = ray.get(ray.get_actor(*actor).whereabouts.remote(), timeout=30)
+        found.append(str(where.placement_group))
+    return found
 
 
 def test_engine_and_job_actors_are_inside_a_gpu_bundle_where_ray_has_gpus(
@@ -38,14 +42,14 @@ def test_engine_and_job_actors_are_inside_a_gpu_bundle_where_ray_has_gpus(
     second = with_gpu.submit("diffusion", diffusion())
     assert with_gpu.ended(second)["status"] == 1
     with with_gpu.cluster():
-        engine = ray.get_actor("worker:default:0:engine")
+        (name,) = with_gpu.actors(":engine")
+        engine = ray.get_actor(*name)
         where = ray.get(engine.whereabouts.remote(), timeout=30)
         assert where.resources["GPU"] == 1
         (group,) = (g for g in placement_group_table().values() if g["state"] == "CREATED")
         assert group["bundles"] == {0: {"CPU": 1.0, "GPU": 1.0}}
         assert where.placement_group == group["placement_group_id"]
-        for slot in range(2):
-            assert group_of(f"worker:default:0:job:{slot}") == group["placement_group_id"]
+        assert groups_of(with_gpu, ":job:") == [group["placement_group_id"]] * 2
     # With a GPU each job has an actor of its own.
     actors = {with_gpu.events(job_id)[1]["data"]["actor"] for job_id in (first, second)}
     assert len(actors) == 2
@@ -55,8 +59,8 @@ def test_without_gpus_the_bundle_is_cpu(service: Service) -> None:
     with service.cluster():
         (group,) = (g for g in placement_group_table().values() if g["state"] == "CREATED")
         assert group["bundles"] == {0: {"CPU": 1.0}}
-        assert group_of("worker:default:0:engine") == group["placement_group_id"]
-        assert group_of("worker:default:0:job:0") == group["placement_group_id"]
+        assert groups_of(service, ":engine") == [group["placement_group_id"]]
+        assert set(groups_of(service, ":job:")) == {group["placement_group_id"]}
 
 
 def test_replicas_and_job_actors_are_small_and_load_no_torch(service: Service) -> None:

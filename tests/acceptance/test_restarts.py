@@ -55,7 +55,13 @@ def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Servic
 def test_two_instances_run_side_by_side_and_one_folder_takes_one(
     service: Service, fresh: Service
 ) -> None:
+    # From its first answer on, a request to one is never answered by the other.
+    foreign_key = service.http.headers["Authorization"]
     fresh.start()
+    for _ in range(50):
+        answer = fresh.http.get("/v1/jobs", headers={"Authorization": foreign_key})
+        assert answer.status_code == 401
+        assert fresh.http.get("/v1/jobs").status_code == 200
     there = fresh.submit("diffusion", diffusion(steps=2))
     here = service.submit("diffusion", diffusion(steps=2))
     assert fresh.ended(there)["status"] == 1

@@ -25,7 +25,7 @@ from events.puller import Message, Puller
 from events.queues import JobQueue
 from events.types import AttemptFailed, Cancelled, Completed, Failed, ImageStored, Started
 from serve_app.nats_server import NatsServer
-from storage.images import ImageStore
+from storage.images import ImageStore, ImageStoreUnavailable
 from tests.support.engines import ScriptedEngine, picture, pictures
 from tests.support.jobs import submitted
 from tests.support.polling import eventually
@@ -97,7 +97,7 @@ async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
     outcome = await bench.runner(ScriptedEngine(pictures(2))).run(job_id, entry.ack_subject)
-    assert outcome is RunOutcome.ENDED
+    assert outcome is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert [image.index for image in job.images] == [0, 1]
     assert isinstance(job.end, Completed)
@@ -117,6 +117,37 @@ async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench)
     assert job.end == Failed(message="no such checkpoint: x.safetensors")
 
 
+async def test_a_job_on_a_faulty_device_is_tried_again(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([Refused("VAEDecode: CUDA error", is_final=False)])
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    assert (await bench.job(job_id)).last_failure == "VAEDecode: CUDA error"
+
+
+class Refusing(ImageStore):
+    """An image store that is away for a while."""
+
+    def __init__(self, url: str, *, times: int) -> None:
+        super().__init__(url)
+        self.times = times
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.times:
+            self.times -= 1
+            raise ImageStoreUnavailable("away")
+        await super().put(key, data)
+
+
+async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path: Path) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    bench.images = Refusing((tmp_path / "other").as_uri(), times=3)
+    runner = bench.runner(ScriptedEngine(pictures(1)))
+    assert await runner.run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert (await bench.job(job_id)).attempts == 1
+
+
 async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
@@ -128,7 +159,7 @@ async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: 
     outcome = await bench.runner(ScriptedEngine(pictures(2)), actor="b").run(
         job_id, again.ack_subject
     )
-    assert outcome is RunOutcome.ENDED
+    assert outcome is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert job.images[0] == first
     assert [image.attempt for image in job.images] == [1, 2]
@@ -158,7 +189,7 @@ async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Ben
     await bench.runner(dying).run(job_id, entry.ack_subject)
     idle = ScriptedEngine([])
     entry = await bench.entry()
-    assert await bench.runner(idle).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert await bench.runner(idle).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
     assert idle.runs == []
     assert isinstance((await bench.job(job_id)).end, Completed)
 
@@ -203,7 +234,7 @@ async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
         engine.advance()
         assert not await bench.lane.next(batch=1, timeout_s=LEASE_S / 2)
     engine.advance(50)
-    assert await run is RunOutcome.ENDED
+    assert await run is RunOutcome.COMPLETED
 
 
 async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: Bench) -> None:
@@ -221,7 +252,7 @@ async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: 
         engine.advance()
         assert not await bench.lane.next(batch=1, timeout_s=LEASE_S / 2)
     engine.advance(50)
-    assert await run is RunOutcome.ENDED
+    assert await run is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
     await eventually(bench.nothing_queued)
 
@@ -286,5 +317,5 @@ async def test_a_job_survives_a_restart_of_the_event_log(
     nats_server.stop()
     engine.advance(10)
     nats_server.start()
-    assert await run is RunOutcome.ENDED
+    assert await run is RunOutcome.COMPLETED
     assert isinstance((await bench.job(job_id)).end, Completed)

@@ -37,7 +37,6 @@ TEST_SETTINGS = {
     "DARKROOM_REQUEUE_PERIOD_S": "5",
     "DARKROOM_READY_PERIOD_S": "0.5",
     "DARKROOM_JOBS_PER_WORKER": "3",
-    "DARKROOM_MAX_ATTEMPTS": "5",
     "DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8",
     "DARKROOM_CALLBACK_DELAYS_S": "0,0.5,1,2,4",
 }
@@ -127,6 +126,11 @@ class Service(examples.service.Service):
         """Those of this instance alone whose title, as Ray sets it, contains `title`."""
         children = psutil.Process(self.pid).children(recursive=True)
         return [each for each in children if title in " ".join(each.cmdline())]
+
+    def actors(self, part: str) -> list[tuple[str, str]]:
+        """Names and namespaces of the actors with `part` in their name; inside `cluster`."""
+        named: Any = ray.util.list_named_actors(all_namespaces=True)
+        return [(each["name"], each["namespace"]) for each in named if part in each["name"]]
 
     @contextmanager
     def cluster(self) -> Iterator[None]:

@@ -28,8 +28,8 @@ def prompt() -> Callable[..., dict[str, Any]]:
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     out = root / "checkpoints" / TINY
-    script = ROOT / "models" / "make_tiny.py"
-    subprocess.run([sys.executable, str(script), str(out)], check=True, timeout=DEADLINE_S)
+    command = [sys.executable, "-m", "models.make_tiny", str(out)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=DEADLINE_S)
     return root
 
 

@@ -1,4 +1,4 @@
-"""The shipped checkpoint draws the asked colour; `benchmarks/shapes_score.py` has the whole score."""
+"""The shipped checkpoint draws the asked colour; `benchmarks.shapes_score` has the whole score."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def painter(folder: Path, vae: AutoencoderKL) -> Painter:
 
 
 @pytest.fixture(scope="module")
-def exported(vae: AutoencoderKL, painter: Painter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(
+    vae: AutoencoderKL, painter: Painter, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     out = tmp_path_factory.mktemp("models") / "checkpoints" / "shapes.safetensors"
     export(vae, painter, out)
     return out
