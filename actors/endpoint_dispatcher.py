@@ -67,7 +67,7 @@ class EndpointDispatcher:
     async def run(self) -> None:
         """Dispatch until cancelled; what runs by then runs on."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._pool.keep(lambda: len(self._held)))
+            group.create_task(self._pool.keep(self._demand))
             for lane in range(LANES):
                 group.create_task(self._pull(lane))
             while True:
@@ -81,6 +81,12 @@ class EndpointDispatcher:
     async def close(self) -> None:
         """The endpoint is gone, and with it its workers."""
         await self._pool.close()
+
+    async def _demand(self) -> int:
+        try:
+            return await self._queue.depth(self.endpoint.id)
+        except LogUnavailable:
+            return len(self._held)
 
     async def _match(self) -> tuple[int, Worker, Slot]:
         """The next lane in turn that has an entry, once a slot is free."""

@@ -58,9 +58,16 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     async def _addresses(self, timeout_s: float | None) -> Sequence[Address]:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._rule.addresses(self._target, self._resolve)
+                return await self._rule.addresses(self._target, self._resolved)
         except TimeoutError as error:
             raise httpcore.ConnectTimeout from error
+
+    async def _resolved(self, host: str) -> Sequence[str]:
+        """A name that does not resolve now may do so later, so it is not a refusal."""
+        try:
+            return await self._resolve(host)
+        except OSError as error:
+            raise httpcore.ConnectError(f"{host} does not resolve") from error
 
 
 class Resolver:
@@ -73,13 +80,10 @@ class Resolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """Raises httpcore.ConnectError: a name that does not resolve now may do so later."""
-        try:
-            answers = await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            )
-        except OSError as error:
-            raise httpcore.ConnectError(f"{host} does not resolve") from error
+        """Raises OSError; it is socket.gaierror that says why."""
+        answers = await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        )
         return [str(sockaddr[0]) for *_, sockaddr in answers]
 
 

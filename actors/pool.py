@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from actors.workers import (
     Slot,
@@ -61,15 +61,15 @@ class WorkerPool:
         await self._changed.wait()
         self._changed.clear()
 
-    async def keep(self, waiting: Callable[[], int]) -> None:
+    async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
         """Open and close workers, until cancelled; then those that are open stay as they are.
 
-        `waiting`: how many jobs are in hand.
+        `demand`: how many jobs wait or run.
         """
         try:
             await self._take_over()
             while True:
-                self._open_needed(waiting())
+                self._open_needed(await demand())
                 await self._close_surplus()
                 await self._close_strangers()
                 await asyncio.sleep(self._settings.endpoints_period_s)
@@ -91,14 +91,11 @@ class WorkerPool:
             if index not in self._workers:
                 self._open(index)
 
-    def _open_needed(self, waiting: int) -> None:
-        """As many at once as the jobs in hand would fill."""
-        if waiting == 0 or self.idle_slot(None) is not None:
-            return
-        opening = sum(not worker.is_ready for worker in self._workers.values())
-        needed = math.ceil(waiting / self._endpoint.jobs_per_worker) - opening
+    def _open_needed(self, demand: int) -> None:
+        """At once as many as the jobs would fill: each pending group asks for a node of its own."""
+        wanted = math.ceil(demand / self._endpoint.jobs_per_worker)
         free = [i for i in range(self._endpoint.max_workers) if i not in self._workers]
-        for index in free[: max(needed, 0)]:
+        for index in free[: max(wanted - len(self._workers), 0)]:
             self._open(index)
 
     def _open(self, index: int) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.errors import EngineError
@@ -23,7 +26,8 @@ from serve_app.withdrawals import Withdrawals
 
 logger = logging.getLogger(__name__)
 
-_RESOLVE_TIMEOUT_S = 3.0
+_PASSING = {socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM}
+"""What getaddrinfo says where it could not ask; the rest is about the name."""
 ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
 """What may stand in a subject of the bus."""
 
@@ -54,12 +58,26 @@ class Sent:
 class Acceptance:
     """Checks requests and stores them as `Submitted`."""
 
-    def __init__(self, services: Services, withdrawals: Withdrawals) -> None:
+    def __init__(
+        self, services: Services, withdrawals: Withdrawals, *, resolve_timeout_s: float = 3.0
+    ) -> None:
         self._services = services
         self._withdrawals = withdrawals
+        self._resolve_timeout_s = resolve_timeout_s
         self._endpoints = TtlCache(
             services.endpoints.get, ttl_s=services.settings.endpoints_period_s
         )
+        self._appends: set[asyncio.Task[Job]] = set()
+
+    async def join(self) -> None:
+        """Wait for the appends whose callers are gone."""
+        await asyncio.gather(*self._appends, return_exceptions=True)
+
+    async def stop(self) -> None:
+        appends = list(self._appends)
+        for append in appends:
+            append.cancel()
+        await asyncio.gather(*appends, return_exceptions=True)
 
     async def accept(self, sent: Sent) -> Job:
         """The job, stored now or by the same request before.
@@ -122,10 +140,19 @@ class Acceptance:
         rule = self._services.address_rule
         target = rule.check_url(url)
         try:
-            async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
-                await rule.addresses(target, self._services.resolve)
+            async with asyncio.timeout(self._resolve_timeout_s):
+                await rule.addresses(target, self._resolve)
         except TimeoutError as error:
-            raise AddressNotAllowed(f"the host name {target.host} does not resolve") from error
+            raise _no_name_server(target.host) from error
+
+    async def _resolve(self, host: str) -> Sequence[str]:
+        """That the name server is away is not the caller's fault."""
+        try:
+            return await self._services.resolve(host)
+        except socket.gaierror as error:
+            if error.errno in _PASSING:
+                raise _no_name_server(host) from error
+            raise
 
     async def _require_room(self, endpoint: Endpoint) -> None:
         """Where the log cannot say how full it is, the append will say why."""
@@ -142,6 +169,23 @@ class Acceptance:
             raise LogFull
 
     async def _store(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:
+        """The append goes on when the caller hangs up, which cancels the handler of the request."""
+        append = asyncio.create_task(self._append(job_id, submitted, sent), name=f"append {job_id}")
+        self._appends.add(append)
+        append.add_done_callback(self._appends.discard)
+        try:
+            return await asyncio.shield(append)
+        except asyncio.CancelledError:
+            if sent.idempotency_key is None:
+                append.add_done_callback(partial(self._withdraw, job_id))
+            raise
+
+    def _withdraw(self, job_id: str, append: asyncio.Task[Job]) -> None:
+        """Nobody heard of this job. Where the outcome is unknown, `_append` saw to it."""
+        if not append.cancelled() and append.exception() is None:
+            self._withdrawals.schedule(job_id)
+
+    async def _append(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:
         command = Submit(submitted)
         try:
             outcome = await self._services.writer.submit(
@@ -163,3 +207,8 @@ class Acceptance:
 
     async def _read(self, job_id: str) -> Job | None:
         return fold(await self._services.log.read(job_id))
+
+
+def _no_name_server(host: str) -> ApiError:
+    message = f"The name server did not say where the callback's host {host} is. Try again."
+    return ApiError(503, "unavailable", message, headers=retry_after(2))

@@ -27,6 +27,7 @@ def create_api(
 ) -> FastAPI:
     """`background` is entered before the first request and left after the last."""
     withdrawals = Withdrawals(log=services.log, writer=services.writer, queue=services.queue)
+    acceptance = Acceptance(services, withdrawals)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
@@ -34,6 +35,7 @@ def create_api(
             try:
                 yield
             finally:
+                await acceptance.stop()
                 await withdrawals.stop()
 
     app = _Api(
@@ -45,7 +47,7 @@ def create_api(
     )
     app.state.services = services
     app.state.authenticator = Authenticator(services.keys)
-    app.state.acceptance = Acceptance(services, withdrawals)
+    app.state.acceptance = acceptance
     errors.install(app)
     for module in (generate, results, jobs, catalogue, files, health):
         app.include_router(module.router)

@@ -18,9 +18,11 @@ from ray.serve import Application
 from ray.serve.config import DeploymentActorConfig
 
 from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.guarded_backend import Resolver
 from actors.roles import ROLES
 from engine.catalogue import Catalogue
 from engine.models_folder import ModelsFolder
+from events.callback_address import Resolve
 from events.database import Database
 from events.errors import DatabaseUnavailable
 from events.health import JetStreamHealth
@@ -87,7 +89,8 @@ def build_asgi(settings: Settings) -> FastAPI:
     bus = open_bus(settings, f"api@{socket.gethostname()}")
     database = Database(settings.effective_database_url)
     progress = ProgressBoard(bus)
-    services = _services(settings, bus, database, progress)
+    resolver = Resolver()
+    services = _services(settings, bus, database, progress=progress, resolve=resolver.resolve)
 
     @asynccontextmanager
     async def background() -> AsyncGenerator[None]:
@@ -104,6 +107,7 @@ def build_asgi(settings: Settings) -> FastAPI:
             await asyncio.gather(*tasks, return_exceptions=True)
             await bus.close()
             await database.close()
+            resolver.close()
 
     return create_api(services, background=background)
 
@@ -115,7 +119,7 @@ async def _prepare(database: Database, settings: Settings) -> None:
 
 
 def _services(
-    settings: Settings, bus: Bus, database: Database, progress: ProgressBoard
+    settings: Settings, bus: Bus, database: Database, *, progress: ProgressBoard, resolve: Resolve
 ) -> Services:
     log = open_log(settings, bus)
     return Services(
@@ -133,10 +137,3 @@ def _services(
         health=JetStreamHealth(bus, ready_period_s=settings.ready_period_s),
         progress=progress.get,
     )
-
-
-async def resolve(host: str) -> list[str]:
-    """Every address of a host name. Raises OSError where there is none."""
-    loop = asyncio.get_running_loop()
-    answers = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in answers]

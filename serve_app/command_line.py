@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from events.database import Database
+from events.errors import DatabaseUnavailable
 from events.log import utc_now
-from events.records import Scope
+from events.records import ApiKey, Scope
 from events.registry import ApiKeys
 from events.webhook_secret import webhook_secret
-from serve_app.api_keys import mint
+from serve_app.api_keys import mint, parse
 from serve_app.client import Client, ClientError, run_job
-from serve_app.embedded import AlreadyRunning, Embedded, Running, with_secret
+from serve_app.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder, with_secret
 from serve_app.nats_server import NatsDidNotStart, write_private
 from settings import Settings
 
@@ -60,11 +61,15 @@ def up() -> None:
     stop = threading.Event()
     _stop_on_signals(stop)
     began = time.monotonic()
-    fresh_key = asyncio.run(_ensure_admin_key(settings))
+    fresh_key = asyncio.run(ensure_admin_key(settings))
     try:
         with ExitStack() as stack:
             with console.status("Starting") as status:
-                embedded = Embedded(settings, tell=lambda part: status.update(f"Starting {part}"))
+                embedded = Embedded(
+                    settings,
+                    tell=lambda part: status.update(f"Starting {part}"),
+                    interrupted=stop.is_set,
+                )
                 running = stack.enter_context(embedded)
                 _stop_on_signals(stop)  # again: Ray takes them over as it starts
                 _wait_ready(running.settings, stop)
@@ -72,7 +77,7 @@ def up() -> None:
                 _print_screen(running, fresh_key, time.monotonic() - began)
             stop.wait()
             console.print("Stopping.")
-    except (AlreadyRunning, NatsDidNotStart) as error:
+    except (AlreadyRunning, NatsDidNotStart, UnsafeFolder) as error:
         _fail(str(error))
 
 
@@ -94,15 +99,40 @@ def _wait_ready(settings: Settings, stop: threading.Event) -> None:
             _fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
 
 
-async def _ensure_admin_key(settings: Settings) -> str | None:
+async def ensure_admin_key(settings: Settings) -> str | None:
     """The admin key in `<data>/admin.key`; returned only when it was made just now."""
     path = settings.data_dir / ADMIN_KEY_FILE
     if path.exists():
+        await _ensure_row(settings, path.read_text().strip())
         return None
     text, key = mint("admin", "admin", Scope, created_at=utc_now())
     await _with_keys(settings, lambda store: store.add(key))
     write_private(path, text + "\n")
     return text
+
+
+async def _ensure_row(settings: Settings, text: str) -> None:
+    """The database may be another one than last time. A key that was revoked has its row there."""
+    parsed = parse(text)
+    if parsed is None:
+        _fail(f"{ADMIN_KEY_FILE} holds no key; remove it, and the next start makes a new one")
+    key = ApiKey(
+        id=parsed.id,
+        owner="admin",
+        name="admin",
+        secret_sha256=parsed.secret_sha256,
+        scopes=frozenset(Scope),
+        created_at=utc_now(),
+    )
+
+    async def add_missing(store: ApiKeys) -> None:
+        if await store.get(key.id) is None:
+            await store.add(key)
+
+    try:
+        await _with_keys(settings, add_missing)
+    except DatabaseUnavailable as error:  # the service waits for it, and does not need this key
+        complaints.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
 
 
 def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:

@@ -10,11 +10,12 @@ import os
 import random
 import secrets
 import socket
+import stat
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,12 @@ _LONGEST_SOCKET_FOLDER = 27
 
 
 _REPLICA_PORTS = 100
+_WATCH_PERIOD_S = 0.2
+_LONGEST_WATCH_PAUSE_S = 5.0
+
+
+class UnsafeFolder(RuntimeError):
+    """A folder that others may enter or have made in our place."""
 
 
 class AlreadyRunning(RuntimeError):
@@ -51,9 +58,17 @@ class Running:
 class Embedded:
     """`with Embedded(settings) as running:` — up on entry, all of it stopped on exit."""
 
-    def __init__(self, settings: Settings, *, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`tell` hears which part starts; `interrupted` ends the wait for nats-server."""
         self._settings = settings
         self._tell = tell
+        self._interrupted = interrupted
         self._stack = ExitStack()
 
     def __enter__(self) -> Running:
@@ -82,10 +97,10 @@ class Embedded:
         if settings.nats_url is None:
             self._tell("nats-server")
             nats = NatsServer(settings.nats_dir)
-            nats.start()
             self._stack.callback(nats.stop)
+            nats.start(interrupted=self._interrupted)
             settings = settings.model_copy(update={"nats_url": nats.url})
-            self._stack.enter_context(_watched(nats))
+            self._stack.enter_context(watched(nats))
         self._tell("Ray")
         address = self._start_ray(settings)
         self._tell("the application")
@@ -156,15 +171,25 @@ def _only_one(data_dir: Path) -> Generator[None]:
 
 
 @contextmanager
-def _watched(nats: NatsServer) -> Generator[None]:
-    """Starts nats-server again, on the same port, when it dies."""
+def watched(nats: NatsServer) -> Generator[None]:
+    """Starts nats-server again, on the same port, when it dies.
+
+    It does not wait for it: one that reads a large store for minutes is alive.
+    """
     stop = threading.Event()
 
     def watch() -> None:
-        while not stop.wait(0.2):
-            if not nats.is_running():
-                logger.warning("nats-server died", extra={"action": "nats_restart"})
-                nats.start()
+        pause_s = _WATCH_PERIOD_S
+        while not stop.wait(pause_s):
+            if nats.is_running():
+                pause_s = _WATCH_PERIOD_S
+                continue
+            logger.warning("nats-server died", extra={"action": "nats_restart"})
+            pause_s = min(2 * pause_s, _LONGEST_WATCH_PAUSE_S)
+            try:
+                nats.spawn()
+            except Exception:
+                logger.exception("nats-server is not back", extra={"action": "nats_restart"})
 
     thread = threading.Thread(target=watch, name="nats-watch", daemon=True)
     thread.start()
@@ -182,12 +207,12 @@ def _configure_serve(settings: Settings) -> int:
     """
     folder = (settings.data_dir / "haproxy").absolute()
     stop_leftovers(folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sockets = folder
     if len(str(sockets)) > _LONGEST_SOCKET_FOLDER:
         name = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
         sockets = Path(tempfile.gettempdir()) / f"darkroom-{name}"
-    for each in (folder, sockets):
-        each.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(sockets)
     metrics_port = _free_port()
     replica_port = _free_range(_REPLICA_PORTS)
     os.environ |= {
@@ -213,6 +238,21 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     return metrics_port
+
+
+def make_private(folder: Path) -> None:
+    """A folder for this user alone where anybody may make one, /tmp. Raises UnsafeFolder."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) != 0o700
+    ):
+        raise UnsafeFolder(
+            f"{folder} is not a folder of this user alone (mode 0700): remove it, or set TMPDIR"
+        )
 
 
 def _check_port(host: str, port: int) -> None:

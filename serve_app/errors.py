@@ -208,7 +208,7 @@ _DESCRIPTIONS = {
     415: "The body is not said to be JSON",
     429: "The queue is full",
     500: "An error of the service",
-    503: "The event log or the database is away, or the log is full",
+    503: "The event log, the database or the name server is away, or the log is full",
 }
 
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,35 +26,51 @@ jetstream {{
   store_dir: {store}
   sync_interval: always
 }}
-authorization {{
-  users = [
-    {{ user: service, password: {service} }}
-    {{
-      user: reader
-      password: {reader}
-      permissions {{
-        subscribe: ["events.>", "_INBOX.>"]
-        publish: [
-          "$JS.API.INFO"
-          "$JS.API.STREAM.INFO.JOBS"
-          "$JS.API.STREAM.NAMES"
-          "$JS.API.CONSUMER.*.JOBS"
-          "$JS.API.CONSUMER.*.JOBS.>"
-          "$JS.API.CONSUMER.MSG.NEXT.JOBS.>"
-          "$JS.API.DIRECT.GET.JOBS"
-          "$JS.API.DIRECT.GET.JOBS.>"
-          "$JS.ACK.JOBS.>"
-          "$JS.FC.JOBS.>"
-        ]
+accounts {{
+  DARKROOM {{
+    jetstream: enabled
+    users: [{{ user: service, password: {service} }}]
+    exports: [
+      {{ stream: "events.>" }}
+      {{ service: "$JS.API.DIRECT.GET.JOBS", response_type: stream }}
+      {{ service: "$JS.API.DIRECT.GET.JOBS.>", response_type: stream }}
+    ]
+  }}
+  READERS {{
+    users: [
+      {{
+        user: reader
+        password: {reader}
+        permissions: {{
+          subscribe: ["events.>", "_INBOX.>"]
+          publish: ["$JS.API.DIRECT.GET.JOBS", "$JS.API.DIRECT.GET.JOBS.>"]
+        }}
       }}
-    }}
-  ]
+    ]
+    imports: [
+      {{ stream: {{ account: DARKROOM, subject: "events.>" }} }}
+      {{ service: {{ account: DARKROOM, subject: "$JS.API.DIRECT.GET.JOBS" }} }}
+      {{ service: {{ account: DARKROOM, subject: "$JS.API.DIRECT.GET.JOBS.>" }} }}
+    ]
+  }}
 }}
 """
+"""The reader has an account of its own, not permissions alone: the server sends an answer to
+whatever reply subject the request names. In the service's account a reader who asks for a message
+that is not there, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject, deletes that stream.
+Here an answer stays among readers, and so do their inboxes.
+"""
+
+_RECOVERY_TIMEOUT_S = 1800.0
+"""nats-server takes connections only when it has read its store."""
+_END_TIMEOUT_S = 5.0
+_ACCOUNT = "DARKROOM"
+_NO_ACCOUNT = "$G"
+"""Where nats-server puts the streams of users without an account, as the service's once were."""
 
 
 class NatsDidNotStart(RuntimeError):
-    """nats-server did not accept connections in time."""
+    """nats-server ended, or did not accept connections in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +100,37 @@ class NatsServer:
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    def start(self, *, timeout_s: float = 20.0) -> None:
-        """Start it, in place of one that a killed predecessor left. Raises NatsDidNotStart."""
+    def start(
+        self,
+        *,
+        timeout_s: float = _RECOVERY_TIMEOUT_S,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start it and wait until it accepts connections, as long as its process lives.
+
+        Raises NatsDidNotStart.
+        """
+        self.spawn()
+        give_up_at = time.monotonic() + timeout_s
+        while not _accepts(self.port):
+            if not self.is_running() or time.monotonic() > give_up_at:
+                log_path = self._folder / "nats-server.log"
+                raise NatsDidNotStart(f"nats-server did not start; see {log_path}")
+            if interrupted():
+                raise NatsDidNotStart("interrupted before nats-server had started")
+            time.sleep(0.02)
+        write_private(self._folder / "reader.url", self.reader_url + "\n")
+
+    def spawn(self) -> None:
+        """Run it, in place of one that died or that a killed predecessor left; returns at once.
+
+        Raises NatsDidNotStart, OSError.
+        """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         stop_leftovers(self._config_file)
         if self._process is not None:
-            self._process.wait()
+            self._process.wait(_END_TIMEOUT_S)
+        self._adopt_store()
         self.port = self.port or self._choose_port()
         config = self._write_config()
         with (self._folder / "nats-server.log").open("ab") as log:
@@ -99,18 +141,11 @@ class NatsServer:
                 start_new_session=True,
             )
         self._pid_file.write_text(str(self._process.pid))
-        give_up_at = time.monotonic() + timeout_s
-        while not _accepts(self.port):
-            if self._process.poll() is not None or time.monotonic() > give_up_at:
-                log_path = self._folder / "nats-server.log"
-                raise NatsDidNotStart(f"nats-server did not start; see {log_path}")
-            time.sleep(0.02)
-        write_private(self._folder / "reader.url", self.reader_url + "\n")
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def stop(self, *, timeout_s: float = 5.0) -> None:
+    def stop(self, *, timeout_s: float = _END_TIMEOUT_S) -> None:
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -135,6 +170,12 @@ class NatsServer:
             fresh = {"service": secrets.token_urlsafe(24), "reader": secrets.token_urlsafe(24)}
             write_private(path, json.dumps(fresh))
         return Credentials(**json.loads(path.read_text()))
+
+    def _adopt_store(self) -> None:
+        """What was stored before there were accounts is the service's."""
+        streams = self._folder / "store" / "jetstream"
+        if (streams / _NO_ACCOUNT).exists() and not (streams / _ACCOUNT).exists():
+            (streams / _NO_ACCOUNT).rename(streams / _ACCOUNT)
 
     def _write_config(self) -> Path:
         credentials = self._credentials()

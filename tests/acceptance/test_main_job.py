@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from events.ids import partition_of
 from examples.receiver import Receiver
 from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion, workflow
@@ -199,23 +200,31 @@ async def test_a_subscriber_sees_each_stored_event_once_and_none_that_was_refuse
             assert [e["specversion"] for e in seen] == ["1.0"] * len(seen)
 
 
-def test_the_reader_may_not_publish(service: Service) -> None:
+def test_the_reader_may_replay_and_may_not_publish(service: Service) -> None:
+    """What else it may not is in tests/integration/test_nats_server.py."""
     import nats
 
-    async def publish() -> list[str]:
+    job_id = service.submit("diffusion", diffusion(steps=1))
+    service.ended(job_id)
+    subject = f"jobs.{partition_of(job_id)}.{job_id}"
+
+    async def replay_and_publish() -> tuple[dict[str, object], list[str]]:
         errors: list[str] = []
 
         async def note(error: Exception) -> None:
             errors.append(str(error))
 
         client = await nats.connect(service.reader_url, error_cb=note)
-        await client.publish("jobs.1.x", b"{}")
+        last = await client.jetstream().get_last_msg("JOBS", subject, direct=True)
+        await client.publish(subject, b"{}")
         await client.flush()
         await eventually(lambda: errors)
         await client.close()
-        return errors
+        return json.loads(last.data or b""), errors
 
-    assert "permissions violation" in asyncio.run(publish())[0]
+    last, errors = asyncio.run(replay_and_publish())
+    assert last == service.events(job_id)[-1]
+    assert "permissions violation" in errors[0]
 
 
 def test_a_job_that_waits_is_cancelled_at_once_and_one_that_runs_soon(service: Service) -> None:

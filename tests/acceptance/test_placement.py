@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
+from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 
 MB = 2**20
@@ -73,3 +74,34 @@ def test_replicas_and_job_actors_are_small_and_load_no_torch(service: Service) -
         for process in processes:
             assert process.memory_info().rss < limit
             assert not [m.path for m in process.memory_maps() if "libtorch" in m.path]
+
+
+@pytest.fixture
+def elastic(tmp_path: Path) -> Iterator[Service]:
+    service = Service(
+        tmp_path / "data",
+        DARKROOM_MIN_WORKERS="0",
+        DARKROOM_MAX_WORKERS="2",
+        DARKROOM_JOBS_PER_WORKER="1",
+        DARKROOM_WORKER_IDLE_S="2",
+    )
+    try:
+        service.start()
+        yield service
+    finally:
+        service.close()
+
+
+def worker_groups() -> int:
+    return sum(group["state"] == "CREATED" for group in placement_group_table().values())
+
+
+async def test_workers_come_with_the_jobs_and_go_when_idle(elastic: Service) -> None:
+    with elastic.cluster():
+        assert worker_groups() == 0
+        ids = [elastic.submit("diffusion", diffusion(steps=40, seed=seed)) for seed in range(4)]
+        await eventually(lambda: worker_groups() == 2, within_s=60)
+        for job_id in ids:
+            assert elastic.ended(job_id)["status"] == 1
+        await eventually(lambda: worker_groups() == 0, within_s=30)
+        assert elastic.ended(elastic.submit("diffusion", diffusion()))["status"] == 1

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,12 @@ class Service(examples.service.Service):
     def processes(self, title: str) -> list[psutil.Process]:
         """Those of this instance alone whose title, as Ray sets it, contains `title`."""
         children = psutil.Process(self.pid).children(recursive=True)
-        return [each for each in children if title in " ".join(each.cmdline())]
+        found = []
+        for each in children:
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                if title in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
     def actors(self, part: str) -> list[tuple[str, str]]:
         """Names and namespaces of the actors with `part` in their name; inside `cluster`."""

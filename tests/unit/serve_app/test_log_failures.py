@@ -61,7 +61,7 @@ async def test_an_unknown_outcome_without_a_key_is_withdrawn(
     assert "cancelled" in answer.json()["error"]["message"]
     log.recover()
     async with log.reader(after=0) as reader:
-        [submitted] = await reader.next(1)
+        submitted, *_ = await reader.next(1)
     async with asyncio.timeout(10), log.watch(submitted.job_id) as subscription:
         while (await edge.job(submitted.job_id)).end is None:
             await subscription.next(0.1)

@@ -1,0 +1,282 @@
+"""The nats-server that `darkroom up` runs: who may do what, and how it is kept alive."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nats
+import psutil
+import pytest
+from nats.aio.client import Client
+
+from events.ids import new_id
+from events.jetstream import Bus
+from events.streams import JOBS, STREAMS, event_subject, job_subject, router_consumer
+from serve_app.embedded import Embedded, watched
+from serve_app.nats_server import NatsDidNotStart, NatsServer
+from settings import Settings
+from tests.support.bus import connected
+from tests.support.polling import eventually
+
+ROUTER = router_consumer()
+DIRECT_GET = f"$JS.API.DIRECT.GET.{JOBS}"
+
+
+@dataclass
+class Reader:
+    """An operator's client with the reader's credentials and nats-py's defaults."""
+
+    client: Client
+    violations: list[str] = field(default_factory=list)
+
+    async def note(self, error: Exception) -> None:
+        self.violations.append(str(error))
+
+    async def try_to_publish(self, subject: str, payload: bytes = b"") -> None:
+        """Returns when the server has refused it."""
+        await self.client.publish(subject, payload, reply=self.client.new_inbox())
+        await self.client.flush()
+        refusal = f'permissions violation for publish to "{subject.lower()}"'
+        await eventually(lambda: any(refusal in violation for violation in self.violations))
+
+
+@asynccontextmanager
+async def reading(server: NatsServer) -> AsyncIterator[Reader]:
+    reader = Reader(Client())
+    await reader.client.connect(server.reader_url, error_cb=reader.note)
+    try:
+        yield reader
+    finally:
+        await reader.client.close()
+
+
+@pytest.fixture
+async def reader(nats_server: NatsServer) -> AsyncIterator[Reader]:
+    async with reading(nats_server) as reader:
+        yield reader
+
+
+async def state_of(server: NatsServer) -> dict[str, tuple[int, int]]:
+    """Messages and consumers of every stream, asked with the service's credentials."""
+    client = await nats.connect(server.url)
+    infos = await client.jetstream().streams_info()
+    await client.close()
+    return {
+        str(info.config.name): (info.state.messages, info.state.consumer_count) for info in infos
+    }
+
+
+# What the reader may do.
+
+
+async def test_the_reader_sees_stored_events(reader: Reader, bus: Bus) -> None:
+    subscription = await reader.client.subscribe("events.>")
+    await reader.client.flush()
+    job_id = new_id()
+    await bus.store(job_subject(job_id), b"a fact", timeout_s=2)
+    message = await subscription.next_msg(timeout=5)
+    assert (message.subject, message.data) == (event_subject(job_id), b"a fact")
+
+
+async def test_the_reader_replays_by_direct_get(reader: Reader, bus: Bus) -> None:
+    job_id = new_id()
+    for fact in (b"one", b"two", b"three"):
+        await bus.store(job_subject(job_id), fact, timeout_s=2)
+    js = reader.client.jetstream()
+    assert (await js.get_msg(JOBS, seq=2, direct=True)).data == b"two"
+    assert (await js.get_last_msg(JOBS, job_subject(job_id), direct=True)).data == b"three"
+
+    facts, after = [], 0
+    with suppress(nats.js.errors.NotFoundError):
+        while True:
+            message = await js.get_msg(
+                JOBS, seq=after + 1, next=True, subject="jobs.*.*", direct=True
+            )
+            facts.append(message.data)
+            after = message.seq or 0
+    assert facts == [b"one", b"two", b"three"]
+
+
+async def test_the_reader_replays_in_batches(reader: Reader, bus: Bus) -> None:
+    facts = [f"{n}".encode() for n in range(200)]
+    for fact in facts:
+        await bus.store(job_subject("a-job"), fact, timeout_s=2)
+    inbox = reader.client.new_inbox()
+    answers = await reader.client.subscribe(inbox)
+    request = {"seq": 1, "next_by_subj": "jobs.*.*", "batch": len(facts)}
+    await reader.client.publish(DIRECT_GET, json.dumps(request).encode(), reply=inbox)
+    assert [(await answers.next_msg(timeout=5)).data for _ in facts] == facts
+
+
+# What it may not.
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        job_subject("a-job"),
+        event_subject("a-job"),
+        "queue.default.0.a-job",
+        "callbacks.due.a-job",
+        "canary.a",
+        f"$JS.API.CONSUMER.MSG.NEXT.{JOBS}.{ROUTER.name}",
+        f"$JS.API.CONSUMER.DELETE.{JOBS}.{ROUTER.name}",
+        f"$JS.API.CONSUMER.CREATE.{JOBS}",
+        f"$JS.API.CONSUMER.CREATE.{JOBS}.mine",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{JOBS}.mine",
+        f"$JS.API.CONSUMER.INFO.{JOBS}.{ROUTER.name}",
+        f"$JS.API.STREAM.DELETE.{JOBS}",
+        f"$JS.API.STREAM.PURGE.{JOBS}",
+        "$JS.API.DIRECT.GET.QUEUE",
+    ],
+)
+async def test_the_reader_may_publish_nothing_else(
+    nats_server: NatsServer, reader: Reader, bus: Bus, subject: str
+) -> None:
+    await bus.ensure_consumer(ROUTER)
+    before = await state_of(nats_server)
+    await reader.try_to_publish(subject)
+    assert await state_of(nats_server) == before
+
+
+async def test_the_reader_may_not_ack_for_the_router(
+    reader: Reader, bus: Bus, nats_server: NatsServer
+) -> None:
+    await bus.ensure_consumer(ROUTER)
+    await bus.store(job_subject(new_id()), b"", timeout_s=2)
+    async with bus.puller(JOBS, ROUTER.name) as puller:
+        [message] = await puller.next(batch=1, timeout_s=5)
+    await reader.try_to_publish(message.ack_subject, b"+ACK")
+    client = await nats.connect(nats_server.url)
+    info = await client.jetstream().consumer_info(JOBS, ROUTER.name)
+    await client.close()
+    assert info.num_ack_pending == 1
+
+
+@pytest.mark.parametrize(
+    "subject", ["jobs.>", "queue.>", "callbacks.>", "progress.*", "$JS.>", ">"]
+)
+async def test_the_reader_may_subscribe_to_nothing_else(reader: Reader, subject: str) -> None:
+    await reader.client.subscribe(subject)
+    await reader.client.flush()
+    await eventually(lambda: reader.violations)
+
+
+async def test_the_reader_hears_no_answer_to_the_service(reader: Reader, bus: Bus) -> None:
+    heard: list[str] = []
+
+    async def note(message: nats.aio.msg.Msg) -> None:
+        heard.append(message.subject)
+
+    await reader.client.subscribe("_INBOX.>", cb=note)
+    await reader.client.flush()
+    await bus.store(job_subject(new_id()), b"", timeout_s=2)
+    await reader.client.flush()
+    assert heard == []
+
+
+@pytest.mark.parametrize("sequence", [1, 99], ids=["found", "not found"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"$JS.API.CONSUMER.DELETE.{JOBS}.{ROUTER.name}",
+        "$JS.API.STREAM.DELETE.QUEUE",
+        job_subject("forged"),
+        "queue.default.0.forged",
+    ],
+)
+async def test_an_answer_to_the_reader_reaches_nothing_of_the_service(
+    nats_server: NatsServer, reader: Reader, bus: Bus, *, reply: str, sequence: int
+) -> None:
+    """The server publishes its answer wherever the request says; "not found" has no body."""
+    await bus.ensure_consumer(ROUTER)
+    await bus.store(job_subject(new_id()), b"", timeout_s=2)
+    before = await state_of(nats_server)
+    await reader.client.publish(DIRECT_GET, json.dumps({"seq": sequence}).encode(), reply=reply)
+    # Answers keep their order: when this one is here, the other has been sent.
+    await reader.client.jetstream().get_msg(JOBS, seq=1, direct=True)
+    assert await state_of(nats_server) == before
+
+
+# Its life.
+
+
+async def test_a_store_from_before_there_were_accounts_is_kept(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with connected(nats_server) as bus:
+        await bus.store(job_subject("a-job"), b"kept", timeout_s=2)
+    nats_server.stop()
+    streams = tmp_path / "nats" / "store" / "jetstream"
+    [account] = [each for each in streams.iterdir() if (each / "streams").exists()]
+    account.rename(streams / "$G")
+    nats_server.start()
+    async with connected(nats_server) as bus:
+        message = await bus.last(JOBS, job_subject("a-job"))
+    assert message is not None
+    assert message.data == b"kept"
+    assert set(await state_of(nats_server)) == {spec.name for spec in STREAMS}
+
+
+def test_a_start_that_takes_too_long_says_so(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats", preferred_port=0)
+    with pytest.raises(NatsDidNotStart, match=r"nats-server\.log"):
+        server.start(timeout_s=-1)
+    server.stop()
+    assert not server.is_running()
+
+
+def test_an_interrupted_start_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # it says there where Serve's files go
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        settings = Settings(data_dir=tmp_path, port=probe.getsockname()[1])
+    with pytest.raises(NatsDidNotStart, match="interrupted"):
+        Embedded(settings, interrupted=lambda: True).__enter__()
+    assert not (tmp_path / "nats" / "nats-server.pid").exists()
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(p.info)]
+
+
+async def test_a_server_that_dies_is_started_again_on_its_port(nats_server: NatsServer) -> None:
+    port, pid = nats_server.port, nats_server.pid
+    with watched(nats_server):
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: nats_server.pid != pid)
+        async with connected(nats_server):
+            assert nats_server.port == port
+
+
+async def test_the_watch_outlives_a_start_that_fails(
+    nats_server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = tmp_path / "nats" / "credentials.json"
+    good = credentials.read_text()
+    with watched(nats_server), caplog.at_level(logging.ERROR):
+        credentials.write_text("{")
+        os.kill(nats_server.pid, signal.SIGKILL)
+        await eventually(lambda: "nats-server is not back" in caplog.messages)
+        credentials.write_text(good)
+        async with connected(nats_server):
+            pass
+
+
+async def test_a_watch_ends_while_the_server_is_still_reading_its_store(
+    nats_server: NatsServer,
+) -> None:
+    with watched(nats_server):
+        pid = nats_server.pid
+        os.kill(pid, signal.SIGSTOP)
+    assert "nats-watch" not in {thread.name for thread in threading.enumerate()}
+    assert nats_server.pid == pid
+    os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,203 @@
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from events.callback_address import Resolve
+from events.errors import AddressNotAllowed, LogUnavailable, OutcomeUnknown
+from events.job import Job, fold
+from events.log import Appended, Conflict, utc_now
+from events.records import Scope
+from events.types import Cancelled, Event, Flavour
+from serve_app.acceptance import Acceptance, Sent
+from serve_app.api_keys import mint
+from serve_app.errors import ApiError
+from serve_app.withdrawals import Withdrawals
+from tests.support.failing_log import FailingLog
+from tests.support.services import Edge, workflow_body
+
+_, KEY = mint("alice", "test", Scope, created_at=utc_now())
+SENT = Sent(
+    flavour=Flavour.WORKFLOW,
+    key=KEY,
+    endpoint="default",
+    callback_url=None,
+    idempotency_key=None,
+    body=b"{}",
+    content=workflow_body(),
+    traceparent=None,
+)
+KEYED = replace(SENT, idempotency_key="a")
+CALLED_BACK = replace(SENT, callback_url="https://hooks.example.com/done")
+
+
+class SlowLog(FailingLog):
+    """An append begins, and goes on when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self.job_id = ""
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        self.job_id = event.job_id
+        self.begun.set()
+        await self.may_go_on.wait()
+        return await super().append(event, expected=expected)
+
+    async def job(self) -> Job | None:
+        return fold(await self.read(self.job_id))
+
+
+@pytest.fixture
+def log() -> SlowLog:
+    return SlowLog()
+
+
+@pytest.fixture
+async def withdrawals(edge: Edge) -> AsyncGenerator[Withdrawals]:
+    services = edge.services
+    withdrawals = Withdrawals(
+        log=services.log,
+        writer=services.writer,
+        queue=services.queue,
+        period_s=5,
+        first_pause_s=0.001,
+    )
+    yield withdrawals
+    await withdrawals.stop()
+
+
+@pytest.fixture
+async def acceptance(edge: Edge, withdrawals: Withdrawals) -> AsyncGenerator[Acceptance]:
+    acceptance = Acceptance(edge.services, withdrawals)
+    yield acceptance
+    await acceptance.stop()
+
+
+class TestACallerWhoHangsUp:
+    """Serve cancels the task that handles the request."""
+
+    async def hang_up(self, acceptance: Acceptance, log: SlowLog, sent: Sent) -> None:
+        """While the append is under way; the append then goes on."""
+        caller = asyncio.create_task(acceptance.accept(sent))
+        await asyncio.wait_for(log.begun.wait(), 5)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        log.may_go_on.set()
+        await asyncio.wait_for(acceptance.join(), 5)
+
+    async def test_without_a_key_the_job_is_withdrawn(
+        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog, edge: Edge
+    ) -> None:
+        await self.hang_up(acceptance, log, SENT)
+        await asyncio.wait_for(withdrawals.join(), 5)
+        job = await log.job()
+        assert job is not None
+        assert isinstance(job.end, Cancelled)
+        assert edge.queue.removed == [("default", job.submitted.lane, job.id)]
+
+    async def test_with_a_key_the_job_is_stored_for_the_repeat(
+        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog
+    ) -> None:
+        await self.hang_up(acceptance, log, KEYED)
+        await asyncio.wait_for(withdrawals.join(), 5)
+        repeated = await acceptance.accept(KEYED)
+        assert repeated == await log.job()
+        assert repeated.end is None
+
+    async def test_what_was_perhaps_stored_is_withdrawn(
+        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog
+    ) -> None:
+        log.lose_answers()
+        await self.hang_up(acceptance, log, SENT)
+        log.recover()
+        await asyncio.wait_for(withdrawals.join(), 5)
+        job = await log.job()
+        assert job is not None
+        assert isinstance(job.end, Cancelled)
+
+    @pytest.mark.parametrize("sent", [SENT, KEYED])
+    async def test_what_was_not_stored_needs_nothing(
+        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog, sent: Sent
+    ) -> None:
+        log.append_error = LogUnavailable()
+        await self.hang_up(acceptance, log, sent)
+        await asyncio.wait_for(withdrawals.join(), 0.5)
+        assert await log.job() is None
+
+    async def test_one_that_stays_is_told_the_outcome(
+        self, acceptance: Acceptance, log: SlowLog
+    ) -> None:
+        log.may_go_on.set()
+        job = await acceptance.accept(SENT)
+        assert job == await log.job()
+        log.append_error = OutcomeUnknown()
+        with pytest.raises(OutcomeUnknown, match="cancelled"):
+            await acceptance.accept(SENT)
+
+    async def test_the_end_of_the_service_ends_its_append(
+        self, acceptance: Acceptance, log: SlowLog
+    ) -> None:
+        caller = asyncio.create_task(acceptance.accept(SENT))
+        await asyncio.wait_for(log.begun.wait(), 5)
+        await asyncio.wait_for(acceptance.stop(), 5)
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+
+
+@dataclass
+class BrokenNameServer:
+    error: OSError | None = None
+    """None: it hangs."""
+
+    async def resolve(self, host: str) -> Sequence[str]:
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+        return []
+
+
+def name_server_says(code: int) -> Resolve:
+    return BrokenNameServer(socket.gaierror(code, "said by a test")).resolve
+
+
+class TestNameServer:
+    @pytest.mark.parametrize("code", [socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY])
+    async def test_that_it_is_away_is_not_the_callers_fault(
+        self, edge: Edge, withdrawals: Withdrawals, code: int
+    ) -> None:
+        services = replace(edge.services, resolve=name_server_says(code))
+        with pytest.raises(ApiError) as refusal:
+            await Acceptance(services, withdrawals).accept(CALLED_BACK)
+        assert (refusal.value.status, refusal.value.type) == (503, "unavailable")
+        assert int(refusal.value.headers["Retry-After"]) > 0
+
+    async def test_that_it_hangs_is_not_either(self, edge: Edge, withdrawals: Withdrawals) -> None:
+        services = replace(edge.services, resolve=BrokenNameServer().resolve)
+        acceptance = Acceptance(services, withdrawals, resolve_timeout_s=0.01)
+        with pytest.raises(ApiError) as refusal:
+            await acceptance.accept(CALLED_BACK)
+        assert (refusal.value.status, refusal.value.type) == (503, "unavailable")
+
+    @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_NODATA])
+    async def test_a_name_that_does_not_exist_is_refused(
+        self, edge: Edge, withdrawals: Withdrawals, code: int
+    ) -> None:
+        services = replace(edge.services, resolve=name_server_says(code))
+        with pytest.raises(AddressNotAllowed, match="does not resolve"):
+            await Acceptance(services, withdrawals).accept(CALLED_BACK)
+
+    async def test_a_job_that_is_known_needs_none(
+        self, edge: Edge, withdrawals: Withdrawals, log: SlowLog
+    ) -> None:
+        log.may_go_on.set()
+        edge.name_server.answers["hooks.example.com"] = ("8.8.8.8",)
+        sent = replace(CALLED_BACK, idempotency_key="a")
+        first = await Acceptance(edge.services, withdrawals).accept(sent)
+        services = replace(edge.services, resolve=name_server_says(socket.EAI_AGAIN))
+        assert await Acceptance(services, withdrawals).accept(sent) == first

@@ -1,0 +1,25 @@
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from serve_app.app import build_asgi
+from serve_app.services import Services
+from settings import Settings
+
+
+async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> None:
+    """A name server that hangs may not hold up `asyncio.to_thread`, nor the other way round."""
+    app = build_asgi(
+        Settings(data_dir=tmp_path, secret="a secret for the tests", nats_url="nats://127.0.0.1:1")
+    )
+    services: Services = app.state.services
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    may_end = threading.Event()
+    busy = asyncio.create_task(asyncio.to_thread(may_end.wait))
+    try:
+        addresses = await asyncio.wait_for(services.resolve("127.0.0.1"), 5)
+    finally:
+        may_end.set()
+    assert addresses == ["127.0.0.1"]
+    await busy
