@@ -3,6 +3,7 @@
 `Bus` turns nats-py's errors into ours and its messages into `Message`; the log and the queues
 stand on it. Why not nats-py's defaults: they buffer publishes while the server is away (and store
 them later, as ghosts of requests that were refused) and give up reconnecting after two minutes.
+And whatever the settings, nats-py closes a connection for good when the server sends an error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -18,11 +20,10 @@ import nats.errors
 import nats.js.api
 import nats.js.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from events.errors import LogFull, LogUnavailable
-from events.puller import DISCONNECTED, Message, Puller, collect, plain
+from events.puller import DISCONNECTED, Feed, Message, Puller, collect
 from events.streams import REPUBLISH_FROM, REPUBLISH_TO, STREAMS, ConsumerSpec, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -36,11 +37,13 @@ _WRONG_LAST_SEQUENCE = {10071, 10164}
 _FULL = {10077, 10047, 10023}
 """maximum bytes exceeded, insufficient storage, insufficient resources"""
 _NO_MESSAGE = 10037
+_NO_STREAM = 10059
 _STREAM_EXISTS_OTHERWISE = 10058
 _DUPLICATE_WINDOW_S = 120.0
 _CALL_TIMEOUT_S = 5.0
 _GLANCE_S = 1.0
 """For what a request asks on its way: it does without the answer rather than wait."""
+_WATCH_PERIOD_S = 1.0
 
 
 class WrongLastSequence(Exception):
@@ -62,22 +65,23 @@ class Bus:
         self._client = Client()
         self._js: JetStreamContext = self._client.jetstream(timeout=_CALL_TIMEOUT_S)
         self._ready = asyncio.Event()
+        self._stirred = asyncio.Event()
+        """Something happened after which the connection or a stream may be gone."""
+        self._updated: set[str] = set()
+        """Streams that have had this process's configuration."""
         self._pullers: set[Puller] = set()
-        self._starting: asyncio.Task[None] | None = None
+        self._feeds: set[Feed] = set()
+        self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to connect; returns at once."""
-        self._starting = asyncio.create_task(self._connect())
+        self._keeping = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
-        if self._starting:
-            self._starting.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._starting
-        if not self._client.is_closed and (
-            self._client.is_connected or self._client.is_reconnecting
-        ):
-            await self._client.close()
+        # More than once: nats-py, and wait_for before Python 3.12, can swallow a cancellation.
+        while self._keeping and not self._keeping.done():
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping], timeout=_CALL_TIMEOUT_S)
 
     @property
     def is_connected(self) -> bool:
@@ -87,57 +91,89 @@ class Bus:
         """Returns once there is a connection and the streams are there."""
         await self._ready.wait()
 
-    async def _connect(self) -> None:
-        while not self._client.is_connected:
+    async def _keep_connected(self) -> None:
+        """One client after another: each reconnects by itself until it is closed for good."""
+        while True:
+            self._client = Client()
+            self._js = self._client.jetstream(timeout=_CALL_TIMEOUT_S)
             try:
-                await self._client.connect(
-                    self._url,
-                    name=self._name,
-                    pending_size=0,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=1,
-                    ping_interval=5,
-                    connect_timeout=2,
-                    error_cb=self._on_error,
-                    reconnected_cb=self._on_reconnected,
-                )
-            except (OSError, TimeoutError, nats.errors.Error) as error:
-                logger.info("not connected yet", extra={"action": "connect", "error": str(error)})
-                await asyncio.sleep(0.25)
-        await self._prepare_streams()
-        self._ready.set()
+                await self._connect(self._client)
+                await self._attend(self._client)
+                logger.warning("connection closed for good", extra={"action": "connect"})
+            except Exception:
+                logger.exception("connection failed", extra={"action": "connect"})
+            finally:
+                self._ready.clear()
+                await self._on_change()
+                for feed in self._feeds:
+                    feed.end()
+                await _shut(self._client)
+            await asyncio.sleep(_WATCH_PERIOD_S * random.uniform(0.2, 1))
+
+    async def _connect(self, client: Client) -> None:
+        await client.connect(
+            self._url,
+            name=self._name,
+            pending_size=0,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=1,
+            ping_interval=5,
+            connect_timeout=2,
+            error_cb=self._on_error,
+            reconnected_cb=self._on_change,
+            closed_cb=self._on_change,
+        )
+
+    async def _attend(self, client: Client) -> None:
+        """Prepare the streams, and again whenever one may be gone; returns once it is closed."""
+        self._stirred.set()
+        while not client.is_closed:
+            # With a limit: nats-py does not come to closed_cb where its last write fails.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), _WATCH_PERIOD_S)
+            if self._stirred.is_set() and not client.is_closed:
+                self._stirred.clear()
+                if await self._prepare_streams():
+                    self._ready.set()
+                else:
+                    self._stirred.set()
+                await asyncio.sleep(_WATCH_PERIOD_S * random.uniform(0.5, 1))
 
     async def _on_error(self, error: Exception) -> None:
         logger.info("connection error", extra={"action": "nats_error", "error": repr(error)})
 
-    async def _on_reconnected(self) -> None:
+    async def _on_change(self) -> None:
+        self._stirred.set()
         for puller in self._pullers:
             puller.interrupt()
 
     # Streams and consumers.
 
-    async def _prepare_streams(self) -> None:
-        waiting = list(STREAMS)
-        while waiting:
+    async def _prepare_streams(self) -> bool:
+        """Whether all are there; one that cannot be made or updated holds up no other."""
+        ready = True
+        for spec in STREAMS:
             try:
-                await self._prepare_stream(waiting[0])
-            except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
+                await self._prepare_stream(spec)
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                ready = False
                 logger.warning(
                     "stream is not ready",
-                    extra={"action": "prepare", "stream": waiting[0].name, "error": str(error)},
+                    extra={"action": "prepare", "stream": spec.name, "error": str(error)},
                 )
-                await asyncio.sleep(1)
-            else:
-                waiting.pop(0)
+        return ready
 
     async def _prepare_stream(self, spec: StreamSpec) -> None:
+        """Updated once alone: who reconnects must not undo what a newer process has set."""
         config = self._stream_config(spec)
         try:
             await self._js.add_stream(config)
         except nats.js.errors.APIError as error:
             if error.err_code != _STREAM_EXISTS_OTHERWISE:
                 raise
-            await self._js.update_stream(config)
+            if spec.name not in self._updated:
+                await self._js.update_stream(config)
+        self._updated.add(spec.name)
 
     def _stream_config(self, spec: StreamSpec) -> nats.js.api.StreamConfig:
         retention, policy = nats.js.api.RetentionPolicy, nats.js.api.DiscardPolicy
@@ -177,13 +213,26 @@ class Bus:
         await self._call(self._js.purge_stream(stream, subject=subject))
 
     async def _call(self, call: Any, *, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
+        """The answer. Raises LogUnavailable, and APIError only where a message is not there."""
         if not self.is_connected:
             call.close()
             raise LogUnavailable
         try:
             return await asyncio.wait_for(call, timeout_s)
-        except (TimeoutError, *DISCONNECTED) as error:
-            raise LogUnavailable from error
+        except (nats.js.errors.APIError, TimeoutError, *DISCONNECTED) as error:
+            if _code(error) == _NO_MESSAGE:
+                raise
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> LogUnavailable:
+        """A stream that is missing is being restored, or lost, and then made again."""
+        missing = isinstance(error, nats.js.errors.NoStreamResponseError)
+        if missing or _code(error) == _NO_STREAM:
+            self._stirred.set()
+        if _code(error) is None:
+            return LogUnavailable()
+        logger.warning("call refused", extra={"action": "call", "error": str(error)})
+        return LogUnavailable(str(error))
 
     # Publishing.
 
@@ -205,16 +254,14 @@ class Bus:
             ack = await self._js.publish(
                 subject, data, timeout=timeout_s, headers=dict(headers or {})
             )
-        except nats.errors.TimeoutError as error:
+        except OSError as error:  # a time-out, or a write that failed on the way
             raise NoAnswer from error
-        except nats.js.errors.APIError as error:
-            if error.err_code in _WRONG_LAST_SEQUENCE:
+        except (nats.js.errors.APIError, *DISCONNECTED) as error:
+            if _code(error) in _WRONG_LAST_SEQUENCE:
                 raise WrongLastSequence from error
-            if error.err_code in _FULL:
+            if _code(error) in _FULL:
                 raise LogFull from error
-            raise LogUnavailable(str(error)) from error
-        except DISCONNECTED as error:
-            raise LogUnavailable from error
+            raise self._unavailable(error) from error
         return ack.seq
 
     async def store_first(self, subject: str, data: bytes, *, timeout_s: float = 5) -> bool:
@@ -241,9 +288,7 @@ class Bus:
         """The subject's last message, as the stream's leader has it. Raises LogUnavailable."""
         try:
             raw = await self._call(self._js.get_last_msg(stream, subject))
-        except nats.js.errors.NotFoundError as error:
-            if error.err_code != _NO_MESSAGE:  # the stream itself, say: it is still being restored
-                raise LogUnavailable(str(error)) from error
+        except nats.js.errors.APIError:
             return None
         return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
 
@@ -254,43 +299,32 @@ class Bus:
 
         Raises LogUnavailable. Fewer than `count` where a replica lags or the time ran out.
         """
-        if not self.is_connected:
-            raise LogUnavailable
-        answers: asyncio.Queue[Msg] = asyncio.Queue()
         inbox = self._client.new_inbox()
-        try:
-            subscription = await self._client.subscribe(inbox, cb=answers.put)
-            request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
-            target = f"$JS.API.DIRECT.GET.{stream}"
-            await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
-        except DISCONNECTED as error:
-            raise LogUnavailable from error
-        try:
+        request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
+        target = f"$JS.API.DIRECT.GET.{stream}"
+        async with self.subscribe(inbox) as answers:
+            try:
+                await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
+            except (nats.errors.Error, *DISCONNECTED) as error:
+                raise LogUnavailable from error
             return await collect(answers, timeout_s)
-        finally:
-            with suppress(*DISCONNECTED, nats.errors.Error):
-                await subscription.unsubscribe()
 
     @asynccontextmanager
-    async def subscribe(self, subject: str) -> AsyncGenerator[asyncio.Queue[Message]]:
-        """Core NATS subscription as a queue. Raises LogUnavailable."""
-        messages: asyncio.Queue[Message] = asyncio.Queue()
+    async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:
+        """What is heard on a subject of core NATS. Raises LogUnavailable.
 
-        async def take(raw: Msg) -> None:
-            await messages.put(plain(raw))
-
+        What is read on this bus inside the context is read after the subscription was made.
+        """
         if not self.is_connected:
             raise LogUnavailable
+        feed = Feed(self._client, subject)
+        self._feeds.add(feed)
         try:
-            subscription = await self._client.subscribe(subject, cb=take)
-            await self._client.flush(timeout=2)
-        except (TimeoutError, nats.errors.Error, *DISCONNECTED) as error:
-            raise LogUnavailable from error
-        try:
-            yield messages
+            await feed.open()
+            yield feed
         finally:
-            with suppress(*DISCONNECTED, nats.errors.Error):
-                await subscription.unsubscribe()
+            self._feeds.discard(feed)
+            await feed.close()
 
     # Consumers.
 
@@ -326,10 +360,7 @@ class Bus:
         if not self.is_connected:
             raise LogUnavailable
         puller = Puller(self._client, stream, consumer)
-        try:
-            await puller.open()
-        except (nats.errors.Error, *DISCONNECTED) as error:
-            raise LogUnavailable from error
+        await puller.open()
         self._pullers.add(puller)
         try:
             yield puller
@@ -339,6 +370,8 @@ class Bus:
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
         """Acknowledge and wait until the server has it; False where it did not say so in time."""
+        if not self.is_connected:
+            return False
         try:
             await self._client.request(ack_subject, b"+ACK", timeout=timeout_s)
         except (TimeoutError, nats.errors.Error, *DISCONNECTED):
@@ -352,3 +385,14 @@ class Bus:
     async def nak(self, ack_subject: str) -> None:
         """Give the entry back for delivery at once."""
         await self.publish(ack_subject, b"-NAK")
+
+
+def _code(error: Exception) -> int | None:
+    return error.err_code if isinstance(error, nats.js.errors.APIError) else None
+
+
+async def _shut(client: Client) -> None:
+    """More than once: a reconnect that succeeds meanwhile undoes nats-py's close."""
+    while client.is_connected or client.is_connecting or client.is_reconnecting:
+        with suppress(OSError, nats.errors.Error):
+            await client.close()

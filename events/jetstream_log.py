@@ -19,7 +19,7 @@ from events.jetstream import (
     WrongLastSequence,
 )
 from events.log import Appended, Conflict, EventLog, EventReader, Subscription, stored
-from events.puller import Message, Puller
+from events.puller import Feed, Message, Puller
 from events.streams import JOBS, event_subject, job_subject
 from events.types import Event, MalformedEvent, decode, encode
 
@@ -47,7 +47,10 @@ class JetStreamLog:
         self._try_timeout_s = try_timeout_s
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
-        """Send the same bytes until answered or the time is up; see `EventLog.append`."""
+        """Send the same bytes until answered or the time is up; see `EventLog.append`.
+
+        Once an answer is lost, the event may be there: no refusal after that says that it is not.
+        """
         payload = encode(event)
         headers = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(expected), MESSAGE_ID: event.id}
         subject = self._subject_of(event.job_id)
@@ -55,24 +58,27 @@ class JetStreamLog:
         sent = False
         while True:
             try:
-                position = await self._bus.store(
-                    subject, payload, timeout_s=self._try_timeout_s, headers=headers
-                )
+                try:
+                    position = await self._bus.store(
+                        subject, payload, timeout_s=self._try_timeout_s, headers=headers
+                    )
+                except WrongLastSequence:
+                    return await self._after_conflict(event, expected, give_up_at=give_up_at)
                 return Appended(stored(event, position))
-            except WrongLastSequence:
-                return await self._after_conflict(event, expected)
             except NoAnswer:
                 sent = True
-            except LogUnavailable:
+            except (LogUnavailable, LogFull, ReadTimeout):
                 if not sent:
                     raise
                 await asyncio.sleep(0.1)
             if time.monotonic() >= give_up_at:
                 raise OutcomeUnknown
 
-    async def _after_conflict(self, event: Event, expected: int) -> Appended | Conflict:
+    async def _after_conflict(
+        self, event: Event, expected: int, *, give_up_at: float
+    ) -> Appended | Conflict:
         """Mine may be there: the acknowledgement of an earlier try was lost."""
-        history = await self.read(event.job_id)
+        history = await self._history(event.job_id, give_up_at=give_up_at)
         mine = next((known for known in history if known.id == event.id), None)
         if mine is not None:
             return Appended(mine)
@@ -82,13 +88,15 @@ class JetStreamLog:
         return Conflict(news)
 
     async def read(self, job_id: str) -> list[Event]:
+        return await self._history(job_id, give_up_at=time.monotonic() + self._append_timeout_s)
+
+    async def _history(self, job_id: str, *, give_up_at: float) -> list[Event]:
         """The leader's last message says how many there are; then batches until they are here."""
         last = await self.last(job_id)
         if last is None or last.version == 1:
             return [last] if last else []
         subject = self._subject_of(job_id)
         events: list[Event] = []
-        give_up_at = time.monotonic() + self._append_timeout_s
         while len(events) < last.version:
             messages = await self._bus.batch(
                 self._stream,
@@ -115,17 +123,17 @@ class JetStreamLog:
 
     @asynccontextmanager
     async def watch(self, job_id: str) -> AsyncGenerator[Subscription]:
-        async with self._bus.subscribe(event_subject(job_id)) as messages:
-            yield _Watch(messages)
+        async with self._bus.subscribe(event_subject(job_id)) as feed:
+            yield _Watch(feed)
 
 
 class _Watch:
-    def __init__(self, messages: asyncio.Queue[Message]) -> None:
-        self._messages = messages
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
 
     async def next(self, timeout_s: float) -> Event | None:
         try:
-            message = await asyncio.wait_for(self._messages.get(), timeout_s)
+            message = await asyncio.wait_for(self._feed.get(), timeout_s)
         except TimeoutError:
             return None
         return decode(message.data, position=message.sequence)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from events.decisions import Command, Submit, decide
+from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
 from events.types import Event, Fact, JobFact
@@ -31,7 +32,10 @@ class Conflict:
 
 class Subscription(Protocol):
     async def next(self, timeout_s: float) -> Event | None:
-        """The next stored event; None where none came in time."""
+        """The next stored event; None where none came in time.
+
+        Raises LogUnavailable where nothing comes any more: watch again.
+        """
 
 
 class EventReader(Protocol):
@@ -122,15 +126,24 @@ class Writer(Generic[S]):
                     fact=fact,
                     traceparent=traceparent,
                 )
-                outcome = await self._log.append(event, expected=behind.position if behind else 0)
+                expected = behind.position if behind else 0
+                outcome = await self._log.append(event, expected=expected)
                 if isinstance(outcome, Conflict):
-                    state = self._fold(outcome.events, state)
+                    state = self._fold_news(outcome, state, expected)
                     break
                 state = self._fold([outcome.event], state)
                 added.append(fact)
             else:
                 break
         return state, tuple(added)
+
+    def _fold_news(self, conflict: Conflict, state: S, expected: int) -> S:
+        """To decide again on the same state would be refused again, without end."""
+        folded = self._fold(conflict.events, state)
+        ahead: Folded | None = folded
+        if ahead is None or ahead.position <= expected:
+            raise ReadTimeout("the log refused an append, but shows nothing behind it")
+        return folded
 
 
 @dataclass(frozen=True, slots=True)

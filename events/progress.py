@@ -33,9 +33,9 @@ class ProgressBoard:
         await self._bus.wait_connected()
         while True:
             try:
-                async with self._bus.subscribe(PROGRESS_WILDCARD) as messages:
+                async with self._bus.subscribe(PROGRESS_WILDCARD) as feed:
                     while True:
-                        self._note(await messages.get())
+                        self._note(await feed.get())
             except LogUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))
 

@@ -1,4 +1,4 @@
-"""Messages as they come from NATS, and how they are pulled from a consumer."""
+"""Messages as they come from NATS: pulled from a consumer, or heard on a subject."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Puller:
         self._subscription: Any = None
 
     async def open(self) -> None:
-        self._subscription = await self._client.subscribe(self._inbox, cb=self._arrived.put)
+        """Raises LogUnavailable."""
+        self._subscription = await _subscribe(self._client, self._inbox, self._arrived)
 
     async def close(self) -> None:
-        with suppress(*DISCONNECTED, nats.errors.Error):
-            await self._subscription.unsubscribe()
+        await _unsubscribe(self._subscription)
 
     def interrupt(self) -> None:
-        """The server lost our request (it was restarted): end the wait for its answer."""
+        """The server lost our request (the connection is another): end the wait for its answer."""
         self._arrived.put_nowait(None)
 
     async def next(self, *, batch: int, timeout_s: float) -> list[Message]:
@@ -98,24 +98,72 @@ class Puller:
         return messages
 
 
-def _status(raw: Msg | None) -> str | None:
-    return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
+class Feed:
+    """What is heard on one subject of core NATS. Ends with the connection it was opened on."""
+
+    def __init__(self, client: Client, subject: str) -> None:
+        self._client = client
+        self._subject = subject
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+        self._subscription: Any = None
+
+    async def open(self) -> None:
+        """Raises LogUnavailable."""
+        self._subscription = await _subscribe(self._client, self._subject, self._arrived)
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            await _unsubscribe(self._subscription)
+
+    def end(self) -> None:
+        """The connection is closed for good: nothing comes behind what has arrived."""
+        self._arrived.put_nowait(None)
+
+    async def get(self) -> Message:
+        """The next message. Raises LogUnavailable once the feed has ended."""
+        raw = await self._arrived.get()
+        if raw is None:
+            self.end()  # for whoever asks again
+            raise LogUnavailable
+        return _plain(raw)
 
 
-async def collect(answers: asyncio.Queue[Msg], timeout_s: float) -> list[Message]:
-    """The messages of a batch answer, up to its closing status or the end of the time."""
+async def collect(answers: Feed, timeout_s: float) -> list[Message]:
+    """The messages of a batch answer, up to its closing status or the end of the time.
+
+    Raises LogUnavailable where the connection is closed meanwhile.
+    """
     messages: list[Message] = []
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while True:
-                raw = await answers.get()
-                if _status(raw):
-                    break
-                messages.append(plain(raw))
+            while not _status(message := await answers.get()):
+                messages.append(message)
     return messages
 
 
-def plain(raw: Msg) -> Message:
+async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | None]) -> Any:
+    """Waits for no answer: the server handles what one connection sends in its order.
+
+    So whatever is requested or published on this connection from now on is handled after the
+    subscription. A flush would say no more, and where it runs out of time or is cancelled, the
+    late PONG meets a cancelled future and ends nats-py's read loop.
+    """
+    try:
+        return await client.subscribe(subject, cb=arrived.put)
+    except (nats.errors.Error, *DISCONNECTED) as error:
+        raise LogUnavailable from error
+
+
+async def _unsubscribe(subscription: Any) -> None:
+    with suppress(nats.errors.Error, *DISCONNECTED):
+        await subscription.unsubscribe()
+
+
+def _status(raw: Msg | Message | None) -> str | None:
+    return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
+
+
+def _plain(raw: Msg) -> Message:
     headers = raw.headers or {}
     return Message(
         subject=headers.get("Nats-Subject", raw.subject),

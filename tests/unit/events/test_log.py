@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from events.decisions import Cancel, Complete, ConfirmCancel, FailAttempt, Start, StoreImage, Submit
+from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, Conflict, JobWriter
@@ -45,6 +46,14 @@ def writer(log: MemoryLog) -> JobWriter:
 
 def start(actor: str) -> Start:
     return Start(actor=actor, max_attempts=3, now=START + timedelta(seconds=1))
+
+
+class SilentLog(MemoryLog):
+    """Refuses every append, and shows nothing that came before it."""
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        await asyncio.sleep(0)
+        return Conflict(())
 
 
 async def submit(writer: JobWriter) -> Job:
@@ -112,6 +121,16 @@ async def test_a_conflict_decides_again(log: MemoryLog, writer: JobWriter) -> No
     outcome = await writer.execute(Cancel(), before)
     assert outcome.added == (CancelRequested(),)
     assert outcome.job == fold(await log.read(JOB_ID))
+
+
+async def test_a_conflict_without_news_ends_the_writing(writer: JobWriter) -> None:
+    job = await submit(writer)
+    silent = JobWriter(SilentLog())
+    async with asyncio.timeout(2):
+        with pytest.raises(ReadTimeout):
+            await silent.submit(new_id(), Submit(submitted()))
+        with pytest.raises(ReadTimeout):
+            await silent.execute(start("a"), job)
 
 
 async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(

@@ -1,0 +1,112 @@
+"""Appends whose answers are lost, on a real nats-server behind a bus that loses them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
+from events.ids import new_id
+from events.jetstream import Bus, NoAnswer, WrongLastSequence
+from events.jetstream_log import JetStreamLog
+from events.log import Appended, utc_now
+from events.puller import Message
+from events.types import Event
+from serve_app.nats_server import NatsServer
+from tests.support.jobs import submitted
+
+
+class LossyBus(Bus):
+    """The next stores and reads fail as they are told to; a lost answer was stored."""
+
+    store_faults: list[Exception]
+    read_faults: list[Exception]
+
+    async def store(self, subject: str, data: bytes, **options: Any) -> int:
+        fault = self.store_faults.pop(0) if self.store_faults else None
+        if fault is None or isinstance(fault, NoAnswer):
+            position = await super().store(subject, data, **options)
+            if fault is None:
+                return position
+        raise fault
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        if self.read_faults:
+            raise self.read_faults.pop(0)
+        return await super().last(stream, subject)
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[LossyBus]:
+    bus = LossyBus(nats_server.url, name="test")
+    bus.store_faults, bus.read_faults = [], []
+    bus.start()
+    await asyncio.wait_for(bus.wait_connected(), 10)
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+def log(bus: LossyBus) -> JetStreamLog:
+    return JetStreamLog(bus, append_timeout_s=1.0, try_timeout_s=0.5)
+
+
+def event() -> Event:
+    return Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), fact=submitted())
+
+
+@pytest.mark.parametrize("then", [LogFull, LogUnavailable, NoAnswer])
+async def test_an_answer_that_was_lost_is_asked_for_again(
+    bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
+) -> None:
+    new = event()
+    bus.store_faults = [NoAnswer(), then(), then()]
+    outcome = await log.append(new, expected=0)
+    assert isinstance(outcome, Appended)
+    assert await log.read(new.job_id) == [outcome.event]
+
+
+@pytest.mark.parametrize("then", [LogUnavailable, ReadTimeout])
+async def test_a_read_that_fails_after_a_lost_answer_is_another_round(
+    bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
+) -> None:
+    new = event()
+    bus.store_faults = [NoAnswer(), WrongLastSequence(), WrongLastSequence()]
+    bus.read_faults = [then()]
+    outcome = await log.append(new, expected=0)
+    assert isinstance(outcome, Appended)
+    assert await log.read(new.job_id) == [outcome.event]
+
+
+@pytest.mark.parametrize("then", [LogFull, LogUnavailable])
+async def test_what_may_be_stored_is_never_said_to_be_refused(
+    bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
+) -> None:
+    new = event()
+    bus.store_faults = [NoAnswer(), *(then() for _ in range(1000))]
+    with pytest.raises(OutcomeUnknown):
+        await log.append(new, expected=0)
+    assert len(await log.read(new.job_id)) == 1
+
+
+async def test_a_read_that_fails_to_the_end_leaves_the_outcome_unknown(
+    bus: LossyBus, log: JetStreamLog
+) -> None:
+    bus.store_faults = [NoAnswer(), *(WrongLastSequence() for _ in range(1000))]
+    bus.read_faults = [LogUnavailable() for _ in range(1000)]
+    with pytest.raises(OutcomeUnknown):
+        await log.append(event(), expected=0)
+
+
+@pytest.mark.parametrize("refusal", [LogFull, LogUnavailable])
+async def test_what_was_refused_at_first_was_not_stored(
+    bus: LossyBus, log: JetStreamLog, refusal: type[Exception]
+) -> None:
+    new = event()
+    bus.store_faults = [refusal()]
+    with pytest.raises(refusal):
+        await log.append(new, expected=0)
+    assert await log.read(new.job_id) == []
