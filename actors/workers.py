@@ -38,7 +38,7 @@ _ANSWER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 30.0
 _RETRY_S = 1.0
-_ENGINE_ENVIRONMENT = {
+ENGINE_ENVIRONMENT = {
     # Without these glibc returns every large buffer to the system, and two rows cost more than
     # twice one.
     "MALLOC_MMAP_MAX_": "0",
@@ -288,7 +288,7 @@ class Worker:
             "num_cpus": self._endpoint.cpus,
             "num_gpus": self._gpus,
             "max_restarts": -1,
-            "runtime_env": {"env_vars": _ENGINE_ENVIRONMENT},
+            "runtime_env": {"env_vars": ENGINE_ENVIRONMENT},
         }
         device = "auto" if self._gpus else "cpu"
         make = EngineActor.options(**options).remote

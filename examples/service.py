@@ -66,16 +66,21 @@ class Service:
 
     def start(self, *, timeout_s: float = 120.0) -> None:
         """Returns once it is ready. Raises DidNotStart; what runs by then is for `close` to end."""
+        process = self.launch()
+        give_up_at = time.monotonic() + timeout_s
+        while not self.is_ready():
+            if process.poll() is not None or time.monotonic() > give_up_at:
+                raise DidNotStart(self.output or "see its output")
+            time.sleep(_POLL_S)
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Begin to start it."""
         with ExitStack() as stack:
             log = stack.enter_context(self.log_path.open("ab")) if self.log_path else None
             self._process = subprocess.Popen(
                 [DARKROOM, "up"], env=self.environment, stdout=log, stderr=log, cwd=ROOT
             )
-        give_up_at = time.monotonic() + timeout_s
-        while not self.is_ready():
-            if self._process.poll() is not None or time.monotonic() > give_up_at:
-                raise DidNotStart(self.output or "see its output")
-            time.sleep(_POLL_S)
+        return self._process
 
     def is_ready(self) -> bool:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=5)

@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import httpx
@@ -58,45 +59,49 @@ def main() -> None:
 def up() -> None:
     """Start everything on this machine and keep it running until Ctrl-C."""
     settings = Settings()
-    stop = threading.Event()
-    _stop_on_signals(stop)
     began = time.monotonic()
-    fresh_key = asyncio.run(ensure_admin_key(settings))
+    stop = threading.Event()
     try:
         with ExitStack() as stack:
             with console.status("Starting") as status:
-                embedded = Embedded(
-                    settings,
-                    tell=lambda part: status.update(f"Starting {part}"),
-                    interrupted=stop.is_set,
-                )
-                running = stack.enter_context(embedded)
-                _stop_on_signals(stop)  # again: Ray takes them over as it starts
-                _wait_ready(running.settings, stop)
-            if not stop.is_set():
-                _print_screen(running, fresh_key, time.monotonic() - began)
+                _on_signals(_interrupt)
+                fresh_key = asyncio.run(ensure_admin_key(settings))
+
+                def tell(part: str) -> None:
+                    _on_signals(_interrupt)  # again: Ray takes them over as it starts
+                    status.update(f"Starting {part}")
+
+                running = stack.enter_context(Embedded(settings, tell=tell))
+                _wait_ready(running.settings)
+                _on_signals(lambda *_: stop.set())
+            _print_screen(running, fresh_key, time.monotonic() - began)
             stop.wait()
             console.print("Stopping.")
     except (AlreadyRunning, NatsDidNotStart, UnsafeFolder) as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        console.print("Stopped before it was up.")
 
 
-def _stop_on_signals(stop: threading.Event) -> None:
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, handler)
 
 
-def _wait_ready(settings: Settings, stop: threading.Event) -> None:
-    url = f"http://{settings.host}:{settings.port}/health/ready"
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _wait_ready(settings: Settings) -> None:
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
-    while not stop.wait(0.1):
-        try:
-            if httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        if time.monotonic() > give_up_at:
-            _fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
+    url = f"http://{settings.host}:{settings.port}"
+    with httpx.Client(base_url=url, timeout=2, trust_env=False) as client:
+        while time.monotonic() < give_up_at:
+            with suppress(httpx.TransportError):
+                if client.get("/health/ready").is_success:
+                    return
+            time.sleep(0.1)
+    _fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
 
 
 async def ensure_admin_key(settings: Settings) -> str | None:

@@ -58,17 +58,10 @@ class Running:
 class Embedded:
     """`with Embedded(settings) as running:` — up on entry, all of it stopped on exit."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        tell: Callable[[str], None] = lambda _: None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`tell` hears which part starts; `interrupted` ends the wait for nats-server."""
+    def __init__(self, settings: Settings, *, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`tell` hears which part starts."""
         self._settings = settings
         self._tell = tell
-        self._interrupted = interrupted
         self._stack = ExitStack()
 
     def __enter__(self) -> Running:
@@ -98,7 +91,7 @@ class Embedded:
             self._tell("nats-server")
             nats = NatsServer(settings.nats_dir)
             self._stack.callback(nats.stop)
-            nats.start(interrupted=self._interrupted)
+            nats.start()
             settings = settings.model_copy(update={"nats_url": nats.url})
             self._stack.enter_context(watched(nats))
         self._tell("Ray")
@@ -115,6 +108,7 @@ class Embedded:
         root = str(Path(__file__).resolve().parent.parent)
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        self._stack.callback(ray.shutdown)
         ray.init(
             address="local",
             namespace="serve",
@@ -126,7 +120,6 @@ class Embedded:
             logging_level=logging.WARNING,
             _node_ip_address="127.0.0.1",
         )
-        self._stack.callback(ray.shutdown)
         return str(ray.get_runtime_context().gcs_address)
 
     def _start_serve(self, settings: Settings) -> None:
@@ -236,6 +229,8 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray runs its workers at 15, behind everything else on the machine.
+        "RAY_worker_niceness": "0",
     }
     return metrics_port
 

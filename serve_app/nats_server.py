@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +99,7 @@ class NatsServer:
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    def start(
-        self,
-        *,
-        timeout_s: float = _RECOVERY_TIMEOUT_S,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def start(self, *, timeout_s: float = _RECOVERY_TIMEOUT_S) -> None:
         """Start it and wait until it accepts connections, as long as its process lives.
 
         Raises NatsDidNotStart.
@@ -116,8 +110,6 @@ class NatsServer:
             if not self.is_running() or time.monotonic() > give_up_at:
                 log_path = self._folder / "nats-server.log"
                 raise NatsDidNotStart(f"nats-server did not start; see {log_path}")
-            if interrupted():
-                raise NatsDidNotStart("interrupted before nats-server had started")
             time.sleep(0.02)
         write_private(self._folder / "reader.url", self.reader_url + "\n")
 

@@ -94,9 +94,7 @@ def writer_of(service: Service, job_id: str) -> str:
 LONG = {"steps": 120, "batch_size": 2, "width": 128, "height": 128}
 
 
-@pytest.mark.parametrize(
-    "part", ["job", ":engine", "router", "dispatcher", "results", "callbacks"]
-)
+@pytest.mark.parametrize("part", ["job", ":engine", "router", "dispatcher", "results", "callbacks"])
 def test_a_killed_part_costs_no_job(chaos: Service, key: tuple[str, str], part: str) -> None:
     text, secret = key
     with Receiver(secret) as receiver:

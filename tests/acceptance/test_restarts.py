@@ -52,6 +52,17 @@ def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Servic
     assert fresh.ended(job_id)["status"] == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_that_is_interrupted_leaves_nothing_behind(fresh: Service, number: int) -> None:
+    fresh.launch()
+    give_up_at = time.monotonic() + 60
+    while not fresh.processes("ray::"):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    assert fresh.stop(number) < 15
+    assert leftovers(fresh.data_dir) == []
+
+
 def test_two_instances_run_side_by_side_and_one_folder_takes_one(
     service: Service, fresh: Service
 ) -> None:

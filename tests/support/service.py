@@ -54,7 +54,10 @@ class Service(examples.service.Service):
     # Life.
 
     def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
+        printed = len(self.output)
         super().start(timeout_s=timeout_s)
+        while "Admin key" not in self.output[printed:]:  # its screen follows
+            time.sleep(0.05)
         self.http.headers["Authorization"] = f"Bearer {self.admin_key}"
 
     def close(self) -> None:
@@ -140,11 +143,8 @@ class Service(examples.service.Service):
     @contextmanager
     def cluster(self) -> Iterator[None]:
         """This process, connected to this instance's Ray."""
-        address = next(
-            line.split()[-1]
-            for line in reversed(self.output.splitlines())
-            if line.startswith("Ray ")
-        )
+        lines = reversed(self.output.splitlines())
+        address = next(line.split()[-1] for line in lines if line.startswith("Ray "))
         ray.init(address=address, namespace="darkroom", log_to_driver=False, logging_level="ERROR")
         try:
             yield
