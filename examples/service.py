@@ -123,7 +123,7 @@ class Service:
     @property
     def output(self) -> str:
         """What it has printed, where that went to a file."""
-        return self.log_path.read_text() if self.log_path else ""
+        return self.log_path.read_text() if self.log_path and self.log_path.exists() else ""
 
     @property
     def admin_key(self) -> str:
