@@ -122,6 +122,8 @@ def test_nats_killed_in_the_middle_of_a_job(
         assert result["status"] == 1, (result, chaos.events(job_id))
         assert json.loads(receiver.bodies.get(timeout=60)) == result
     check_ended_once(chaos, job_id)
+    # The actor lived, and kept the job.
+    assert chaos.facts(job_id).count("started") == 1
 
 
 def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(

@@ -1,0 +1,137 @@
+"""Each stage with tiny settings, and what they make as a checkpoint for the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from engine.diffusion import single_file
+from engine.diffusion.text import END, START
+from models.train import vocabulary
+from models.train.export import export
+from models.train.scenes import draw_scenes
+from models.train.studio import studio
+from models.train.text_encoder import train_text_encoder
+from models.train.unet import Painter, train_unet
+from models.train.vae import SCALING_FACTOR, latents_of, train_vae
+
+STEPS = 2
+SCENES = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def vae(folder: Path) -> AutoencoderKL:
+    return train_vae(folder, steps=STEPS, seed=1)
+
+
+@pytest.fixture(scope="module")
+def painter(folder: Path, vae: AutoencoderKL) -> Painter:
+    encoder = train_text_encoder(folder, steps=STEPS, seed=1)
+    return train_unet(folder, vae, encoder, steps=STEPS, scenes=SCENES, seed=1)
+
+
+@pytest.fixture(scope="module")
+def exported(
+    vae: AutoencoderKL, painter: Painter, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("models") / "checkpoints" / "shapes.safetensors"
+    export(vae, painter, out)
+    return out
+
+
+def test_latents_have_unit_spread_after_the_usual_factor(vae: AutoencoderKL) -> None:
+    scenes = draw_scenes(np.random.default_rng(5), 256)
+    latents = latents_of(vae, scenes, seed=5) * SCALING_FACTOR
+    assert torch.allclose(latents.std(dim=(0, 2, 3)), torch.ones(4), atol=0.2)
+    assert torch.allclose(latents.mean(dim=(0, 2, 3)), torch.zeros(4), atol=0.2)
+
+
+def test_stages_keep_a_journal(painter: Painter, folder: Path) -> None:
+    for stage in ("vae", "text_encoder", "unet"):
+        lines = (folder / f"{stage}.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["step"] == STEPS
+
+
+def test_a_course_that_is_over_is_not_run_again(vae: AutoencoderKL, folder: Path) -> None:
+    again = train_vae(folder, steps=STEPS, seed=1)
+    assert _same(vae.state_dict(), again.state_dict())
+
+
+def test_a_course_that_was_stopped_ends_as_one_that_was_not(
+    vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved after each step and stopped after the first."""
+    monkeypatch.setattr("models.train.course._SAVE_S", 0.0)
+    with pytest.raises(_Stop):
+        _train_until(1, tmp_path, monkeypatch)
+    monkeypatch.undo()
+    resumed = train_vae(tmp_path, steps=STEPS, seed=1)
+    for name, tensor in vae.state_dict().items():
+        assert torch.allclose(tensor, resumed.state_dict()[name], atol=1e-4), name
+
+
+class _Stop(Exception):
+    pass
+
+
+def _train_until(stop: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from models.train import vae
+
+    drawn = vae.draw_scenes
+
+    def draw_or_stop(rng: np.random.Generator, n: int, **options: float) -> object:
+        if (folder / "vae.pt").exists():
+            raise _Stop
+        return drawn(rng, n, **options)
+
+    monkeypatch.setattr(vae, "draw_scenes", draw_or_stop)
+    train_vae(folder, steps=STEPS, seed=1)
+
+
+def test_the_engine_loads_what_was_exported(
+    exported: Path, vae: AutoencoderKL, painter: Painter
+) -> None:
+    parts = single_file.read(exported)
+    assert parts.vae.config.scaling_factor == SCALING_FACTOR
+    for trained, loaded in ((vae, parts.vae), (painter.unet, parts.unet)):
+        assert _same(_halved(trained.state_dict()), _halved(loaded.state_dict()))
+
+
+def test_the_exported_encoder_reads_clip_tokens_as_the_trained_one_its_rows(
+    exported: Path, painter: Painter
+) -> None:
+    tokens = vocabulary.tokens_of(["a tiny star, yellow, top left, over green", ""])
+    assert tokens[0, 0] == START
+    assert (tokens[1, 1:] == END).all()
+    loaded = single_file.read(exported).text_encoder.eval()
+    with torch.no_grad():
+        own = painter.text.eval()(vocabulary.rows()[tokens]).last_hidden_state
+        theirs = loaded.float()(tokens).last_hidden_state
+    assert torch.allclose(own, theirs, atol=0.02)
+
+
+def test_the_engine_paints_with_what_was_exported(exported: Path) -> None:
+    with studio(exported) as room:
+        (picture,) = room.paint([{"prompt": "a red circle", "seed": 1, "steps": 2}])
+    assert picture.shape == (64, 64, 3)
+
+
+def _halved(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.half() for name, tensor in state.items()}
+
+
+def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
