@@ -50,7 +50,7 @@ from tests.support.receiver import DEADLINE_S, Received, Receiver, hang, status
 SECRET = b"a secret of sixteen"
 URL_FOR = url_for("http://images.example", SECRET)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-SETTINGS = Settings(callback_delays_s=(0, 0.2, 0.2, 0.2), callback_timeout_s=1.0)
+SETTINGS = Settings(callback_delays_s=(0, 0.2, 0.2, 0.2), callback_timeout_s=3.0)
 IMAGE = ImageStored(
     index=0, attempt=1, key="k", size_bytes=9, digest="sha256:0", width=64, height=64, seed=7
 )

@@ -39,12 +39,14 @@ async def sender() -> AsyncIterator[Sender]:
     await sender.close()
 
 
-def resolving_to(*addresses: str, rule: AddressRule = LOOPBACK) -> Sender:
+def resolving_to(
+    *addresses: str, rule: AddressRule = LOOPBACK, settings: Settings = SETTINGS
+) -> Sender:
     async def resolve(host: str) -> Sequence[str]:
         return addresses
 
     trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
-    return Sender(rule, settings=SETTINGS, resolve=resolve, ssl_context=trusted)
+    return Sender(rule, settings=settings, resolve=resolve, ssl_context=trusted)
 
 
 async def test_the_request_is_the_body_and_the_headers_that_were_given(sender: Sender) -> None:
@@ -222,7 +224,7 @@ async def test_tls_verifies_the_name_although_an_address_is_dialled() -> None:
 
 
 async def test_pools_that_nobody_uses_are_closed() -> None:
-    sender = resolving_to("127.0.0.1")
+    sender = resolving_to("127.0.0.1", settings=Settings())
     async with Receiver() as receiver:
         for number in range(150):
             url = f"http://r{number}.receiver.test:{receiver.port}/"
