@@ -146,10 +146,6 @@ class EngineHost:
         """Counts device calls: tells a busy engine from a wedged one."""
         return self._engine.steps_done
 
-    async def loaded(self) -> tuple[str, ...]:
-        """Checkpoints in memory."""
-        return self._engine.loaded
-
 
 def _hand_over(
     loop: asyncio.AbstractEventLoop, messages: asyncio.Queue[EngineEvent], event: EngineEvent

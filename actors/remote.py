@@ -79,9 +79,6 @@ class EngineProcess:
     async def steps_done(self) -> int:
         return await (await self._host()).steps_done()
 
-    async def loaded(self) -> tuple[str, ...]:
-        return await (await self._host()).loaded()
-
     async def whereabouts(self) -> Whereabouts:
         return whereabouts()
 

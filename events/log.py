@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -186,13 +186,6 @@ class JobWriter:
             job_id, job, partial(decide, command), traceparent=traceparent
         )
         return Outcome(job=state, added=added)
-
-
-async def drain(reader: EventReader, *, timeout_s: float) -> AsyncIterator[Event]:
-    """Every event until none comes for `timeout_s`."""
-    while events := await reader.next(timeout_s):
-        for event in events:
-            yield event
 
 
 def stored(event: Event, position: int) -> Event:
