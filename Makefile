@@ -19,10 +19,10 @@ help: ## list these targets
 
 install: $(INSTALLED) ## make .venv and install Darkroom with its tools
 
-demo: $(INSTALLED) $(CHECKPOINT) ## start everything, make pictures of both flavours, stop
+demo: $(INSTALLED) ## start everything, make pictures of both flavours, stop
 	$(BIN)/python -m examples.demo
 
-up: $(INSTALLED) $(CHECKPOINT) ## run the service until Ctrl-C
+up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests, with the reason of each one skipped
@@ -65,6 +65,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 # Only the script makes the checkpoint stale; a new environment does not.
-$(CHECKPOINT): models/make_tiny.py | $(INSTALLED)
+$(CHECKPOINT): models/make_tiny.py models/single_file.py | $(INSTALLED)
 	mkdir -p $(@D)
-	$(BIN)/python models/make_tiny.py
+	$(BIN)/python -m models.make_tiny

@@ -1,6 +1,6 @@
 """Writes a tiny checkpoint with random weights, in the key layout of Stable Diffusion 1.x.
 
-    python models/make_tiny.py [OUT.safetensors]
+    python -m models.make_tiny [OUT.safetensors]
 
 About 12 MB, the same every time under one version of torch; its sizes go into `OUT.config/` beside
 it. The weights are shaped so that pictures (64x64 by nature) are finite, not saturated, and depend
@@ -10,17 +10,15 @@ on seed, step and prompt: they are for tests, demos and benchmarks.
 from __future__ import annotations
 
 import argparse
-import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
+
+from models.single_file import Part, write_single_file
 
 SEED = 20261120
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "darkroom-tiny.safetensors"
@@ -61,7 +59,6 @@ TEXT_ENCODER: dict[str, Any] = {
     "pad_token_id": 1,
 }
 SCHEDULER: dict[str, Any] = {
-    "_class_name": "EulerDiscreteScheduler",
     "beta_start": 0.00085,
     "beta_end": 0.012,
     "beta_schedule": "scaled_linear",
@@ -86,32 +83,14 @@ def main() -> None:
 
 def write_checkpoint(out: Path) -> None:
     """Write the checkpoint to `out` and its sizes beside it."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _write_configs(out.with_suffix(".config"))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        tensors = {
-            **_unet_keys(_make_unet().state_dict()),
-            **_vae_keys(_make_vae().state_dict()),
-            **_text_keys(_make_text_encoder().state_dict()),
-        }
-    half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
-    # Renamed into place, so that a watcher of the folder never sees half a file.
-    unfinished = out.with_suffix(".unfinished")
-    save_file(half, unfinished, metadata={"format": "pt"})
-    unfinished.replace(out)
-
-
-def _write_configs(folder: Path) -> None:
-    configs = {
-        "unet/config.json": {"_class_name": "UNet2DConditionModel", **UNET},
-        "vae/config.json": {"_class_name": "AutoencoderKL", **VAE},
-        "text_encoder/config.json": {"model_type": "clip_text_model", **TEXT_ENCODER},
-        "scheduler/scheduler_config.json": SCHEDULER,
-    }
-    for name, config in configs.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(config, indent=1) + "\n")
+        write_single_file(
+            out,
+            unet=Part(UNET, _make_unet().state_dict()),
+            vae=Part(VAE, _make_vae().state_dict()),
+            text_encoder=Part(TEXT_ENCODER, _make_text_encoder().state_dict()),
+            scheduler=SCHEDULER,
+        )
 
 
 def _make_unet() -> nn.Module:
@@ -178,98 +157,6 @@ def _make_text_encoder() -> nn.Module:
         else:
             weight.copy_(0.02 * noise)
     return encoder
-
-
-def _unet_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """diffusers' names to the single file's."""
-    blocks = _unet_blocks()
-    layers = {
-        "norm1": "in_layers.0",
-        "conv1": "in_layers.2",
-        "norm2": "out_layers.0",
-        "conv2": "out_layers.3",
-        "time_emb_proj": "emb_layers.1",
-        "conv_shortcut": "skip_connection",
-    }
-    renamed = {}
-    for name, tensor in state.items():
-        block = max((each for each in blocks if name.startswith(f"{each}.")), key=len)
-        rest = name.removeprefix(f"{block}.")
-        if ".resnets." in block:
-            layer, _, end = rest.partition(".")
-            rest = f"{layers[layer]}.{end}"
-        renamed[f"model.diffusion_model.{blocks[block]}.{rest}"] = tensor
-    return renamed
-
-
-def _unet_blocks() -> dict[str, str]:
-    blocks = {
-        "time_embedding.linear_1": "time_embed.0",
-        "time_embedding.linear_2": "time_embed.2",
-        "conv_in": "input_blocks.0.0",
-        "conv_norm_out": "out.0",
-        "conv_out": "out.2",
-        "mid_block.resnets.0": "middle_block.0",
-        "mid_block.attentions.0": "middle_block.1",
-        "mid_block.resnets.1": "middle_block.2",
-    }
-    depth = UNET["layers_per_block"] + 1
-    for level, up_type in enumerate(UNET["up_block_types"]):
-        for layer in range(depth):
-            down, up = 1 + level * depth + layer, level * depth + layer
-            blocks[f"down_blocks.{level}.resnets.{layer}"] = f"input_blocks.{down}.0"
-            blocks[f"down_blocks.{level}.attentions.{layer}"] = f"input_blocks.{down}.1"
-            blocks[f"up_blocks.{level}.resnets.{layer}"] = f"output_blocks.{up}.0"
-            blocks[f"up_blocks.{level}.attentions.{layer}"] = f"output_blocks.{up}.1"
-        down_end, up_end = (level + 1) * depth, level * depth + depth - 1
-        after = 2 if "CrossAttn" in up_type else 1
-        blocks[f"down_blocks.{level}.downsamplers.0.conv"] = f"input_blocks.{down_end}.0.op"
-        blocks[f"up_blocks.{level}.upsamplers.0.conv"] = f"output_blocks.{up_end}.{after}.conv"
-    return blocks
-
-
-def _vae_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    renamed = {}
-    for name, tensor in state.items():
-        new = _vae_key(name)
-        # The single file has the attention's projections as 1x1 convolutions.
-        is_projection = "attn_1" in new and new.endswith("weight") and tensor.ndim == 2
-        renamed[f"first_stage_model.{new}"] = tensor[:, :, None, None] if is_projection else tensor
-    return renamed
-
-
-def _vae_key(name: str) -> str:
-    top = len(VAE["block_out_channels"]) - 1
-    new = re.sub(r"encoder\.down_blocks\.(\d)\.resnets\.(\d)", r"encoder.down.\1.block.\2", name)
-    new = re.sub(r"encoder\.down_blocks\.(\d)\.downsamplers\.0", r"encoder.down.\1.downsample", new)
-    new = re.sub(
-        r"decoder\.up_blocks\.(\d)\.resnets\.(\d)",
-        lambda at: f"decoder.up.{top - int(at[1])}.block.{at[2]}",
-        new,
-    )
-    new = re.sub(
-        r"decoder\.up_blocks\.(\d)\.upsamplers\.0",
-        lambda at: f"decoder.up.{top - int(at[1])}.upsample",
-        new,
-    )
-    new = re.sub(r"mid_block\.resnets\.(\d)", lambda at: f"mid.block_{int(at[1]) + 1}", new)
-    new = new.replace("mid_block.attentions.0", "mid.attn_1")
-    new = new.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
-    attention = {
-        "group_norm": "norm",
-        "to_q": "q",
-        "to_k": "k",
-        "to_v": "v",
-        "to_out.0": "proj_out",
-    }
-    for old, short in attention.items():
-        new = new.replace(f"attn_1.{old}", f"attn_1.{short}")
-    return new
-
-
-def _text_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    prefix = "cond_stage_model.transformer.text_model."
-    return {f"{prefix}{name.removeprefix('text_model.')}": tensor for name, tensor in state.items()}
 
 
 if __name__ == "__main__":

@@ -63,42 +63,6 @@ def test_stages_keep_a_journal(painter: Painter, folder: Path) -> None:
         assert json.loads(lines[-1])["step"] == STEPS
 
 
-def test_a_course_that_is_over_is_not_run_again(vae: AutoencoderKL, folder: Path) -> None:
-    again = train_vae(folder, steps=STEPS, seed=1)
-    assert _same(vae.state_dict(), again.state_dict())
-
-
-def test_a_course_that_was_stopped_ends_as_one_that_was_not(
-    vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Saved after each step and stopped after the first."""
-    monkeypatch.setattr("models.train.course._SAVE_S", 0.0)
-    with pytest.raises(_Stop):
-        _train_until(1, tmp_path, monkeypatch)
-    monkeypatch.undo()
-    resumed = train_vae(tmp_path, steps=STEPS, seed=1)
-    for name, tensor in vae.state_dict().items():
-        assert torch.allclose(tensor, resumed.state_dict()[name], atol=1e-4), name
-
-
-class _Stop(Exception):
-    pass
-
-
-def _train_until(stop: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from models.train import vae
-
-    drawn = vae.draw_scenes
-
-    def draw_or_stop(rng: np.random.Generator, n: int, **options: float) -> object:
-        if (folder / "vae.pt").exists():
-            raise _Stop
-        return drawn(rng, n, **options)
-
-    monkeypatch.setattr(vae, "draw_scenes", draw_or_stop)
-    train_vae(folder, steps=STEPS, seed=1)
-
-
 def test_the_engine_loads_what_was_exported(
     exported: Path, vae: AutoencoderKL, painter: Painter
 ) -> None:

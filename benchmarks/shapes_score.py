@@ -1,0 +1,203 @@
+"""Does `darkroom-shapes` draw what it is told? Scored through the engine, on what it never saw.
+
+The combinations of shape, colour and background are held out of the training; captions and seeds
+are fresh. A judge without a network says what is on a picture; how often it is right about drawn
+ones comes first.
+
+usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks._report import console, print_hardware, print_table
+from engine.names import SAMPLERS, SCHEDULERS
+from models.train.captions import full_caption
+from models.train.drawing import draw
+from models.train.export import CHECKPOINT
+from models.train.judge import judge
+from models.train.scenes import COLOUR_NAMES, HELD_OUT, SHAPE_NAMES, Scenes, draw_scenes
+from models.train.scoring import Score, mean, score
+from models.train.studio import Studio, studio
+
+SEED = 20_261_120
+CFG = 5.0
+STEPS = 20
+ALONE_PICTURES = 15
+
+Pictures = NDArray[np.uint8]
+CLASSES = {"one shape": (1, 0, 0), "two shapes": (0, 1, 0), "three shapes": (0, 0, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Scenes, and what a user would write for each."""
+
+    scenes: Scenes
+    prompts: Sequence[str]
+
+    def requests(self, **more: Any) -> list[dict[str, Any]]:
+        shared = {"steps": STEPS, "cfg_scale": CFG, **more}
+        return [
+            {"prompt": prompt, "seed": SEED + row, **shared}
+            for row, prompt in enumerate(self.prompts)
+        ]
+
+    def scores(self, pictures: Pictures) -> list[Score]:
+        return [score(_floats(each), self.scenes, row) for row, each in enumerate(pictures)]
+
+    def first(self, n: int) -> Task:
+        return Task(self.scenes.take(slice(n)), self.prompts[:n])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes_score")
+    parser.add_argument("--prompts", type=int, default=200, help="of each class")
+    parser.add_argument("--per-sampler", type=int, default=100, help="prompts for each")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    args = parser.parse_args()
+    print_hardware()
+    tasks = {name: _task(counts, args.prompts) for name, counts in CLASSES.items()}
+    _report_judge(tasks)
+    with studio(args.checkpoint) as room:
+        _report_classes(room, tasks)
+        one = tasks["one shape"]
+        _report_guidance(room, one)
+        _report_negative(room, args.prompts)
+        _report_samplers(room, one.first(args.per_sampler))
+        _report_single(room, one)
+
+
+def _task(counts: Sequence[int], n: int) -> Task:
+    rng = np.random.default_rng((SEED, *counts))
+    scenes = draw_scenes(rng, n, allowed=HELD_OUT, counts=counts, textured=0)
+    words = Random(f"{SEED} {counts}")
+    return Task(scenes, [full_caption(scenes, row, words) for row in range(n)])
+
+
+def _floats(picture: Pictures) -> NDArray[np.float32]:
+    # The engine truncates.
+    return ((picture + 0.5) / 256).astype(np.float32)
+
+
+def _report_judge(tasks: Mapping[str, Task]) -> None:
+    rng = np.random.default_rng(SEED)
+    rows = []
+    for name, task in tasks.items():
+        drawn = (draw(task.scenes, rng) * 255).astype(np.uint8)
+        rows.append([name, *_shares(task.scores(drawn))])
+    print_table("The judge on drawn pictures", ("", *_COLUMNS), rows)
+
+
+_COLUMNS = ("background", "colour", "shape", "order", "all of a picture")
+
+
+def _shares(scores: Sequence[Score]) -> list[str]:
+    columns = ("background", "colours", "shapes", "relation", "all_right")
+    return [_percent(mean(getattr(each, column) for each in scores)) for column in columns]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _report_classes(room: Studio, tasks: Mapping[str, Task]) -> None:
+    rows, misses = [], []
+    for name, task in tasks.items():
+        scores = task.scores(room.paint(task.requests()))
+        rows.append([name, *_shares(scores)])
+        misses += [
+            [SHAPE_NAMES[shape], _percent(mean(_of_shape(task.scenes, scores, shape)))]
+            for shape in range(len(SHAPE_NAMES))
+            if name == "one shape"
+        ]
+    n = len(next(iter(tasks.values())).prompts)
+    title = f"Held-out combinations: {n} prompts a class, Euler, {STEPS} steps, cfg {CFG:g}"
+    print_table(title, ("", *_COLUMNS), rows)
+    print_table("One shape, by shape", ("", "shape right"), misses)
+
+
+def _of_shape(scenes: Scenes, scores: Sequence[Score], shape: int) -> list[float]:
+    rows = np.flatnonzero(scenes.shapes[:, 0] == shape)
+    return [scores[int(row)].shapes for row in rows] or [float("nan")]
+
+
+def _report_guidance(room: Studio, task: Task) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "cfg 5": {},
+        "cfg 1": {"cfg_scale": 1.0},
+        "cfg 5, clip_skip 2": {"clip_skip": 2},
+    }
+    rows = []
+    usual: Pictures | None = None
+    for name, more in settings.items():
+        pictures = room.paint(task.requests(**more))
+        usual = pictures if usual is None else usual
+        unlike = mean(float((a != b).any()) for a, b in zip(usual, pictures, strict=True))
+        rows.append([name, *_shares(task.scores(pictures)), _percent(unlike)])
+    print_table("One shape", ("", *_COLUMNS, "other pictures"), rows)
+
+
+def _report_negative(room: Studio, n: int) -> None:
+    """The share of shapes in a colour, when no colour is asked for and when it is warned of."""
+    prompts = [f"a {SHAPE_NAMES[row % len(SHAPE_NAMES)]}" for row in range(n)]
+    warned = [COLOUR_NAMES[row % len(COLOUR_NAMES)] for row in range(n)]
+    shared = {"steps": STEPS, "cfg_scale": CFG}
+    free = [{"prompt": prompt, "seed": row, **shared} for row, prompt in enumerate(prompts)]
+    against = [
+        {**request, "negative_prompt": colour} for request, colour in zip(free, warned, strict=True)
+    ]
+    rows = [
+        [
+            name,
+            _percent(mean(_has(each, colour) for each, colour in zip(found, warned, strict=True))),
+        ]
+        for name, found in (("without", room.paint(free)), ("with", room.paint(against)))
+    ]
+    print_table("A colour as negative prompt", ("", "shapes of that colour"), rows)
+
+
+def _has(picture: Pictures, colour: str) -> float:
+    patches = judge(_floats(picture)).patches
+    return float(bool(patches) and COLOUR_NAMES[patches[0].colour] == colour)
+
+
+def _report_samplers(room: Studio, task: Task) -> None:
+    rows = []
+    for sampler in SAMPLERS:
+        for scheduler in SCHEDULERS:
+            names = {"sampler_name": sampler.label, "scheduler": scheduler.label}
+            scores = task.scores(room.paint(task.requests(**names)))
+            rows.append([f"{sampler.label}, {scheduler.label}", *_shares(scores)])
+    title = f"One shape, {len(task.prompts)} prompts, {STEPS} steps"
+    print_table(title, ("", *_COLUMNS), rows)
+
+
+def _report_single(room: Studio, task: Task) -> None:
+    seconds = []
+    for request in task.requests()[:ALONE_PICTURES]:
+        began = time.perf_counter()
+        room.paint([request])
+        seconds.append(time.perf_counter() - began)
+    console.print(
+        f"A picture alone, {STEPS} steps: median {statistics.median(seconds):.2f} s,"
+        f" longest {max(seconds):.2f} s"
+    )
+    one = task.requests()[0]
+    same = bool((room.paint([one]) == room.paint([one])).all())
+    console.print(f"The same seed gives the same picture: {'yes' if same else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

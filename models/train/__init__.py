@@ -1,0 +1,1 @@
+"""Trains `darkroom-shapes`, a small latent diffusion model, on pictures that it draws itself."""

@@ -1,0 +1,25 @@
+"""The trained models as one checkpoint, as the engine loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diffusers import AutoencoderKL
+
+from models.single_file import Part, write_single_file
+from models.train import text_encoder, unet, vae
+from models.train.text_encoder import with_all_tokens
+from models.train.unet import Painter
+
+CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "darkroom-shapes.safetensors"
+
+
+def export(autoencoder: AutoencoderKL, painter: Painter, out: Path = CHECKPOINT) -> None:
+    """Write `out` and the configurations beside it."""
+    write_single_file(
+        out,
+        unet=Part(unet.CONFIG, painter.unet.state_dict()),
+        vae=Part(vae.CONFIG, autoencoder.state_dict()),
+        text_encoder=Part(text_encoder.CONFIG, with_all_tokens(painter.text)),
+        scheduler=unet.SCHEDULER,
+    )
