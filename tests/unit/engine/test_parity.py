@@ -33,6 +33,13 @@ SMALL_CASES = (
     "euler__normal_steps1",
     "dpmpp_2m__karras",
     "dpmpp_2m__karras_d0.3",
+    "deis__exponential",
+    "dpmpp_sde__simple",
+    "euler_ancestral__beta",
+    "heun__karras",
+    "lcm__ddim_uniform",
+    "lms__sgm_uniform",
+    "uni_pc__normal",
 )
 FULL_CASES = ("b_batch3", "p_clipskip2", "p_long", "p_weight13")
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
