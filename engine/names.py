@@ -6,6 +6,7 @@ A sampler or scheduler is one row here and one function in `engine.diffusion`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 AUTOMATIC = "Automatic"
 """WebUI's word for the scheduler that belongs to the sampler."""
@@ -22,22 +23,87 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """`name` is ComfyUI's spelling, `label` WebUI's; `automatic` is what "Automatic" stands for."""
+    """`name` is ComfyUI's spelling, `label` WebUI's; `automatic` is what "Automatic" stands for.
+
+    `noise` is what the sampler adds on its way: independent draws, or increments of one Brownian
+    path. `skips_penultimate`: it takes schedules without their last level above 0.
+    """
 
     name: str
     label: str
-    automatic: str
+    automatic: str = "normal"
     aliases: tuple[str, ...] = ()
+    noise: Literal["none", "fresh", "brownian"] = "none"
+    skips_penultimate: bool = False
 
 
 SCHEDULERS = (
     Scheduler("normal", "Normal", aliases=("Uniform",)),
     Scheduler("karras", "Karras"),
+    Scheduler("exponential", "Exponential"),
+    Scheduler("sgm_uniform", "SGM Uniform"),
+    Scheduler("simple", "Simple"),
+    Scheduler("ddim_uniform", "DDIM", aliases=("DDIM Uniform",)),
+    Scheduler("beta", "Beta"),
+    Scheduler("linear_quadratic", "Linear Quadratic"),
+    Scheduler("kl_optimal", "KL Optimal"),
 )
 SAMPLERS = (
-    Sampler("euler", "Euler", automatic="normal", aliases=("k_euler",)),
-    Sampler("dpmpp_2m", "DPM++ 2M", automatic="karras", aliases=("k_dpmpp_2m",)),
+    Sampler("euler", "Euler", aliases=("k_euler",)),
+    Sampler(
+        "euler_ancestral", "Euler a", aliases=("k_euler_a", "k_euler_ancestral"), noise="fresh"
+    ),
+    Sampler("heun", "Heun", aliases=("k_heun",)),
+    Sampler("heunpp2", "Heun++ 2"),
+    Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), skips_penultimate=True),
+    Sampler(
+        "dpm_2_ancestral",
+        "DPM2 a",
+        "karras",
+        ("k_dpm_2_a", "k_dpm_2_ancestral"),
+        noise="fresh",
+        skips_penultimate=True,
+    ),
+    Sampler("lms", "LMS", aliases=("k_lms",)),
+    Sampler("dpm_fast", "DPM fast", aliases=("k_dpm_fast",)),
+    Sampler("dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive")),
+    Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="fresh"),
+    Sampler("dpmpp_sde", "DPM++ SDE", "karras", ("k_dpmpp_sde", "dpmpp_sde_gpu"), "brownian"),
+    Sampler("dpmpp_2m", "DPM++ 2M", "karras", ("k_dpmpp_2m",)),
+    Sampler(
+        "dpmpp_2m_sde",
+        "DPM++ 2M SDE",
+        "exponential",
+        ("k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"),
+        "brownian",
+    ),
+    Sampler(
+        "dpmpp_2m_sde_heun",
+        "DPM++ 2M SDE Heun",
+        "exponential",
+        ("k_dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu"),
+        "brownian",
+    ),
+    Sampler(
+        "dpmpp_3m_sde",
+        "DPM++ 3M SDE",
+        "exponential",
+        ("k_dpmpp_3m_sde", "dpmpp_3m_sde_gpu"),
+        "brownian",
+    ),
+    Sampler("ddpm", "DDPM", noise="fresh"),
+    Sampler("lcm", "LCM", aliases=("k_lcm",), noise="fresh"),
+    Sampler("ipndm", "iPNDM"),
+    Sampler("deis", "DEIS"),
+    Sampler("ddim", "DDIM"),
+    Sampler("uni_pc", "UniPC", skips_penultimate=True),
+    Sampler("uni_pc_bh2", "UniPC BH2", skips_penultimate=True),
+    Sampler("res_multistep", "RES Multistep"),
+    Sampler("gradient_estimation", "Gradient Estimation"),
+    Sampler("er_sde", "ER SDE", noise="fresh"),
+    Sampler("seeds_2", "SEEDS 2", noise="fresh"),
 )
+SAMPLER_OF = {row.name: row for row in SAMPLERS}
 
 
 def _key(spelling: str) -> str:
@@ -50,11 +116,11 @@ def _spellings(row: Sampler | Scheduler) -> tuple[str, ...]:
 
 _SCHEDULER_OF = {_key(s): row.name for row in SCHEDULERS for s in _spellings(row)}
 _SAMPLER_OF: dict[str, tuple[str, str | None]] = {
-    _key(f"{row.label} {scheduler.label}"): (row.name, scheduler.name)
+    _key(f"{row.label} {spelling}"): (row.name, scheduler.name)
     for row in SAMPLERS
     for scheduler in SCHEDULERS
+    for spelling in (scheduler.label, *scheduler.aliases)
 } | {_key(s): (row.name, None) for row in SAMPLERS for s in _spellings(row)}
-_AUTOMATIC_OF = {row.name: row.automatic for row in SAMPLERS}
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
@@ -82,7 +148,7 @@ def scheduler(spelling: str) -> str | None:
 def resolve(sampler_spelling: str, scheduler_spelling: str) -> tuple[str, str]:
     """Sampler and scheduler of a request; a scheduler named on its own wins over a joined one."""
     name, joined = sampler(sampler_spelling)
-    return name, scheduler(scheduler_spelling) or joined or _AUTOMATIC_OF[name]
+    return name, scheduler(scheduler_spelling) or joined or SAMPLER_OF[name].automatic
 
 
 def sampler_alone(spelling: str) -> str:

@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules
 from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
 from engine.diffusion.denoise import Conditioning, Denoise
 from engine.diffusion.latents import Images, Latent
-from engine.diffusion.samplers import SAMPLERS
+from engine.diffusion.sampling import sampling_of
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
 from engine.diffusion.vae import Decode
 
@@ -43,9 +44,10 @@ class Context:
         """Zeros for images of `width` x `height` pixels."""
         return latents.empty_latent(width, height, batch_size)
 
-    def sigmas(self, scheduler: str, steps: int, denoise: float) -> Tensor:
-        """(steps + 1,) falling to 0; none where nothing is to be denoised."""
-        return schedules.sigmas_for(scheduler, steps, denoise)
+    def sigmas(self, scheduler: str, steps: int, denoise: float, *, sampler: str) -> Tensor:
+        """The levels that the sampler is to go, falling to 0; none where nothing is to be done."""
+        skips = names.SAMPLER_OF[sampler].skips_penultimate
+        return schedules.sigmas_for(scheduler, steps, denoise, skips_penultimate=skips)
 
     def sample(
         self,
@@ -54,27 +56,34 @@ class Context:
         *,
         sampler: str,
         sigmas: Tensor,
+        steps: int,
         seed: int,
         positive: Conditioning,
         negative: Conditioning,
         cfg: float,
     ) -> Work[Latent]:
-        """The latent with noise of `seed` put on and taken off again along `sigmas`."""
+        """The latent with noise of `seed` put on and taken off again along `sigmas`.
+
+        Progress is told in `steps`, however many levels the schedule has.
+        """
         if len(sigmas) == 0:
             return latent
         start = _noised(latent.samples * model.latent_scale, seed, sigmas[0])
-        sampling = SAMPLERS[sampler](start.to(model.device), sigmas)
+        sampling = sampling_of(sampler, start.to(model.device), sigmas, seed=seed)
         done = 0
         try:
             x, sigma = next(sampling)
             while True:
                 x0: Tensor = yield Denoise(model, x, sigma, positive, negative, cfg)
-                reached = int((sigmas[:-1] >= sigma).sum())
-                self._on_steps(reached - done)
-                done = reached
+                reached = int((sigmas[:-1] >= sigma).sum()) * steps // (len(sigmas) - 1)
+                if reached > done:
+                    self._on_steps(reached - done)
+                    done = reached
                 x, sigma = sampling.send(x0)
         except StopIteration as stop:
             x = stop.value
+        if done < steps:
+            self._on_steps(steps - done)
         return Latent(x / model.latent_scale)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:

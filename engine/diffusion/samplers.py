@@ -4,19 +4,18 @@
 
 `x` is (batch, channels, height, width), `sigma` a scalar, `x0` the model's estimate of the clean
 latent. `sigmas` falls to 0; the return value is the latent at its end. The engine answers what many
-samplers ask with one call of the model.
+samplers ask with one call of the model. Here: the deterministic ones that remember no past step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from itertools import pairwise
 from typing import TypeAlias
 
 from torch import Tensor
 
 Sampling: TypeAlias = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
-Sampler: TypeAlias = Callable[[Tensor, Tensor], Sampling]
 
 
 def euler(x: Tensor, sigmas: Tensor) -> Sampling:
@@ -27,20 +26,51 @@ def euler(x: Tensor, sigmas: Tensor) -> Sampling:
     return x
 
 
-def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Sampling:
-    """DPM-Solver++(2M): Lu et al. 2022 (arXiv:2211.01095), algorithm 2; lambda = -log sigma."""
-    previous: Tensor | None = None
-    h_previous: Tensor | None = None
+def heun(x: Tensor, sigmas: Tensor) -> Sampling:
+    """Heun's method: Karras et al. 2022 (arXiv:2206.00364), algorithm 1."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
-        h = sigma.log() - sigma_next.log()
-        target = x0
-        if previous is not None and h_previous is not None and sigma_next > 0:
-            r = h_previous / h
-            target = (1 + 1 / (2 * r)) * x0 - 1 / (2 * r) * previous
-        x = (sigma_next / sigma) * x - (-h).expm1() * target
-        previous, h_previous = x0, h
+        d = (x - x0) / sigma
+        x_next = x + d * (sigma_next - sigma)
+        if sigma_next > 0:
+            x0 = yield x_next, sigma_next
+            d = (d + (x_next - x0) / sigma_next) / 2
+            x_next = x + d * (sigma_next - sigma)
+        x = x_next
     return x
 
 
-SAMPLERS: dict[str, Sampler] = {"euler": euler, "dpmpp_2m": dpmpp_2m}
+def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
+    """Heun's method with up to two looks ahead, each slope weighted by its share of sigma_max.
+
+    Without a paper of its own: the predictor is that of `heun`.
+    """
+    for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
+        slopes: list[Tensor] = []
+        ahead = [sigma, *(s for s in sigmas[i + 1 : i + 3] if s > 0)]
+        x_ahead = x
+        for j, s in enumerate(ahead):
+            x0 = yield x_ahead, s
+            slopes.append((x_ahead - x0) / s)
+            if j + 1 < len(ahead):
+                x_ahead = x_ahead + slopes[-1] * (ahead[j + 1] - s)
+        weights = [s / (len(ahead) * sigmas[0]) for s in ahead[1:]]
+        d = slopes[0] * (1 - sum(weights))
+        for weight, slope in zip(weights, slopes[1:], strict=True):
+            d = d + weight * slope
+        x = x + d * (sigma_next - sigma)
+    return x
+
+
+def dpm_2(x: Tensor, sigmas: Tensor) -> Sampling:
+    """Midpoint in log sigma, as DPM-Solver-2 (Lu et al. 2022, arXiv:2206.00927)."""
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        d = (x - x0) / sigma
+        if sigma_next > 0:
+            middle = sigma.log().lerp(sigma_next.log(), 0.5).exp()
+            x_middle = x + d * (middle - sigma)
+            x0 = yield x_middle, middle
+            d = (x_middle - x0) / middle
+        x = x + d * (sigma_next - sigma)
+    return x

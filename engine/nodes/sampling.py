@@ -58,12 +58,13 @@ def k_sampler(
     denoise: float,
 ) -> Work[tuple[Latent]]:
     """Denoises a latent, guided by the positive and the negative conditioning."""
-    sigmas = context.sigmas(scheduler, steps, denoise)
+    sigmas = context.sigmas(scheduler, steps, denoise, sampler=sampler_name)
     latent = yield from context.sample(
         model,
         latent_image,
         sampler=sampler_name,
         sigmas=sigmas,
+        steps=steps,
         seed=seed,
         positive=positive,
         negative=negative,

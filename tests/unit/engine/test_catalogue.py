@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from engine import names
 from engine.catalogue import Catalogue
 from tests.unit.engine.workflows import TINY
 
@@ -24,7 +25,7 @@ def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
     sampler = info["KSampler"]
     assert sampler["input"]["required"]["steps"][0] == "INT"
     assert sampler["input"]["required"]["steps"][1]["max"] == 10_000
-    assert sampler["input"]["required"]["sampler_name"][0] == ["euler", "dpmpp_2m"]
+    assert sampler["input"]["required"]["sampler_name"][0] == [row.name for row in names.SAMPLERS]
     assert sampler["input"]["required"]["model"][0] == "MODEL"
     assert sampler["input_order"]["required"][0] == "model"
     assert sampler["output"] == ["LATENT"]

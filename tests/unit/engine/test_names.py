@@ -50,6 +50,33 @@ def test_automatic_depends_on_the_sampler() -> None:
     assert names.resolve("DPM++ 2M", "automatic") == ("dpmpp_2m", "karras")
 
 
+@pytest.mark.parametrize(
+    ("spelling", "expected"),
+    [
+        ("Euler a", ("euler_ancestral", "normal")),
+        ("DPM++ 2M SDE Heun", ("dpmpp_2m_sde_heun", "exponential")),
+        ("DPM++ 2M SDE Heun Karras", ("dpmpp_2m_sde_heun", "karras")),
+        ("DPM++ 2M SDE SGM Uniform", ("dpmpp_2m_sde", "sgm_uniform")),
+        ("dpmpp_2m_sde_gpu", ("dpmpp_2m_sde", "exponential")),
+        ("DPM2 a Karras", ("dpm_2_ancestral", "karras")),
+        ("DDIM", ("ddim", "normal")),
+        ("LMS Uniform", ("lms", "normal")),
+    ],
+)
+def test_spellings_of_webui_and_comfyui(spelling: str, expected: tuple[str, str]) -> None:
+    assert names.resolve(spelling, "Automatic") == expected
+
+
+def test_no_spelling_stands_for_two() -> None:
+    for rows in (names.SAMPLERS, names.SCHEDULERS):
+        spellings = [
+            spelling
+            for row in rows
+            for spelling in {s.casefold() for s in (row.name, row.label, *row.aliases)}
+        ]
+        assert len(spellings) == len(set(spellings))
+
+
 def test_a_scheduler_of_its_own_wins_over_a_joined_one() -> None:
     assert names.resolve("DPM++ 2M Karras", "Normal") == ("dpmpp_2m", "normal")
 
@@ -60,9 +87,10 @@ def test_unknown_scheduler_is_refused() -> None:
 
 
 def test_every_name_has_its_function() -> None:
-    from engine.diffusion.samplers import SAMPLERS
+    from engine.diffusion.sampling import NOISY_SAMPLERS, SAMPLERS
     from engine.diffusion.schedules import SCHEDULES
 
-    assert {row.name for row in names.SAMPLERS} == set(SAMPLERS)
+    assert {row.name for row in names.SAMPLERS if row.noise == "none"} == set(SAMPLERS)
+    assert {row.name for row in names.SAMPLERS if row.noise != "none"} == set(NOISY_SAMPLERS)
     assert {row.name for row in names.SCHEDULERS} == set(SCHEDULES)
     assert {row.automatic for row in names.SAMPLERS} <= set(SCHEDULES)

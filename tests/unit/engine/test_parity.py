@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -20,11 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.batcher import Batcher, Member
 from engine.catalogue import Catalogue
-from engine.executor import BODIES, execute
-from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
+from tests.unit.engine.latents import latent_and_images, psnr_db_of
 
 PARITY = os.environ.get("DARKROOM_PARITY_DIR")
 FULL = os.environ.get("DARKROOM_PARITY_FULL")
@@ -33,6 +30,13 @@ SMALL_CASES = (
     "euler__normal_steps1",
     "dpmpp_2m__karras",
     "dpmpp_2m__karras_d0.3",
+    "deis__exponential",
+    "dpmpp_sde__simple",
+    "euler_ancestral__beta",
+    "heun__karras",
+    "lcm__ddim_uniform",
+    "lms__sgm_uniform",
+    "uni_pc__normal",
 )
 FULL_CASES = ("b_batch3", "p_clipskip2", "p_long", "p_weight13")
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
@@ -89,9 +93,9 @@ def _compare(case: str, catalogue: Catalogue) -> None:
 
     folder = Path(str(PARITY)) / "cases" / case
     prompt = json.loads((folder / "graph.json").read_text())
-    latent, images = _run(_without_saved_latents(prompt), catalogue)
+    latent, images = latent_and_images(_without_saved_latents(prompt), catalogue)
     expected = load_file(folder / "latent.safetensors")["latent_tensor"]
-    psnr_db = _psnr_db(latent, expected)
+    psnr_db = psnr_db_of(latent, expected)
     print(f"{case}: {psnr_db:.1f} dB")  # noqa: T201 - the figure, under -s
     assert psnr_db >= 100
     shown = sorted(folder.glob("*.png"))
@@ -101,49 +105,8 @@ def _compare(case: str, catalogue: Catalogue) -> None:
         assert np.abs(reference - pixels.astype(int)).max() <= 1
 
 
-def _run(prompt: dict[str, Any], catalogue: Catalogue) -> tuple[Any, list[Any]]:
-    """The latent that was decoded, and the images."""
-    import torch
-
-    from engine.diffusion.device import Device
-
-    device = Device(catalogue.models, "cpu", cache_bytes=0, threads=None)
-    latents: list[Any] = []
-    images: list[Any] = []
-
-    def decode(context: Any, samples: Any, vae: Any) -> Any:
-        latents.append(samples.samples)
-        return BODIES["VAEDecode"](context, samples=samples, vae=vae)
-
-    execution = execute(
-        validate(prompt, catalogue, Limits()),
-        device.context(on_steps=lambda _: None),
-        on_output=lambda _, found: images.extend(found),
-        bodies={**BODIES, "VAEDecode": decode},
-    )
-    with torch.inference_mode():
-        _exhaust(execution)
-    return latents[0].numpy(), images
-
-
-def _exhaust(execution: Any) -> None:
-    errors: list[Exception | None] = []
-    batcher = Batcher()
-    batcher.join(Member(execution, on_end=errors.append))
-    while not batcher.idle:
-        batcher.step()
-    assert errors == [None]
-
-
 def _without_saved_latents(prompt: dict[str, Any]) -> dict[str, Any]:
     return {i: node for i, node in prompt.items() if node["class_type"] != "SaveLatent"}
-
-
-def _psnr_db(found: Any, expected: Any) -> float:
-    """Peak: the range of the expected values."""
-    error = float(np.mean((found.astype(np.float64) - expected.astype(np.float64)) ** 2))
-    peak = float(expected.max() - expected.min())
-    return math.inf if error == 0 else 10 * math.log10(peak**2 / error)
 
 
 def _require_digest(path: Path) -> None:

@@ -1,0 +1,57 @@
+"""The noise that samplers add on their way; always drawn on the CPU, for every device the same.
+
+A job's noise depends on its seed and its own shape alone, never on what it shares a call with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torchsde  # type: ignore[import-untyped]  # it ships no types
+from torch import Tensor
+
+_PATH_DIGITS = 6
+
+Noise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Normal noise for the step from one sigma down to the other."""
+
+
+def fresh(x: Tensor, seed: int) -> Noise:
+    """Independent draws; the first equals the noise that sampling starts from.
+
+    A generator of its own, begun again with the seed: so do ComfyUI's up to 0.3.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(_sigma: Tensor, _sigma_next: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=generator, dtype=torch.float32).to(x.device)
+
+    return draw
+
+
+def brownian(x: Tensor, sigmas: Tensor, seed: int) -> Noise:
+    """Increments of one Brownian path over sigma: Li et al. 2020 (arXiv:2001.01328), section 4.
+
+    The path depends on the seed alone, so that more steps follow the same path more closely.
+    """
+    least, most = _rounded(sigmas[sigmas > 0].min()), _rounded(sigmas.max())
+    if least == most:
+        return fresh(x, seed)
+    origin = torch.zeros(x.shape, dtype=torch.float32)
+    path = torchsde.BrownianTree(t0=least, w0=origin, t1=most, entropy=seed)
+
+    def increment(sigma: Tensor, sigma_next: Tensor) -> Tensor:
+        # The middle of a step comes by way of exp and log, which may leave the path by an ulp.
+        low, high = max(_rounded(sigma_next), least), min(_rounded(sigma), most)
+        moved: Tensor = path(low, high)
+        normal: Tensor = -moved / float(sigma - sigma_next) ** 0.5
+        return normal.to(x.device)
+
+    return increment
+
+
+def _rounded(sigma: Tensor) -> float:
+    """To where the path looks no closer; it warns of ends that it has rounded itself."""
+    return round(float(sigma), _PATH_DIGITS)

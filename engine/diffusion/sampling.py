@@ -1,0 +1,59 @@
+"""Which function each sampler's name in `engine.names` stands for, and the noise it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch import Tensor
+
+from engine import names
+from engine.diffusion import ancestral, dpm_solver, multistep, samplers, sde_samplers, uni_pc
+from engine.diffusion.noise import Noise, brownian, fresh
+from engine.diffusion.samplers import Sampling
+
+Sampler: TypeAlias = Callable[[Tensor, Tensor], Sampling]
+NoisySampler: TypeAlias = Callable[[Tensor, Tensor, Noise], Sampling]
+
+SAMPLERS: dict[str, Sampler] = {
+    "euler": samplers.euler,
+    "heun": samplers.heun,
+    "heunpp2": samplers.heunpp2,
+    "dpm_2": samplers.dpm_2,
+    "lms": multistep.lms,
+    "dpm_fast": dpm_solver.dpm_fast,
+    "dpm_adaptive": dpm_solver.dpm_adaptive,
+    "dpmpp_2m": multistep.dpmpp_2m,
+    "ipndm": multistep.ipndm,
+    "deis": multistep.deis,
+    "ddim": samplers.euler,
+    "uni_pc": uni_pc.uni_pc,
+    "uni_pc_bh2": uni_pc.uni_pc_bh2,
+    "res_multistep": multistep.res_multistep,
+    "gradient_estimation": multistep.gradient_estimation,
+}
+"""ddim is Euler's method: Song et al. 2020 (arXiv:2010.02502), equation 14."""
+NOISY_SAMPLERS: dict[str, NoisySampler] = {
+    "euler_ancestral": ancestral.euler_ancestral,
+    "dpm_2_ancestral": ancestral.dpm_2_ancestral,
+    "dpmpp_2s_ancestral": ancestral.dpmpp_2s_ancestral,
+    "lcm": ancestral.lcm,
+    "ddpm": ancestral.ddpm,
+    "dpmpp_sde": sde_samplers.dpmpp_sde,
+    "dpmpp_2m_sde": sde_samplers.dpmpp_2m_sde,
+    "dpmpp_2m_sde_heun": sde_samplers.dpmpp_2m_sde_heun,
+    "dpmpp_3m_sde": sde_samplers.dpmpp_3m_sde,
+    "er_sde": sde_samplers.er_sde,
+    "seeds_2": sde_samplers.seeds_2,
+}
+
+
+def sampling_of(name: str, x: Tensor, sigmas: Tensor, *, seed: int) -> Sampling:
+    """The sampler of that name at its start; `seed` is of the noise on its way."""
+    match names.SAMPLER_OF[name].noise:
+        case "none":
+            return SAMPLERS[name](x, sigmas)
+        case "fresh":
+            return NOISY_SAMPLERS[name](x, sigmas, fresh(x, seed))
+        case "brownian":
+            return NOISY_SAMPLERS[name](x, sigmas, brownian(x, sigmas, seed))

@@ -1,0 +1,67 @@
+"""What a workflow decodes, and how near it is to what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.batcher import Batcher, Member
+from engine.catalogue import Catalogue
+from engine.executor import BODIES, execute
+from engine.graph import Limits, validate
+
+
+def latent_and_images(prompt: dict[str, Any], catalogue: Catalogue) -> tuple[Any, list[Any]]:
+    """The latent that was decoded, and the images."""
+    ((latent, images),) = all_latents_and_images([prompt], catalogue)
+    return latent, images
+
+
+def all_latents_and_images(
+    prompts: Sequence[dict[str, Any]], catalogue: Catalogue
+) -> list[tuple[Any, list[Any]]]:
+    """For each prompt the latent that was decoded first, and the images; all run at once."""
+    import torch
+
+    from engine.diffusion.device import Device
+
+    device = Device(catalogue.models, "cpu", cache_bytes=2**30, threads=None)
+    batcher = Batcher()
+    errors: list[Exception | None] = []
+    runs = [_Run() for _ in prompts]
+    for run, prompt in zip(runs, prompts, strict=True):
+        execution = execute(
+            validate(prompt, catalogue, Limits()),
+            device.context(on_steps=lambda _: None),
+            on_output=run.take,
+            bodies={**BODIES, "VAEDecode": run.decode},
+        )
+        batcher.join(Member(execution, on_end=errors.append))
+    with torch.inference_mode():
+        while not batcher.idle:
+            batcher.step()
+    assert errors == [None] * len(prompts)
+    return [(run.latents[0].numpy(), run.images) for run in runs]
+
+
+class _Run:
+    def __init__(self) -> None:
+        self.latents: list[Any] = []
+        self.images: list[Any] = []
+
+    def decode(self, context: Any, samples: Any, vae: Any) -> Any:
+        self.latents.append(samples.samples)
+        return BODIES["VAEDecode"](context, samples=samples, vae=vae)
+
+    def take(self, _node_id: str, images: Any) -> None:
+        self.images.extend(images)
+
+
+def psnr_db_of(found: Any, expected: Any) -> float:
+    """Peak: the range of the expected values."""
+    error = float(np.mean((found.astype(np.float64) - expected.astype(np.float64)) ** 2))
+    peak = float(expected.max() - expected.min())
+    return math.inf if error == 0 else 10 * math.log10(peak**2 / error)
