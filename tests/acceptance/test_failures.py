@@ -19,6 +19,8 @@ from serve_app.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 
+pytestmark = pytest.mark.timeout(400)
+
 ENDS = {"completed", "failed", "cancelled"}
 
 

@@ -17,6 +17,8 @@ from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion, workflow
 from tests.support.subscriber import subscription
 
+pytestmark = pytest.mark.timeout(400)
+
 # ruff: noqa: E501 - graphs read best a node a line
 
 # Both bodies use every field of the service document's tables, and nothing else.

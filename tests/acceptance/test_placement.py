@@ -12,6 +12,8 @@ from ray.util.placement_group import placement_group_table
 from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 
+pytestmark = pytest.mark.timeout(400)
+
 MB = 2**20
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.service import Service, diffusion
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Service]:
