@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -149,6 +150,7 @@ class Database:
 
     def __init__(self, url: str, *, busy_timeout_s: float = 10.0) -> None:
         """`busy_timeout_s`: how long a statement may wait for another writer, or for the server."""
+        self._busy_timeout_s = busy_timeout_s
         self._is_sqlite = sa.make_url(url).get_backend_name() == "sqlite"
         # isolation_level None: the driver opens no transaction of its own, `write` does.
         driver = (
@@ -167,15 +169,27 @@ class Database:
     async def prepare(self) -> None:
         """Create what is missing. Safe while another process does the same."""
         if self._is_sqlite:
-            with _reached():
-                async with self._engine.connect() as connection:
-                    await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            await self._write_ahead()
         async with self.write() as connection:
             if not self._is_sqlite:
                 await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_PREPARE_LOCK})")
             await connection.run_sync(_METADATA.create_all)
             checkpoint = self.insert(CHECKPOINTS).values(name=RESULTS_CHECKPOINT, seq=0)
             await connection.execute(checkpoint.on_conflict_do_nothing())
+
+    async def _write_ahead(self) -> None:
+        """Set SQLite's journal mode, which asks for the whole file and waits for nobody by itself."""
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                with _reached():
+                    async with self._engine.connect() as connection:
+                        await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+                        return
+            except DatabaseUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(random.uniform(0.01, 0.05))
 
     async def prepare_persistently(self) -> None:
         """`prepare`, again until the database is there: a role must not end because it is late."""

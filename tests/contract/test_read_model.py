@@ -138,10 +138,10 @@ async def test_preparing_again_keeps_what_is_there(
 
 
 async def test_many_processes_prepare_one_new_database(database_url: str) -> None:
-    databases = [Database(database_url) for _ in range(6)]
+    databases = [Database(database_url) for _ in range(12)]
     try:
         await asyncio.gather(*(database.prepare() for database in databases))
-        assert [await ReadModel(database).checkpoint() for database in databases] == [0] * 6
+        assert [await ReadModel(database).checkpoint() for database in databases] == [0] * 12
     finally:
         for database in databases:
             await database.close()
