@@ -16,8 +16,8 @@ from torch import nn
 
 from engine.batcher import Request
 from engine.diffusion import single_file
-from engine.diffusion.denoise import Model
 from engine.diffusion.memory import memory_checked
+from engine.diffusion.model import Model
 from engine.diffusion.single_file import Parts
 from engine.diffusion.text import Clip, load_tokenizer
 from engine.diffusion.vae import Vae

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules
 from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
-from engine.diffusion.denoise import Conditioning, Denoise
+from engine.diffusion.conditioning import Conditioning
+from engine.diffusion.denoise import Denoise
 from engine.diffusion.latents import Images, Latent
+from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
 from engine.diffusion.vae import Decode
@@ -44,10 +47,14 @@ class Context:
         """Zeros for images of `width` x `height` pixels."""
         return latents.empty_latent(width, height, batch_size)
 
-    def sigmas(self, scheduler: str, steps: int, denoise: float, *, sampler: str) -> Tensor:
+    def sigmas(
+        self, model: Model, scheduler: str, steps: int, denoise: float, *, sampler: str
+    ) -> Tensor:
         """The levels that the sampler is to go, falling to 0; none where nothing is to be done."""
         skips = names.SAMPLER_OF[sampler].skips_penultimate
-        return schedules.sigmas_for(scheduler, steps, denoise, skips_penultimate=skips)
+        return schedules.sigmas_for(
+            model.levels, scheduler, steps, denoise, skips_penultimate=skips
+        )
 
     def sample(
         self,
@@ -68,7 +75,7 @@ class Context:
         """
         if len(sigmas) == 0:
             return latent
-        start = _noised(latent.samples * model.latent_scale, seed, sigmas[0])
+        start = _noised(latent.samples * model.latent_scale, seed, sigmas[0], model.levels)
         sampling = sampling_of(sampler, start.to(model.device), sigmas, seed=seed)
         done = 0
         try:
@@ -84,7 +91,7 @@ class Context:
             x = stop.value
         if done < steps:
             self._on_steps(steps - done)
-        return Latent(x / model.latent_scale)
+        return replace(latent, samples=x / model.latent_scale)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """The images of a latent, asked for one after the other."""
@@ -98,8 +105,8 @@ class Context:
         return latents.to_pixels(images)
 
 
-def _noised(samples: Tensor, seed: int, sigma: Tensor) -> Tensor:
+def _noised(samples: Tensor, seed: int, sigma: Tensor, levels: NoiseLevels) -> Tensor:
     """The start of sampling. From the model's largest sigma on, the signal counts as noise too."""
-    is_largest = torch.isclose(sigma, schedules.SIGMA_MAX, rtol=1e-5)
+    is_largest = torch.isclose(sigma, levels.most, rtol=1e-5)
     scale = (1 + sigma**2).sqrt() if is_largest else sigma
     return samples + latents.noise_like(samples, seed).to(samples.device) * scale

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from engine.batcher import Request
+from engine.diffusion.conditioning import Condition, Conditioning
 from engine.diffusion.memory import memory_checked
-from engine.diffusion.schedules import timestep_of
+from engine.diffusion.model import Model
 
 _MOST_REPEATS = 4
 _SHARED_TOKENS = 4 * 77
 """Longer prompts share calls with their like only, for they would slow the others down."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Model:
-    """A UNet that predicts the noise, and what its latents are multiplied with."""
-
-    unet: Any
-    latent_scale: float
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.unet.device
-        return device
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Conditioning:
-    """An encoded text: (1, tokens, width) float32."""
-
-    tokens: Tensor
-
-
 @dataclass(slots=True, eq=False)
 class Denoise(Request):
     """One sampler's question: x0 of `x` (batch, 4, h, w) at `sigma`, guided by `cfg`.
 
-    Both halves of the guidance are rows of the same call; a `cfg` of exactly 1 has only one.
+    Every condition of both halves of the guidance is a row of the same call; a `cfg` of exactly 1
+    has the positive half only.
     """
 
     model: Model
@@ -55,13 +38,14 @@ class Denoise(Request):
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
-        return len(self.x) * len(self.halves)
+        return len(self.x) * sum(len(half) for half in self.halves)
 
     @property
     def key(self) -> Hashable:
-        longest = max(half.tokens.shape[1] for half in self.halves)
+        longest = max((each.tokens.shape[1] for half in self.halves for each in half), default=0)
         own = longest if longest > _SHARED_TOKENS else None
-        return "denoise", id(self.model.unet), self.x.shape[1:], own
+        model = self.model
+        return "denoise", id(model.unet), id(model.levels), model.prediction, self.x.shape[1:], own
 
     @property
     def halves(self) -> tuple[Conditioning, ...]:
@@ -71,43 +55,90 @@ class Denoise(Request):
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
         """x0 of every request, each (batch, 4, h, w)."""
         with memory_checked():
-            rows = [_Row(r.x, r.sigma, half) for r in requests for half in r.halves]
+            asked = [[request._rows(half) for half in request.halves] for request in requests]
+            rows = [row for halves in asked for half in halves for row in half]
             answers = iter(_predict(requests[0].model, rows))
-            return [request._guide(answers) for request in requests]
+            return [
+                request._guide([request._mean(half, answers) for half in halves])
+                for request, halves in zip(requests, asked, strict=True)
+            ]
 
-    def _guide(self, answers: Iterator[Tensor]) -> Tensor:
-        conditional = next(answers)
-        if self.cfg == 1.0:
-            return conditional
-        unconditional = next(answers)
+    def _rows(self, half: Conditioning) -> list[_Row]:
+        sigma = float(self.sigma)
+        return [_row(self, each) for each in half if each.counts_at(sigma)]
+
+    def _mean(self, rows: Sequence[_Row], answers: Iterator[Tensor]) -> Tensor:
+        """x0 under one half of the guidance: that of each condition, weighted by its strength."""
+        if len(rows) == 1 and rows[0].condition.area is None:
+            return next(answers)
+        total, weights = torch.zeros_like(self.x), torch.full_like(self.x, _NO_WEIGHT)
+        for row in rows:
+            weight = row.condition.strength
+            row.window(total).add_(next(answers) * weight)
+            row.window(weights).add_(weight)
+        return total / weights
+
+    def _guide(self, halves: Sequence[Tensor]) -> Tensor:
+        if len(halves) == 1:
+            return halves[0]
+        conditional, unconditional = halves
         return unconditional + (conditional - unconditional) * self.cfg
+
+
+_NO_WEIGHT = 1e-37
+"""Where no condition counts, the estimate is 0 and not 0 / 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A latent (or a batch of them) with one noise level and one conditioning."""
+    """A latent (or a batch of them, or a window of it) with one noise level and one condition."""
 
     x: Tensor
     sigma: Tensor
-    conditioning: Conditioning
+    condition: Condition
 
     @property
     def length(self) -> int:
-        return self.conditioning.tokens.shape[1]
+        return self.condition.tokens.shape[1]
+
+    def window(self, whole: Tensor) -> Tensor:
+        """The part of a latent where the condition counts."""
+        area = self.condition.area
+        if area is None:
+            return whole
+        return whole[..., area.y : area.y + area.height, area.x : area.x + area.width]
+
+
+def _row(request: Denoise, condition: Condition) -> _Row:
+    whole = _Row(request.x, request.sigma, condition)
+    return _Row(whole.window(request.x), request.sigma, condition)
 
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
-    """x0 of each row. Texts of unlike length share a call unless that would blow it up."""
-    lengths = {row.length for row in rows}
-    common = math.lcm(*lengths)
-    if common <= _MOST_REPEATS * min(lengths):
-        return _call(model, rows, common)
+    """x0 of each row, in as few calls as their sizes and the lengths of their texts allow."""
     found: dict[int, Tensor] = {}
-    for length in lengths:
-        places = [place for place, row in enumerate(rows) if row.length == length]
+    for places, length in _calls(rows):
         answers = _call(model, [rows[place] for place in places], length)
         found.update(zip(places, answers, strict=True))
     return [found[place] for place in range(len(rows))]
+
+
+def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
+    """The places of rows that share a call, and the length that their texts are brought to.
+
+    Texts of unlike length share one unless that would blow it up.
+    """
+    by_size: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        by_size[row.x.shape[1:]].append(place)
+    for places in by_size.values():
+        lengths = {rows[place].length for place in places}
+        common = math.lcm(*lengths)
+        if common <= _MOST_REPEATS * min(lengths):
+            yield places, common
+            continue
+        for length in lengths:
+            yield [place for place in places if rows[place].length == length], length
 
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
@@ -117,13 +148,12 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     levels = torch.stack([row.sigma for row in rows]).repeat_interleave(torch.tensor(sizes))
     tokens = torch.cat(
         [
-            row.conditioning.tokens.expand(len(row.x), -1, -1).repeat(1, length // row.length, 1)
+            row.condition.tokens.expand(len(row.x), -1, -1).repeat(1, length // row.length, 1)
             for row in rows
         ]
     )
-    timesteps = timestep_of(levels).to(model.device)
+    timesteps = model.levels.timestep_of(levels).to(model.device)
     sigma = levels.to(model.device)[:, None, None, None]
-    unet = model.unet
-    scaled = (x / (sigma**2 + 1).sqrt()).to(unet.dtype)
-    noise = unet(scaled, timesteps, tokens.to(unet.dtype), return_dict=False)[0].float()
-    return list((x - sigma * noise).split(sizes))
+    shown = model.scaled(x, sigma).to(model.dtype)
+    output = model.unet(shown, timesteps, tokens.to(model.dtype), return_dict=False)[0].float()
+    return list(model.denoised(x, output, sigma).split(sizes))

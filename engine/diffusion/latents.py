@@ -19,9 +19,14 @@ Images: TypeAlias = Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Latent:
-    """`samples` is (batch, 4, height/8, width/8) float32, in the scale that the VAE decodes."""
+    """`dataclasses.replace` makes another of it."""
 
     samples: Tensor
+    """(batch, 4, height/8, width/8) float32, in the scale that the VAE decodes."""
+    noise_mask: Tensor | None = None
+    """(batch or 1, height, width) of 0..1 in any size: 1 where the latent is to be made anew."""
+    batch_index: tuple[int, ...] | None = None
+    """Which draw of noise each of the batch takes; None: in order."""
 
 
 def empty_latent(width: int, height: int, batch_size: int) -> Latent:

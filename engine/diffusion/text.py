@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import CLIPTokenizer
 
 from engine.batcher import Request
-from engine.diffusion.denoise import Conditioning
+from engine.diffusion.conditioning import Condition, Conditioning
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.weighting import weighted_segments
 from engine.errors import EngineError
@@ -178,7 +178,7 @@ def weighted(chunks: Sequence[Chunk], encoded: Encoded) -> Conditioning:
             weights = torch.tensor([weight for _, weight in chunk], device=piece.device)[:, None]
             piece = torch.where(weights == 1.0, piece, empty + weights * (piece - empty))
         pieces.append(piece)
-    return Conditioning(torch.cat(pieces)[None])
+    return (Condition(torch.cat(pieces)[None]),)
 
 
 def _tokens(chunk: Chunk) -> Tokens:

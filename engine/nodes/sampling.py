@@ -10,8 +10,8 @@ from engine.declarations import Choice, Float, Int, Link, node
 
 if TYPE_CHECKING:
     from engine.diffusion.checkpoints import Model
+    from engine.diffusion.conditioning import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.denoise import Conditioning
     from engine.diffusion.latents import Latent
 
 _SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
@@ -58,7 +58,7 @@ def k_sampler(
     denoise: float,
 ) -> Work[tuple[Latent]]:
     """Denoises a latent, guided by the positive and the negative conditioning."""
-    sigmas = context.sigmas(scheduler, steps, denoise, sampler=sampler_name)
+    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
     latent = yield from context.sample(
         model,
         latent_image,

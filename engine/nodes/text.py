@@ -9,8 +9,8 @@ from engine.declarations import Int, Link, String, node
 
 if TYPE_CHECKING:
     from engine.diffusion.checkpoints import Clip
+    from engine.diffusion.conditioning import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.denoise import Conditioning
 
 
 @node(

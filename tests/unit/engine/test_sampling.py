@@ -10,16 +10,9 @@ from torch import Tensor
 
 from engine import names
 from engine.diffusion.noise import brownian, fresh
+from engine.diffusion.noise_levels import STABLE_DIFFUSION as LEVELS
 from engine.diffusion.sampling import NOISY_SAMPLERS, SAMPLERS, sampling_of
-from engine.diffusion.schedules import (
-    MODEL_SIGMAS,
-    SCHEDULES,
-    SIGMA_MAX,
-    SIGMA_MIN,
-    sigma_at,
-    sigmas_for,
-    timestep_of,
-)
+from engine.diffusion.schedules import SCHEDULES, sigmas_for
 
 SPREAD = 0.5
 """Standard deviation of the Gaussian that the exact model below was made for."""
@@ -53,7 +46,7 @@ def sample(name: str, x: Tensor, sigmas: Tensor, seed: int = 1) -> Tensor:
 
 def error_of(name: str, steps: int) -> float:
     skips = names.SAMPLER_OF[name].skips_penultimate
-    sigmas = sigmas_for("karras", steps, skips_penultimate=skips)
+    sigmas = sigmas_for(LEVELS, "karras", steps, skips_penultimate=skips)
     x = torch.full((1, 4, 2, 2), 7.0)
     end = sigmas[-2] if name in ENDS_ABOVE_ZERO else sigmas[-1]
     exact = x * ((SPREAD**2 + end**2) / (SPREAD**2 + sigmas[0] ** 2)).sqrt()
@@ -72,7 +65,9 @@ def test_the_adaptive_sampler_keeps_its_tolerance_however_many_steps() -> None:
 
 
 def test_the_adaptive_sampler_refuses_what_is_no_number() -> None:
-    sampling = sampling_of("dpm_adaptive", torch.ones(1, 4, 2, 2), sigmas_for("normal", 4), seed=1)
+    sampling = sampling_of(
+        "dpm_adaptive", torch.ones(1, 4, 2, 2), sigmas_for(LEVELS, "normal", 4), seed=1
+    )
     asked, _ = next(sampling)
     sampling.send(asked * torch.nan)
     sampling.send(asked)
@@ -88,7 +83,7 @@ def test_second_order_is_closer_than_first(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(NOISY_SAMPLERS) - {"lcm"}))
 def test_noisy_samplers_end_in_the_models_distribution(name: str) -> None:
     skips = names.SAMPLER_OF[name].skips_penultimate
-    sigmas = sigmas_for("karras", 60, skips_penultimate=skips)
+    sigmas = sigmas_for(LEVELS, "karras", 60, skips_penultimate=skips)
     x = torch.randn((1, 4, 64, 64), generator=torch.Generator().manual_seed(5)) * sigmas[0]
     found = sample(name, x, sigmas)
     assert float(found.mean()) == pytest.approx(0, abs=0.02)
@@ -97,7 +92,7 @@ def test_noisy_samplers_end_in_the_models_distribution(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NOISY_SAMPLERS))
 def test_noise_on_the_way_is_that_of_the_seed(name: str) -> None:
-    x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for("karras", 6)
+    x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for(LEVELS, "karras", 6)
     assert torch.equal(sample(name, x, sigmas), sample(name, x, sigmas))
     assert not torch.allclose(sample(name, x, sigmas), sample(name, x, sigmas, seed=2), atol=0.01)
 
@@ -106,12 +101,12 @@ def test_fresh_noise_begins_like_that_of_the_start() -> None:
     x = torch.zeros(2, 4, 3, 3)
     first = torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
     noise = fresh(x, 7)
-    assert torch.equal(noise(SIGMA_MAX, SIGMA_MIN), first)
-    assert not torch.equal(noise(SIGMA_MAX, SIGMA_MIN), first)
+    assert torch.equal(noise(LEVELS.most, LEVELS.least), first)
+    assert not torch.equal(noise(LEVELS.most, LEVELS.least), first)
 
 
 def test_brownian_noise_adds_up_along_the_path() -> None:
-    x, sigmas = torch.zeros(1, 4, 32, 32), sigmas_for("karras", 8)
+    x, sigmas = torch.zeros(1, 4, 32, 32), sigmas_for(LEVELS, "karras", 8)
     noise = brownian(x, sigmas, 2**64 - 1)
     parts = [noise(a, b) * (a - b).sqrt() for a, b in pairwise(sigmas[:-1])]
     whole = noise(sigmas[0], sigmas[-2]) * (sigmas[0] - sigmas[-2]).sqrt()
@@ -122,28 +117,28 @@ def test_brownian_noise_adds_up_along_the_path() -> None:
 @pytest.mark.parametrize("name", sorted({*SAMPLERS, *NOISY_SAMPLERS} - ENDS_ABOVE_ZERO))
 def test_one_step_gives_the_models_first_answer(name: str) -> None:
     x = torch.full((1, 1, 1, 1), 3.0)
-    sigmas = sigmas_for("normal", 1)
+    sigmas = sigmas_for(LEVELS, "normal", 1)
     expected = x * SPREAD**2 / (SPREAD**2 + sigmas[0] ** 2)
     # UniPC ends at a level of 0.001.
     assert torch.allclose(sample(name, x, sigmas), expected, atol=1e-3)
 
 
 def test_the_models_own_levels() -> None:
-    assert float(SIGMA_MIN) == pytest.approx(0.0291672, rel=1e-5)
-    assert float(SIGMA_MAX) == pytest.approx(14.614641, rel=1e-6)
+    assert float(LEVELS.least) == pytest.approx(0.0291672, rel=1e-5)
+    assert float(LEVELS.most) == pytest.approx(14.614641, rel=1e-6)
     steps = torch.arange(1000)
-    assert torch.equal(timestep_of(MODEL_SIGMAS), steps)
-    assert torch.allclose(sigma_at(steps.float()), MODEL_SIGMAS, rtol=1e-5)
+    assert torch.equal(LEVELS.timestep_of(LEVELS.sigmas), steps)
+    assert torch.allclose(LEVELS.sigma_at(steps.float()), LEVELS.sigmas, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULES))
 @pytest.mark.parametrize("steps", [1, 2, 20, 1500])
 def test_schedules_fall_from_the_largest_level_to_zero(scheduler: str, steps: int) -> None:
-    sigmas = sigmas_for(scheduler, steps)
+    sigmas = sigmas_for(LEVELS, scheduler, steps)
     if scheduler not in OWN_LEVELS or steps <= 20:
         assert len(sigmas) == steps + 1
     if scheduler != "ddim_uniform":
-        assert float(sigmas[0]) == pytest.approx(float(SIGMA_MAX), rel=1e-5)
+        assert float(sigmas[0]) == pytest.approx(float(LEVELS.most), rel=1e-5)
     assert float(sigmas[-1]) == 0
     assert bool((sigmas[:-1] > sigmas[1:]).all())
 
@@ -159,25 +154,27 @@ def test_schedules_fall_from_the_largest_level_to_zero(scheduler: str, steps: in
     ],
 )
 def test_the_training_steps_of_six_steps(scheduler: str, expected: list[int]) -> None:
-    found = timestep_of(sigmas_for(scheduler, 6)[:-1])
+    found = LEVELS.timestep_of(sigmas_for(LEVELS, scheduler, 6)[:-1])
     assert (found - torch.tensor(expected)).abs().max() <= 1
 
 
 def test_a_linear_quadratic_schedule_is_linear_in_its_first_half() -> None:
-    done = 1 - sigmas_for("linear_quadratic", 10) / SIGMA_MAX
+    done = 1 - sigmas_for(LEVELS, "linear_quadratic", 10) / LEVELS.most
     assert torch.allclose(done[:6], torch.linspace(0, 0.025, 6), atol=1e-6)
     assert torch.allclose(done[5:].diff().diff(), done[5:].diff().diff()[0], atol=1e-5)
 
 
 def test_denoise_keeps_the_end_of_a_longer_schedule() -> None:
-    assert torch.equal(sigmas_for("karras", 6, 0.3), sigmas_for("karras", 20)[-7:])
-    assert len(sigmas_for("karras", 6, 0.0)) == 0
+    assert torch.equal(sigmas_for(LEVELS, "karras", 6, 0.3), sigmas_for(LEVELS, "karras", 20)[-7:])
+    assert len(sigmas_for(LEVELS, "karras", 6, 0.0)) == 0
     with pytest.raises(ValueError, match="denoise"):
-        sigmas_for("karras", 10_000, 1e-9)
+        sigmas_for(LEVELS, "karras", 10_000, 1e-9)
 
 
 @pytest.mark.parametrize("denoise", [1.0, 0.5])
 def test_the_last_level_but_one_is_left_out_where_a_sampler_wants_it_so(denoise: float) -> None:
-    longer = sigmas_for("karras", 7) if denoise == 1 else sigmas_for("karras", 13)[-8:]
-    found = sigmas_for("karras", 6, denoise, skips_penultimate=True)
+    longer = (
+        sigmas_for(LEVELS, "karras", 7) if denoise == 1 else sigmas_for(LEVELS, "karras", 13)[-8:]
+    )
+    found = sigmas_for(LEVELS, "karras", 6, denoise, skips_penultimate=True)
     assert torch.equal(found, torch.cat([longer[:-2], longer[-1:]]))
