@@ -9,6 +9,7 @@ import torch
 
 from engine.diffusion.checkpoints import CheckpointStore
 from engine.diffusion.context import Context
+from engine.diffusion.gauges import gauge_of
 from engine.models_folder import ModelsFolder
 
 
@@ -19,7 +20,9 @@ class Device:
         self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
     ) -> None:
         self._threads = threads
-        self._store = CheckpointStore(models, _find(name), cache_bytes)
+        device = _find(name)
+        self.gauge = gauge_of(device)
+        self._store = CheckpointStore(models, device, cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:
