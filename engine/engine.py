@@ -79,17 +79,19 @@ class Engine:
         *,
         on_event: Callable[[EngineEvent], None],
         first_index: Mapping[str, int] | None = None,
+        input_files: Mapping[str, bytes] | None = None,
     ) -> Run:
         """Take a graph in, from any thread; it joins before the next device call.
 
         `on_event` is called on the device thread, so it must not block. `first_index` gives the
         index of each output node's first image; without it they are counted in the graph's order.
+        `input_files` has the bytes of each of the graph's.
         """
         run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
         with self._gate:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            self._inbox.put(lambda: self._join(run))
+            self._inbox.put(lambda: self._join(run, input_files or {}))
         return run
 
     @property
@@ -138,9 +140,9 @@ class Engine:
             self._batcher.leave(member)
             self._end(run, Cancelled("the engine was stopped"))
 
-    def _join(self, run: Run) -> None:
+    def _join(self, run: Run, input_files: Mapping[str, bytes]) -> None:
         assert self._device is not None
-        context = self._device.context(on_steps=run.take_steps)
+        context = self._device.context(on_steps=run.take_steps, input_files=input_files)
         execution = execute(run.graph, context, on_output=run.take_images)
         member = Member(execution, on_end=lambda error: self._end(run, error))
         self._members[run] = member

@@ -178,7 +178,7 @@ class Database:
             await connection.execute(checkpoint.on_conflict_do_nothing())
 
     async def _write_ahead(self) -> None:
-        """Set SQLite's journal mode, which asks for the whole file and waits for nobody by itself."""
+        """Set SQLite's journal mode, which asks for the whole file and waits for nobody."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:

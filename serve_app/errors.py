@@ -21,6 +21,7 @@ from engine.errors import (
     CheckpointUnavailable,
     EngineError,
     GraphInvalid,
+    InputFileUnavailable,
     NodeFailed,
     OutOfMemory,
     ParametersInvalid,
@@ -175,6 +176,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ),
     # what has no business here
     Cancelled: _internal,
+    InputFileUnavailable: _internal,
     NodeFailed: _internal,
     OutOfMemory: _internal,
     EngineError: _internal,
