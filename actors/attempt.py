@@ -41,6 +41,7 @@ from events.log import JobWriter
 from events.streams import progress_subject
 from events.types import ImageStored
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
+from storage.keys import image_key
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Attempt:
             return
         text = plan_text(plan, picture)
         png = await asyncio.to_thread(encode_png, picture.pixels, text)
-        key = f"{self._job.id}/{self._job.attempts}/{picture.index}.png"
+        key = image_key(self._job.id, self._job.attempts, picture.index)
         await self._reach_store(partial(self._images.put, key, png))
         height, width, _ = picture.pixels.shape
         image = ImageStored(
