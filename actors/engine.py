@@ -61,6 +61,8 @@ class EngineClient(Protocol):
         attempt: int,
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
+        *,
+        input_files: Mapping[str, bytes],
     ) -> AsyncGenerator[EngineMessage]:
         """Raises EngineDied."""
 
@@ -88,13 +90,17 @@ class EngineHost:
         attempt: int,
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
+        *,
+        input_files: Mapping[str, bytes],
     ) -> AsyncGenerator[EngineMessage]:
         """Messages of one run, `AllDone` or `Refused` last.
 
         A later attempt at the same job ends an earlier one, whose actor died or lost the job.
         """
         try:
-            graph = await asyncio.to_thread(validate, prompt, self._catalogue, self._limits)
+            graph = await asyncio.to_thread(
+                validate, prompt, self._catalogue, self._limits, input_files
+            )
         except EngineError as error:
             yield Refused(str(error))
             return
@@ -108,6 +114,7 @@ class EngineHost:
             graph,
             on_event=lambda event: _hand_over(loop, messages, event),
             first_index=first_index,
+            input_files=input_files,
         )
         self._runs[job_id] = (attempt, run)
         try:

@@ -65,9 +65,13 @@ class EngineProcess:
         attempt: int,
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
+        *,
+        input_files: Mapping[str, bytes],
     ) -> AsyncGenerator[EngineMessage]:
         host = await self._host()
-        async for message in host.run(job_id, attempt, prompt, first_index):
+        async for message in host.run(
+            job_id, attempt, prompt, first_index, input_files=input_files
+        ):
             yield message
         if host.is_broken:
             logger.error("engine is broken", extra={"action": "engine_exit"})
@@ -111,12 +115,16 @@ class RemoteEngine:
         attempt: int,
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
+        *,
+        input_files: Mapping[str, bytes],
     ) -> AsyncGenerator[EngineMessage]:
         handle = await self._handle()
         method: Any = handle.run.options(num_returns="streaming")
         ended = False
         try:
-            async for reference in method.remote(job_id, attempt, prompt, first_index):
+            async for reference in method.remote(
+                job_id, attempt, prompt, first_index, input_files=input_files
+            ):
                 message: EngineMessage = await reference
                 ended = isinstance(message, AllDone | Refused)
                 yield message

@@ -84,18 +84,20 @@ class Engine:
         on_event: Callable[[EngineEvent], None],
         first_index: Mapping[str, int] | None = None,
         is_alone: bool = False,
+        input_files: Mapping[str, bytes] | None = None,
     ) -> Run:
         """Take a graph in, from any thread; it joins before the next device call.
 
         `on_event` is called on the device thread, so it must not block. `first_index` gives the
         index of each output node's first image; without it they are counted in the graph's order.
         A run that `is_alone` shares no device call with others.
+        `input_files` has the bytes of each of the graph's.
         """
         run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
         with self._gate:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            self._inbox.put(lambda: self._join(run, is_alone=is_alone))
+            self._inbox.put(lambda: self._join(run, input_files or {}, is_alone=is_alone))
         return run
 
     @property
@@ -144,9 +146,9 @@ class Engine:
             self._batcher.leave(member)
             self._end(run, Cancelled("the engine was stopped"))
 
-    def _join(self, run: Run, *, is_alone: bool) -> None:
+    def _join(self, run: Run, input_files: Mapping[str, bytes], *, is_alone: bool) -> None:
         assert self._device is not None
-        context = self._device.context(on_steps=run.take_steps)
+        context = self._device.context(on_steps=run.take_steps, input_files=input_files)
         execution = execute(run.graph, context, on_output=run.take_images)
         member = Member(execution, lambda error: self._end(run, error), is_alone)
         self._members[run] = member

@@ -39,6 +39,16 @@ class DeliveryFact(Fact):
     """A fact of the delivery of a job's callback, stored in `DELIVERIES`."""
 
 
+class InputFile(BaseModel):
+    """A file that a job takes, as it was when the job was accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    key: str
+    digest: str
+    """`sha256:` and hex."""
+
+
 class Submitted(JobFact):
     type_name = "darkroom.job.submitted.v1"
     flavour: Flavour
@@ -55,6 +65,8 @@ class Submitted(JobFact):
     callback_url: str | None = None
     deadline_s: float = 3600.0
     """Seconds after the submission at which the job is given up."""
+    input_files: dict[str, InputFile] | None = None
+    """The uploads that the workflow names; None where it names none."""
 
 
 class Started(JobFact):

@@ -22,6 +22,7 @@ from serve_app.errors import ApiError, not_found, retry_after
 from serve_app.services import Services
 from serve_app.submission import checker_for, fingerprint_of
 from serve_app.ttl_cache import TtlCache
+from serve_app.uploads import resolve_input_files
 from serve_app.withdrawals import Withdrawals
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,9 @@ class Acceptance:
         checker = checker_for(endpoint, services.catalogue, services.settings)
         asked = checker.check(sent.flavour, sent.content)
         await self._require_room(endpoint)
+        input_files = await resolve_input_files(
+            services, sent.key.owner, sent.content, asked=asked, checker=checker
+        )
         return Submitted(
             flavour=sent.flavour,
             owner=sent.key.owner,
@@ -128,6 +132,7 @@ class Acceptance:
             images=asked.images,
             callback_url=sent.callback_url,
             deadline_s=services.settings.job_timeout_s,
+            input_files=input_files,
         )
 
     async def _endpoint(self, id: str) -> Endpoint:

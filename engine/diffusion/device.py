@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -37,9 +37,11 @@ class Device:
         with torch.inference_mode():
             yield
 
-    def context(self, *, on_steps: Callable[[int], None]) -> Context:
+    def context(
+        self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
+    ) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps)
+        return Context(self._store, on_steps=on_steps, input_files=input_files)
 
 
 def _find(name: str) -> torch.device:

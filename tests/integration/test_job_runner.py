@@ -23,7 +23,15 @@ from events.job import Job
 from events.log import JobWriter, utc_now
 from events.puller import Message, Puller
 from events.queues import JobQueue
-from events.types import AttemptFailed, Cancelled, Completed, Failed, ImageStored, Started
+from events.types import (
+    AttemptFailed,
+    Cancelled,
+    Completed,
+    Failed,
+    ImageStored,
+    InputFile,
+    Started,
+)
 from serve_app.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from tests.support.engines import ScriptedEngine, picture, pictures
@@ -146,6 +154,25 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
     runner = bench.runner(ScriptedEngine(pictures(1)))
     assert await runner.run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
+
+
+async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> None:
+    await bench.images.put("uploads/cat", b"a cat")
+    job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1))
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert engine.input_files == [{"cat.png": b"a cat"}]
+
+
+async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) -> None:
+    job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1))
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert engine.runs == []
+    text = "The input file 'cat.png' is gone. Upload it again and submit a new job."
+    assert (await bench.job(job_id)).end == Failed(message=text)
 
 
 async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: Bench) -> None:

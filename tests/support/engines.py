@@ -17,6 +17,8 @@ class ScriptedEngine:
     def __init__(self, script: list[EngineMessage | None], *, gated: bool = False) -> None:
         self.script = script
         self.runs: list[tuple[str, int, Mapping[str, Any]]] = []
+        self.input_files: list[Mapping[str, bytes]] = []
+        """Of each run."""
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
 
@@ -31,8 +33,11 @@ class ScriptedEngine:
         attempt: int,
         prompt: Mapping[str, Any],
         first_index: Mapping[str, int] | None,
+        *,
+        input_files: Mapping[str, bytes],
     ) -> AsyncGenerator[EngineMessage]:
         self.runs.append((job_id, attempt, prompt))
+        self.input_files.append(input_files)
         for message in self.script:
             if self._gate is not None:
                 await self._gate.acquire()
