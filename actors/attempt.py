@@ -20,6 +20,7 @@ from actors.engine import (
     EngineClient,
     EngineDied,
     EngineMessage,
+    Order,
     Picture,
     Refused,
     StepDone,
@@ -114,14 +115,15 @@ class Attempt:
                 await self._complete()
                 return
             plan = await asyncio.to_thread(self._plan, self._job)
-            stream = self._engine.run(
+            order = Order(
                 self._job.id,
                 self._job.attempts,
                 plan.prompt,
                 plan.first_index,
                 input_files=await self._read_input_files(),
+                is_alone=bool(self._job.submitted.alone),
             )
-            async with aclosing(stream) as messages:
+            async with aclosing(self._engine.run(order)) as messages:
                 async for message in messages:
                     self._is_handling = True
                     await self._take(message, plan)

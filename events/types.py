@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -67,6 +67,8 @@ class Submitted(JobFact):
     """Seconds after the submission at which the job is given up."""
     input_files: dict[str, InputFile] | None = None
     """The uploads that the workflow names; None where it names none."""
+    alone: Literal[True] | None = None
+    """It shares no call of the model with other jobs; None where it was not asked for."""
 
 
 class Started(JobFact):

@@ -41,6 +41,7 @@ class Sent:
     key: ApiKey
     endpoint: str
     callback_url: str | None
+    alone: bool
     idempotency_key: str | None
     body: bytes
     content: Any
@@ -52,6 +53,7 @@ class Sent:
             self.flavour,
             endpoint=self.endpoint,
             callback_url=self.callback_url,
+            alone=self.alone,
             body=self.body,
         )
 
@@ -133,6 +135,7 @@ class Acceptance:
             callback_url=sent.callback_url,
             deadline_s=services.settings.job_timeout_s,
             input_files=input_files,
+            alone=sent.alone or None,
         )
 
     async def _endpoint(self, id: str) -> Endpoint:

@@ -92,8 +92,9 @@ def draw_seed() -> int:
 
 
 def fingerprint_of(
-    flavour: Flavour, *, endpoint: str, callback_url: str | None, body: bytes
+    flavour: Flavour, *, endpoint: str, callback_url: str | None, alone: bool, body: bytes
 ) -> str:
     """Tells a repeat from another request: over all that was asked, before seeds are drawn."""
-    asked = "\0".join((flavour, endpoint, "" if callback_url is None else f"={callback_url}"))
+    callback = "" if callback_url is None else f"={callback_url}"
+    asked = "\0".join((flavour, endpoint, callback, *(["alone"] if alone else [])))
     return hashlib.sha256(asked.encode("utf-8", "surrogatepass") + b"\0" + body).hexdigest()

@@ -90,6 +90,17 @@ ADDITIONS: dict[str, Fact] = {
         fingerprint="3f6c",
         input_files={"Katze.png": InputFile(key="uploads/2b/9f.png", digest="sha256:9f86d081")},
     ),
+    "alone": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        alone=True,
+    ),
 }
 """Facts with what was added to their type later."""
 
