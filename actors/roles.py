@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.assembly import address_rule, default_endpoint, open_bus, open_deliveries, open_log
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher
@@ -15,13 +15,12 @@ from actors.router import Router
 from actors.sender import Sender
 from events.database import Database
 from events.ids import new_id
-from events.jetstream_log import JetStreamLog, PersistentLog
+from events.jetstream_log import PersistentLog
 from events.log import JobWriter
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.records import Endpoint
 from events.registry import Endpoints, Leases
-from events.streams import DELIVERIES, delivery_subject
 from settings import Settings
 from storage.tokens import url_for
 
@@ -82,12 +81,11 @@ async def run_dispatcher(settings: Settings) -> None:
 async def run_callbacks(settings: Settings) -> None:
     bus = open_bus(settings, "callbacks")
     bus.start()
-    deliveries = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
     callbacks = Callbacks(
         bus=bus,
         queue=CallbackQueue(bus),
         jobs=open_log(settings, bus),
-        deliveries=deliveries,
+        deliveries=open_deliveries(bus),
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
         secret=settings.secret_bytes,

@@ -6,21 +6,22 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from events.decisions import Cancel
+from events.decisions import Cancel, Erase
 from events.errors import LogUnavailable
 from events.ids import is_job_id
 from events.job import Job
+from events.log import Outcome
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
 from serve_app.acceptance import ENDPOINT_ID
 from serve_app.auth import Canceller, Reader
 from serve_app.errors import ApiError, documented
-from serve_app.job_state import owned_job
+from serve_app.job_state import current_job, no_such_job, owned_job
 from serve_app.results import result_body
-from serve_app.services import ServicesGiven
+from serve_app.services import Services, ServicesGiven
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -62,6 +63,10 @@ class JobDetail(JobSummary):
     cancel_requested: bool
     callback_url: str | None = None
     timings: Timings
+
+
+class EraseAnswer(BaseModel):
+    erased: bool = Field(description="false where something is still to be removed")
 
 
 class CancelAnswer(BaseModel):
@@ -117,12 +122,36 @@ async def cancel_job(id: str, key: Canceller, services: ServicesGiven) -> Cancel
     """Stop a job. Repeating it changes nothing."""
     job = await owned_job(services, id, key)
     outcome = await services.writer.execute(Cancel(), job)
-    if any(isinstance(fact, Cancelled) for fact in outcome.added):
-        # Whoever pulls its entry sees that it has ended, so to remove it only spares a pull.
-        with suppress(LogUnavailable):
-            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
+    await _drop_entry(services, job, outcome)
     end = None if outcome.job is None else outcome.job.end
     return CancelAnswer(cancelled=end is None or isinstance(end, Cancelled))
+
+
+@router.delete("/{id}", responses={202: {"model": EraseAnswer}, **documented(404)})
+async def erase_job(
+    id: str, key: Canceller, services: ServicesGiven, response: Response
+) -> EraseAnswer:
+    """Erase prompt and images of a job, for good; one that has not ended is cancelled first.
+
+    From then on the job is not found. 202: something could not be removed yet and will be.
+    Repeating it changes nothing.
+    """
+    job = await current_job(services, id) if is_job_id(id) else None
+    if job is None or job.submitted.owner != key.owner:
+        raise no_such_job()
+    outcome = await services.writer.execute(Erase(), job)
+    await _drop_entry(services, job, outcome)
+    assert outcome.job is not None
+    erased = await services.removal.hide(outcome.job)
+    response.status_code = 200 if erased else 202
+    return EraseAnswer(erased=erased)
+
+
+async def _drop_entry(services: Services, job: Job, outcome: Outcome) -> None:
+    """Whoever pulls the entry of a job that has ended sees that, so this only spares a pull."""
+    if job.actor is None and any(isinstance(fact, Cancelled) for fact in outcome.added):
+        with suppress(LogUnavailable):
+            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
 
 
 def _summary(job: Job) -> JobSummary:
