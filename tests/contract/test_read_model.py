@@ -672,9 +672,7 @@ async def test_an_erasure_is_due_until_it_is_settled(model: ReadModel, history: 
     assert await model.due_erasures(later, limit=9) == []
 
 
-async def test_jobs_that_ended_before_a_time_are_found(
-    model: ReadModel, history: History
-) -> None:
+async def test_jobs_that_ended_before_a_time_are_found(model: ReadModel, history: History) -> None:
     day = timedelta(days=1)
     late, early, running, erased = (new_id() for _ in range(4))
     history.add(late, submitted(), at=MORNING + 3 * day)
