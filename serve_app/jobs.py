@@ -62,6 +62,9 @@ class JobDetail(JobSummary):
     last_failure: str | None = None
     cancel_requested: bool
     callback_url: str | None = None
+    input_files: dict[str, str] | None = Field(
+        default=None, description="Digests of the uploads that it takes, by their names"
+    )
     timings: Timings
 
 
@@ -105,6 +108,7 @@ async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
     """Request, result, attempts and timings of a job."""
     job = await owned_job(services, id, key)
     submitted = job.submitted
+    files = submitted.input_files or {}
     return JobDetail(
         **_summary(job).model_dump(),
         request=submitted.request,
@@ -113,6 +117,7 @@ async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
         last_failure=job.last_failure,
         cancel_requested=job.cancel_requested,
         callback_url=submitted.callback_url,
+        input_files={name: file.digest for name, file in files.items()} or None,
         timings=_timings(job),
     )
 
