@@ -117,7 +117,7 @@ class TestCache:
     async def test_a_revocation_holds_within_ten_seconds(self, edge: Edge) -> None:
         clock_s = 0.0
         keys = edge.services.keys
-        authenticator = Authenticator(keys, clock=lambda: clock_s)
+        authenticator = Authenticator(keys, ttl_s=5, clock=lambda: clock_s)
         text = await edge.key()
         key = await authenticator.authenticate(f"Bearer {text}")
         await keys.revoke(key.id, datetime.now(UTC))
@@ -127,7 +127,9 @@ class TestCache:
 
     async def test_a_key_expires_while_it_is_remembered(self, edge: Edge) -> None:
         now = datetime.now(UTC)
-        authenticator = Authenticator(edge.services.keys, now=lambda: now, clock=lambda: 0.0)
+        authenticator = Authenticator(
+            edge.services.keys, ttl_s=5, now=lambda: now, clock=lambda: 0.0
+        )
         text = await edge.key(expires_at=now + timedelta(seconds=1))
         await authenticator.authenticate(f"Bearer {text}")
         now += timedelta(seconds=1)
@@ -136,7 +138,7 @@ class TestCache:
 
     async def test_a_key_that_is_made_after_a_refusal_works_at_once(self, edge: Edge) -> None:
         text, key = mint("alice", "laptop", [Scope.READ], created_at=NOW)
-        authenticator = Authenticator(edge.services.keys, clock=lambda: 0.0)
+        authenticator = Authenticator(edge.services.keys, ttl_s=5, clock=lambda: 0.0)
         with pytest.raises(ApiError, match="not known"):
             await authenticator.authenticate(f"Bearer {text}")
         await edge.services.keys.add(key)
