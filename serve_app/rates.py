@@ -9,7 +9,8 @@ from collections.abc import Callable
 from events.records import ApiKey
 from serve_app.errors import ApiError, retry_after
 
-_MOST_BUCKETS = 10_000
+_ROUNDING_S = 1e-6
+"""Sums of fractions are a little off, and a second too many in Retry-After is a lot."""
 
 
 class Rates:
@@ -38,12 +39,6 @@ class Rates:
         wait_s = full_at - now - burst * refill_s
         if wait_s > _ROUNDING_S:
             message = f"The key may send {limits.rate_per_s:g} requests a second."
-            headers = retry_after(math.ceil(wait_s))
+            headers = retry_after(math.ceil(wait_s - _ROUNDING_S))
             raise ApiError(429, "rate_exceeded", message, headers=headers)
-        if len(self._full_at) >= _MOST_BUCKETS:
-            self._full_at = {id: at for id, at in self._full_at.items() if at > now}
         self._full_at[key.id] = full_at
-
-
-_ROUNDING_S = 1e-6
-"""Sums of fractions are a little off, and a second too many in Retry-After is a lot."""
