@@ -10,39 +10,6 @@ from serve_app.errors import ApiError
 from tests.support.services import Edge, workflow_body
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-ROUTES = [
-    ("POST", "/api/v1/workflow/generate"),
-    ("POST", "/workflow/v1/generate"),
-    ("POST", "/diffusion/v1/generate"),
-    ("POST", "/api/v1/diffusion/generate"),
-    ("GET", "/workflow/v1/result?request_id=x"),
-    ("GET", "/diffusion/v1/result?request_id=x"),
-    ("GET", "/v1/jobs"),
-    ("GET", "/v1/jobs/x"),
-    ("POST", "/v1/jobs/x/cancel"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/samplers"),
-    ("GET", "/v1/schedulers"),
-    ("GET", "/v1/object_info"),
-]
-
-
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-class TestEveryRoute:
-    async def test_it_asks_for_a_key_before_all_else(
-        self, edge: Edge, method: str, path: str
-    ) -> None:
-        async with edge.client_with(None) as anyone:
-            answer = await anyone.request(method, path)
-        assert answer.status_code == 401
-        assert answer.headers["WWW-Authenticate"] == "Bearer"
-        assert answer.json()["error"]["type"] == "unauthorized"
-
-    async def test_it_asks_for_a_scope(self, edge: Edge, method: str, path: str) -> None:
-        async with await edge.client(scopes=()) as nobody:
-            answer = await nobody.request(method, path)
-        assert answer.status_code == 403
-        assert answer.json()["error"]["type"] == "forbidden"
 
 
 @pytest.mark.parametrize(
