@@ -115,6 +115,21 @@ class ReadModel:
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
 
+    async def open_jobs_by_key(self) -> tuple[int, dict[str, int]]:
+        """The checkpoint, and how many jobs of each key have not ended there: of one instant.
+
+        Rows of an older version have no key until their next event.
+        """
+        running = JOBS.c.status == Status.RUNNING.value
+        query = (
+            sa.select(CHECKPOINTS.c.seq, JOBS.c.key_id, sa.func.count(JOBS.c.key_id).label("jobs"))
+            .select_from(CHECKPOINTS.outerjoin(JOBS, running))
+            .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
+            .group_by(CHECKPOINTS.c.seq, JOBS.c.key_id)
+        )
+        rows = await self._database.fetch(query)
+        return rows[0].seq, {row.key_id: row.jobs for row in rows if row.key_id is not None}
+
     async def job(self, job_id: str) -> Job | None:
         rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))
         return _from_state(rows[0].state) if rows else None
@@ -174,6 +189,7 @@ def _job_row(job: Job) -> dict[str, Any]:
         "version": job.version,
         "position": job.position,
         "state": _to_state(job),
+        "key_id": job.submitted.key_id,
     }
 
 

@@ -38,3 +38,7 @@ class TtlCache(Generic[Row]):
             self._rows.clear()
         self._rows[id] = (now, row)
         return row
+
+    def drop(self, id: str) -> None:
+        """Forget a row."""
+        self._rows.pop(id, None)

@@ -10,7 +10,14 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -23,9 +30,23 @@ def _split_list(value: Any) -> Any:
 
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Ports = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_list)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+HostPattern = Annotated[
+    str,
+    StringConstraints(
+        max_length=255,
+        pattern=r"^(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9a-fA-F.]*:[0-9a-fA-F:.]*)$",
+        to_lower=True,
+    ),
+]
+"""A host name or address, `*.example.com` for every name below one, or `*` for any."""
+HostPatterns = Annotated[tuple[HostPattern, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
 
 _DAY_S = 86_400
+
+
+LONGEST_GRACE_S = 366 * 86400.0
 
 
 class Settings(BaseSettings):
@@ -76,6 +97,23 @@ class Settings(BaseSettings):
     """Longest file name of one."""
     upload_decodes: PositiveInt = 2
     """Uploads that one HTTP process decodes at once."""
+
+    key_cache_s: Annotated[float, Field(gt=0, lt=10)] = 5.0
+    """How long a replica remembers a key; a revocation holds after this."""
+    key_rotation_grace_s: Annotated[float, Field(ge=0, le=LONGEST_GRACE_S)] = 7 * 86400.0
+    """How long a key still works after its rotation."""
+    key_rate_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Requests a second of a key that has no rate of its own; 0: any number."""
+    key_burst: PositiveInt = 20
+    """Requests at once, after a pause, of a key that has no burst of its own."""
+    key_max_open_jobs: Annotated[int, Field(ge=0)] = 0
+    """Jobs that wait or run of a key that has no number of its own; 0: any number."""
+    key_endpoints: Names = ("*",)
+    """Endpoints of a key that has no list of its own; `*`: any."""
+    key_callback_hosts: HostPatterns = ("*",)
+    """The same of hosts that are called back; `*.example.com`: every name below it."""
+    open_jobs_period_s: PositiveFloat = 1.0
+    """How often a replica counts the open jobs of the keys."""
 
     log_max_bytes: PositiveInt = 2 * 1024**3
     """Size of the event log; about 1 KB an event."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -17,8 +17,8 @@ from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.job import fold
 from events.read_model import ReadModel
-from events.records import ApiKey, Endpoint, Scope
-from events.registry import ApiKeys, Endpoints, Leases
+from events.records import Endpoint
+from events.registry import Endpoints, Leases
 from events.result import Status
 from events.types import (
     AttemptFailed,
@@ -85,22 +85,6 @@ def image(index: int, *, attempt: int = 1) -> ImageStored:
 @pytest.fixture
 def history() -> History:
     return History()
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
-    await database.prepare()
-    yield database
-    await database.close()
-
-
-@pytest.fixture
-async def other_database(database: Database, database_url: str) -> AsyncIterator[Database]:
-    """The same database as another process sees it."""
-    other = Database(database_url)
-    yield other
-    await other.close()
 
 
 @pytest.fixture
@@ -339,6 +323,20 @@ async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
     assert await model.open_job_ids() == [first, second]
 
 
+async def test_open_jobs_are_counted_by_key(model: ReadModel, history: History) -> None:
+    assert await model.open_jobs_by_key() == (0, {})
+    history.add(new_id(), submitted(key_id="ended"), Cancelled())
+    await model.apply(history.events, expected=0)
+    assert await model.open_jobs_by_key() == (2, {})
+    more = [
+        *history.add(new_id(), submitted(key_id="one")),
+        *history.add(new_id(), submitted(key_id="two"), Started(attempt=1, actor="a")),
+        *history.add(new_id(), submitted(key_id="two", owner="bob")),
+    ]
+    await model.apply(more, expected=2)
+    assert await model.open_jobs_by_key() == (6, {"one": 1, "two": 2})
+
+
 async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
     ids = [new_id() for _ in range(4)]
     for minute, place in enumerate([2, 0, 3, 1]):
@@ -427,55 +425,6 @@ async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: H
     assert await model.jobs("%") == []
     assert await model.jobs("alice", before=others) == []
     assert await model.jobs("alice", before=new_id()) == []
-
-
-def api_key(name: str, **changes: Any) -> ApiKey:
-    values: dict[str, Any] = {
-        "id": name,
-        "owner": "alice",
-        "name": f"{name}'s laptop",
-        "secret_sha256": "ab" * 32,
-        "scopes": frozenset({Scope.READ, Scope.GENERATE}),
-        "created_at": MORNING,
-    }
-    return ApiKey(**(values | changes))
-
-
-async def test_keys_come_back_as_they_were_added(database: Database) -> None:
-    keys = ApiKeys(database)
-    tokyo = timezone(timedelta(hours=9))
-    first = api_key("first", expires_at=(MORNING + timedelta(days=1)).astimezone(tokyo))
-    second = api_key("second", scopes=frozenset(), created_at=MORNING + timedelta(seconds=1))
-    await keys.add(second)
-    await keys.add(first)
-    assert await keys.get("first") == first
-    assert await keys.get("third") is None
-    assert await keys.all() == [first, second]
-    stored = await keys.get("first")
-    assert stored is not None
-    assert stored.expires_at is not None
-    assert stored.expires_at.utcoffset() == timedelta(0)
-
-
-async def test_a_key_is_revoked_once(database: Database) -> None:
-    keys = ApiKeys(database)
-    await keys.add(api_key("lost"))
-    await keys.add(api_key("kept"))
-    assert await keys.revoke("lost", MORNING)
-    assert not await keys.revoke("lost", MORNING + timedelta(days=1))
-    assert not await keys.revoke("unknown", MORNING)
-    lost, kept = await keys.get("lost"), await keys.get("kept")
-    assert lost is not None
-    assert lost.revoked_at == MORNING
-    assert kept is not None
-    assert kept.revoked_at is None
-
-
-async def test_a_time_without_a_zone_is_refused(database: Database) -> None:
-    keys = ApiKeys(database)
-    with pytest.raises(Exception, match="without a zone"):
-        await keys.add(api_key("naive", created_at=MORNING.replace(tzinfo=None)))
-    assert await keys.all() == []
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:
