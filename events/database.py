@@ -263,11 +263,18 @@ class Database:
         """An INSERT that knows ON CONFLICT, which both databases spell alike."""
         return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
 
-    def upsert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that replaces the row of the same primary key."""
+    def upsert(
+        self, table: sa.Table, *, newer_by: sa.Column[Any] | None = None
+    ) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that replaces the row of the same primary key.
+
+        With `newer_by` only a row that has less in that column.
+        """
         statement = self.insert(table)
         rest = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
-        return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=rest)
+        newer = None if newer_by is None else newer_by < statement.excluded[newer_by.name]
+        keys = list(table.primary_key)
+        return statement.on_conflict_do_update(index_elements=keys, set_=rest, where=newer)
 
     @property
     def clock_s(self) -> sa.ColumnElement[float]:

@@ -64,8 +64,10 @@ class ReadModel:
             await self._put(connection, [job])
 
     async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
+        """Over older rows alone: between reading a row and writing it, its job may be erased."""
         if jobs:
-            await connection.execute(self._database.upsert(JOBS), [_job_row(job) for job in jobs])
+            upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version)
+            await connection.execute(upsert, [_job_row(job) for job in jobs])
         if erased := [job for job in jobs if job.erased]:
             images = IMAGES.c.job_id.in_([job.id for job in erased])
             await connection.execute(sa.delete(IMAGES).where(images))

@@ -105,6 +105,6 @@ class Upload:
     size_bytes: int
     created_at: datetime
     used_at: datetime
-    """When a job was last accepted that names it; before the first, when it was uploaded."""
+    """When a job was last accepted that names it, or the same file was last uploaded."""
     replaced_at: datetime | None = None
     """From then on its name stands for another file, or for none."""

@@ -10,7 +10,6 @@ from events.log import EventLog
 from events.read_model import ReadModel
 from events.types import Erased
 from storage.images import ImageStore, ImageStoreError
-from storage.keys import job_folder
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class Removal:
         await self._read_model.remove(job_id)
 
     async def _remove_files(self, job_id: str) -> None:
-        await self._images.delete_folder(job_folder(job_id))
+        await self._images.delete_folder(job_id)
         await self._deliveries.purge(job_id)
 
     async def _erase_log(self, job_id: str) -> None:

@@ -7,13 +7,9 @@ import hashlib
 UPLOADS = "uploads"
 
 
-def job_folder(job_id: str) -> str:
-    """All images of a job lie below."""
-    return job_id
-
-
 def image_key(job_id: str, attempt: int, index: int) -> str:
-    return f"{job_folder(job_id)}/{attempt}/{index}.png"
+    """All images of a job lie below its id."""
+    return f"{job_id}/{attempt}/{index}.png"
 
 
 def upload_key(owner: str, digest: str, upload_id: str) -> str:

@@ -602,6 +602,19 @@ async def test_a_projection_that_lags_does_not_bring_an_erased_job_back(
     assert await model.job(job_id) == job
 
 
+async def test_a_projection_that_read_the_row_before_the_erasure_does_not_replace_it(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    before = fold(a_whole_job(history, job_id := new_id()))
+    erased = fold(history.add(job_id, ERASED))
+    assert before is not None
+    assert erased is not None
+    await model.erase(erased)
+    async with database.write() as connection:
+        await model._put(connection, [before])
+    assert await model.job(job_id) == erased
+
+
 async def test_one_batch_with_a_job_and_its_erasure_leaves_no_content(
     database: Database, model: ReadModel, history: History
 ) -> None:
