@@ -77,8 +77,11 @@ def _row(key: ApiKey) -> dict[str, Any]:
 
 
 def _joined(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as they are stored. Scopes have no order of their own, so they get one."""
+    if "scopes" in columns:
+        columns = {**columns, "scopes": sorted(columns["scopes"])}
     return {
-        name: " ".join(sorted(value)) if name in _LISTS and value is not None else value
+        name: " ".join(value) if name in _LISTS and value is not None else value
         for name, value in columns.items()
     }
 

@@ -23,10 +23,10 @@ Stored = Callable[[int], None]
 class OpenJobs:
     """The rows of the read model as of the last second, and what this replica stored behind them.
 
-    One replica is exact, however late the projection is: what it stored counts from its own memory
-    until the checkpoint has passed it. Of the others it sees what is projected. So `n` replicas
-    together take at most `n` times what was still free for the key when the projection last
-    moved, and in fact as much as the others accept in about a second.
+    One replica never takes too many, however late the projection is: what it stored counts from its
+    own memory until the checkpoint has passed it. Of the others it sees what is projected. So `n`
+    replicas together take at most `n` times what was still free for the key when the projection
+    last moved; while it moves, what the others accept in about a second.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class OpenJobs:
         self._clock = clock
         self._counted_until = -float("inf")
         self._counting = asyncio.Lock()
+        self._checkpoint = 0
         self._rows: dict[str, int] = {}
         self._storing: Counter[str] = Counter()
         self._stored: defaultdict[str, list[int]] = defaultdict(list)
@@ -66,16 +67,17 @@ class OpenJobs:
             self._storing[key.id] -= 1
 
     def _note(self, key_id: str, position: int) -> None:
-        self._stored[key_id].append(position)
+        if position > self._checkpoint:  # else it is among the rows already
+            self._stored[key_id].append(position)
 
     async def _count(self) -> None:
         """One query for all keys, once a period."""
         async with self._counting:
             if self._clock() < self._counted_until:
                 return
-            checkpoint, self._rows = await self._read_model.open_jobs_by_key()
+            self._checkpoint, self._rows = await self._read_model.open_jobs_by_key()
             for key_id, positions in list(self._stored.items()):
-                if behind := [position for position in positions if position > checkpoint]:
+                if behind := [position for position in positions if position > self._checkpoint]:
                     self._stored[key_id] = behind
                 else:
                     del self._stored[key_id]

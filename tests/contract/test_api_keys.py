@@ -19,8 +19,8 @@ LIMITS = KeyLimits(
     rate_per_s=0.5,
     burst=3,
     max_open_jobs=2**40,
-    endpoints=("default", "fast"),
-    callback_hosts=("*.example.com", "2001:db8::1"),
+    endpoints=("fast", "default"),
+    callback_hosts=("2001:db8::1", "*.example.com"),
 )
 
 
