@@ -38,6 +38,11 @@ class Sent:
     def may_pass(self) -> bool:
         return self.status is None or self.status >= 500 or self.status in _PASSING
 
+    @property
+    def answered(self) -> bool | None:
+        """Whether the receiver works, whatever it said of this callback; None: it was not asked."""
+        return None if self.refused else self.status is not None and self.status < 500
+
     def __str__(self) -> str:
         return self.error or f"the receiver answered {self.status}"
 

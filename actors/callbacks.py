@@ -16,6 +16,10 @@ between any two steps loses nothing:
 delivery itself). Two instances that send the same callback both append under the position they
 folded: one meets a conflict, folds what came, and records its own try behind it or stops at the end
 it finds. While the log is away, an answer that was received waits to be recorded.
+
+A receiver that fails time after time is left alone (`callback_breaker.py`). What its breaker keeps
+from it is no try and uses none up, so it has an end of its own: `CallbackWithheld` records when
+that began, and a delivery that is still kept back `callback_withheld_s` later is given up.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ import logging
 import random
 from datetime import datetime, timedelta
 
+from actors.callback_breaker import BreakerLimits
 from actors.callback_hosts import Hosts
 from actors.callback_policy import Delivered, Exhausted, RetryAt, Sent, Step, next_step
+from actors.callback_secrets import SigningSecrets
 from actors.sender import Sender, webhook_headers
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable, ServiceError
@@ -38,8 +44,12 @@ from events.puller import Message, Puller
 from events.queues import CallbackQueue, job_id_of
 from events.result import UrlFor, result_of
 from events.streams import callbacks_consumer
-from events.types import CallbackAttempted, CallbackDelivered, CallbackExhausted
-from events.webhook_secret import webhook_secret
+from events.types import (
+    CallbackAttempted,
+    CallbackDelivered,
+    CallbackExhausted,
+    CallbackWithheld,
+)
 from settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,14 +69,11 @@ class Callbacks:
         deliveries: EventLog,
         sender: Sender,
         url_for: UrlFor,
-        secret: bytes,
+        secrets: SigningSecrets,
         settings: Settings,
         ack_wait_s: float = 15.0,
     ) -> None:
-        """`secret` is the service's, from which each key's own is derived.
-
-        After `ack_wait_s` the entry of an instance that died goes to another one.
-        """
+        """After `ack_wait_s` the entry of an instance that died goes to another one."""
         self._bus = bus
         self._queue = queue
         self._jobs = PersistentLog(jobs)
@@ -74,11 +81,13 @@ class Callbacks:
         self._writer = Writer(self._deliveries, fold=fold_delivery)
         self._sender = sender
         self._url_for = url_for
-        self._secret = secret
+        self._secrets = secrets
         self._settings = settings
         self._ack_wait_s = ack_wait_s
         self._hosts = Hosts(
-            at_once=settings.callback_per_host, most_inside=settings.callback_in_flight // 2
+            at_once=settings.callback_per_host,
+            most_inside=settings.callback_in_flight // 2,
+            breaker=BreakerLimits.of(settings),
         )
         self._held: dict[int, Message] = {}
         """By sequence on the queue: an entry that comes again while it is held is passed over."""
@@ -142,14 +151,16 @@ class Callbacks:
         await self._bus.ack(entry.ack_subject)
 
     async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
-        """Deliver, unless it is too early or the receiver is busy; when to come again."""
+        """Deliver, unless it is too early or not its turn; when to come again."""
         early = timedelta(seconds=_CLOCKS_DIFFER_S)
         if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
             return delivery.retry_at
-        async with self._hosts.turn(self._sender.host(url)) as busy_s:
-            if busy_s:
-                return utc_now() + timedelta(seconds=busy_s)
-            sent = await self._send(job, url)
+        async with self._hosts.turn(self._sender.host(url)) as turn:
+            sent = None if turn.wait_s else await self._send(job, url)
+            turn.answered = None if sent is None else sent.answered
+        if sent is None:
+            until = utc_now() + timedelta(seconds=turn.wait_s)
+            return await self._withhold(job, delivery, until) if turn.is_withheld else until
         delivery = await self._record(job, delivery, sent)
         # Neither ended nor to be retried: somebody asked for it again while this try was made.
         return None if delivery.ended else delivery.retry_at or utc_now()
@@ -159,11 +170,36 @@ class Callbacks:
         headers = webhook_headers(
             job.id,
             body,
-            secret=webhook_secret(self._secret, job.submitted.key_id),
+            secrets=await self._secrets.of(job.submitted.owner, job.submitted.key_id),
             now=utc_now(),
             traceparent=job.traceparent,
         )
         return await self._sender.send(url, body, headers)
+
+    async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
+        """When to come again; None where it has been kept back for so long that it is given up."""
+        longest = timedelta(seconds=self._settings.callback_withheld_s)
+        now = utc_now()
+
+        def withheld(known: Delivery) -> tuple[CallbackWithheld | CallbackExhausted, ...]:
+            if known.ended:
+                return ()
+            if known.withheld_at is None:
+                return (CallbackWithheld(),)
+            if now < known.withheld_at + longest:
+                return ()
+            message = (
+                f"Given up after {known.tries} tries: the receiver was left alone, for it failed "
+                f"time after time, and {self._settings.callback_withheld_s:g} s were over."
+            )
+            return (CallbackExhausted(attempts=known.tries, message=message),)
+
+        delivery, _ = await self._writer.write(
+            job.id, delivery, withheld, traceparent=job.traceparent
+        )
+        if delivery.ended or delivery.withheld_at is None:
+            return None
+        return min(until, delivery.withheld_at + longest)
 
     async def _record(self, job: Job, delivery: Delivery, sent: Sent) -> Delivery:
         """Two writes, so that after a conflict the try is counted once and the end follows it."""

@@ -6,6 +6,7 @@ import os
 import socket
 
 from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.callback_secrets import SigningSecrets
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher
@@ -20,7 +21,7 @@ from events.log import JobWriter
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.records import Endpoint
-from events.registry import Endpoints, Leases
+from events.registry import ApiKeys, Endpoints, Leases
 from events.streams import DELIVERIES, delivery_subject
 from settings import Settings
 from storage.tokens import url_for
@@ -82,6 +83,8 @@ async def run_dispatcher(settings: Settings) -> None:
 async def run_callbacks(settings: Settings) -> None:
     bus = open_bus(settings, "callbacks")
     bus.start()
+    # Not prepared here: deliveries do not wait for a database.
+    keys = ApiKeys(Database(settings.effective_database_url))
     deliveries = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
     callbacks = Callbacks(
         bus=bus,
@@ -90,7 +93,7 @@ async def run_callbacks(settings: Settings) -> None:
         deliveries=deliveries,
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
-        secret=settings.secret_bytes,
+        secrets=SigningSecrets(keys, secret=settings.secret_bytes, most=settings.callback_secrets),
         settings=settings,
     )
     await callbacks.run()

@@ -10,6 +10,7 @@ from events.types import (
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
+    CallbackWithheld,
     Event,
     RedeliveryRequested,
 )
@@ -24,6 +25,8 @@ class Delivery:
     tries: int = 0
     """Tries since the delivery was last asked for."""
     retry_at: datetime | None = None
+    withheld_at: datetime | None = None
+    """When a breaker first kept it from its receiver since it was last asked for."""
     delivered: bool = False
     exhausted: bool = False
 
@@ -49,6 +52,8 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
             return replace(delivery, delivered=True, retry_at=None)
         case CallbackExhausted():
             return replace(delivery, exhausted=True, retry_at=None)
+        case CallbackWithheld():
+            return replace(delivery, withheld_at=delivery.withheld_at or event.time)
         case RedeliveryRequested():
             return Delivery(version=delivery.version, position=delivery.position)
         case _:

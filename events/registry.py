@@ -29,6 +29,15 @@ class ApiKeys:
         query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id)
         return [_api_key(row) for row in await self._database.fetch(query)]
 
+    async def live_ids(self, owner: str, *, now: datetime, most: int) -> list[str]:
+        """The owner's keys that are neither revoked nor expired, newest first."""
+        stays = API_KEYS.c.expires_at.is_(None) | (API_KEYS.c.expires_at > now)
+        query = sa.select(API_KEYS.c.id).where(
+            API_KEYS.c.owner == owner, API_KEYS.c.revoked_at.is_(None), stays
+        )
+        newest_first = query.order_by(API_KEYS.c.created_at.desc(), API_KEYS.c.id)
+        return [row.id for row in await self._database.fetch(newest_first.limit(most))]
+
     async def revoke(self, key_id: str, at: datetime) -> bool:
         """False where the key is unknown or revoked already; the first time stands."""
         live = (API_KEYS.c.id == key_id) & API_KEYS.c.revoked_at.is_(None)
