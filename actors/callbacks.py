@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from actors.callback_breaker import BreakerLimits
@@ -89,8 +90,8 @@ class Callbacks:
             most_inside=settings.callback_in_flight // 2,
             breaker=BreakerLimits.of(settings),
         )
-        self._held: dict[int, Message] = {}
-        """By sequence on the queue: an entry that comes again while it is held is passed over."""
+        self._held: dict[str, Message] = {}
+        """By job: an entry that comes while its job is in work is passed over, and comes again."""
         self._room = asyncio.Event()
 
     async def run(self) -> None:
@@ -120,26 +121,26 @@ class Callbacks:
                 self._room.clear()
                 await self._room.wait()
             for entry in await puller.next(batch=room, timeout_s=_PULL_TIMEOUT_S):
-                if entry.sequence not in self._held:
-                    self._held[entry.sequence] = entry
+                if (job_id := job_id_of(entry)) not in self._held:
+                    self._held[job_id] = entry
                     tasks.create_task(self._handle(entry))
 
     async def _handle(self, entry: Message) -> None:
         """An entry that is not acknowledged comes again after `ack_wait_s`."""
-        fields = {"action": "callback", "job_id": job_id_of(entry)}
+        job_id = job_id_of(entry)
+        fields = {"action": "callback", "job_id": job_id}
         try:
-            await self._deliver(entry)
+            await self._deliver(job_id, entry)
         except ServiceError as error:
             logger.warning("callback goes back", extra={**fields, "error": str(error)})
         except Exception:
             logger.exception("callback goes back", extra=fields)
         finally:
-            del self._held[entry.sequence]
+            del self._held[job_id]
             self._room.set()
 
-    async def _deliver(self, entry: Message) -> None:
+    async def _deliver(self, job_id: str, entry: Message) -> None:
         """Raises LogUnavailable, LogFull where the entry could not be parked."""
-        job_id = job_id_of(entry)
         delivery = fold_delivery(await self._deliveries.read(job_id))
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
         url = job.submitted.callback_url if job else None
@@ -155,8 +156,9 @@ class Callbacks:
         early = timedelta(seconds=_CLOCKS_DIFFER_S)
         if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
             return delivery.retry_at
+        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
         async with self._hosts.turn(self._sender.host(url)) as turn:
-            sent = None if turn.wait_s else await self._send(job, url)
+            sent = None if turn.wait_s else await self._send(job, url, secrets)
             turn.answered = None if sent is None else sent.answered
         if sent is None:
             until = utc_now() + timedelta(seconds=turn.wait_s)
@@ -165,12 +167,12 @@ class Callbacks:
         # Neither ended nor to be retried: somebody asked for it again while this try was made.
         return None if delivery.ended else delivery.retry_at or utc_now()
 
-    async def _send(self, job: Job, url: str) -> Sent:
+    async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> Sent:
         body = result_of(job, self._url_for).body()
         headers = webhook_headers(
             job.id,
             body,
-            secrets=await self._secrets.of(job.submitted.owner, job.submitted.key_id),
+            secrets=secrets,
             now=utc_now(),
             traceparent=job.traceparent,
         )

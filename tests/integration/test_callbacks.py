@@ -19,7 +19,7 @@ from events.ids import new_id
 from events.job import fold
 from events.log import Appended, Conflict, EventLog, Writer, utc_now
 from events.result import ResultResponse, Status, result_of
-from events.streams import CALLBACKS, scheduled_subject
+from events.streams import CALLBACKS, due_subject, scheduled_subject
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
@@ -253,12 +253,34 @@ async def test_a_death_before_a_fact_is_stored_loses_no_delivery(
         assert len(set(ids(receiver.received))) == 1
 
 
-async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
-    async with Receiver([status(200, after_s=0.3)]) as receiver:
+async def test_an_entry_whose_job_is_in_work_already_is_not_sent_beside_it(world: World) -> None:
+    """What is left where the answer to parking was lost: the old entry, and the parked one."""
+    answer = asyncio.Event()
+    async with Receiver([status(200, after=answer)]) as receiver, world.callbacks():
         job_id = await world.ended_job(receiver.url)
-        async with world.callbacks(), world.callbacks():
+        await receiver.wait_for(1)
+        await world.queue.park(job_id, utc_now())
+        await eventually(lambda: has_two_entries(world, job_id))
+        answer.set()
+        await world.end(job_id)
+        assert len(receiver.received) == 1
+
+
+async def has_two_entries(world: World, job_id: str) -> bool:
+    """Both due."""
+    return await world.bus.pending(CALLBACKS, "callbacks.>") == {due_subject(job_id): 2}
+
+
+async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
+    both_came = asyncio.Event()
+    settings = SETTINGS.model_copy(update={"callback_timeout_s": DEADLINE_S})
+    async with Receiver([status(200, after=both_came)]) as receiver:
+        job_id = await world.ended_job(receiver.url)
+        async with world.callbacks(settings=settings), world.callbacks(settings=settings):
+            await receiver.wait_for(1)
             await world.queue.park(job_id, utc_now())
             await receiver.wait_for(2)
+            both_came.set()
             facts = await world.end(job_id)
     assert sum(isinstance(fact, CallbackDelivered) for fact in facts) == 1
     assert len(set(ids(receiver.received))) == 1

@@ -111,11 +111,15 @@ class Receiver:
             self.at_once -= 1
 
 
-def status(code: int, *, headers: str = "", after_s: float = 0.0) -> Answer:
+def status(
+    code: int, *, headers: str = "", after_s: float = 0.0, after: asyncio.Event | None = None
+) -> Answer:
     """`headers`: lines that each end with CRLF."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(after_s)
+        if after is not None:
+            await after.wait()
         writer.write(f"HTTP/1.1 {code} X\r\n{headers}Content-Length: 2\r\n\r\nok".encode())
         await writer.drain()
 
