@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from settings import Settings
+
 LONGEST_RETRY_AFTER_S = 3600.0
 """What a receiver may ask for beyond our own delay."""
 
@@ -87,3 +89,10 @@ def next_step(
     if sent.retry_after_s is not None:
         delay_s = max(delay_s, min(sent.retry_after_s, LONGEST_RETRY_AFTER_S))
     return RetryAt(now + timedelta(seconds=delay_s))
+
+
+def longest_delivery_s(settings: Settings) -> float:
+    """Within this a delivery has ended, if the service runs: every pause at its longest."""
+    delays_s = settings.callback_delays_s
+    pauses_s = sum(max(delay_s, LONGEST_RETRY_AFTER_S) for delay_s in delays_s)
+    return pauses_s * (1 + settings.callback_jitter) + settings.callback_withheld_s

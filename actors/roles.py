@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 import socket
 
-from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.assembly import (
+    address_rule,
+    default_endpoint,
+    open_bus,
+    open_deliveries,
+    open_log,
+)
+from actors.callback_policy import longest_delivery_s
 from actors.callback_secrets import SigningSecrets
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher
+from actors.lost_callbacks import LostCallbacks
 from actors.pool import WorkerPool
 from actors.results import Results
 from actors.router import Router
 from actors.sender import Sender
 from events.database import Database
 from events.ids import new_id
-from events.jetstream_log import JetStreamLog, PersistentLog
+from events.jetstream_log import PersistentLog
 from events.log import JobWriter
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.records import Endpoint
 from events.registry import ApiKeys, Endpoints, Leases
-from events.streams import DELIVERIES, delivery_subject
 from settings import Settings
 from storage.tokens import url_for
 
@@ -30,13 +37,20 @@ from storage.tokens import url_for
 async def run_router(settings: Settings) -> None:
     bus = open_bus(settings, "router")
     bus.start()
-    database = await _open_database(settings)
+    read_model = ReadModel(await _open_database(settings))
+    callbacks = CallbackQueue(bus)
     router = Router(
         bus=bus,
         writer=JobWriter(open_log(settings, bus)),
         queue=JobQueue(bus, lease_s=settings.lease_s),
-        callbacks=CallbackQueue(bus),
-        read_model=ReadModel(database),
+        callbacks=callbacks,
+        read_model=read_model,
+        lost_callbacks=LostCallbacks(
+            queue=callbacks,
+            read_model=read_model,
+            deliveries=open_deliveries(bus),
+            period_s=longest_delivery_s(settings),
+        ),
         requeue_period_s=settings.requeue_period_s,
     )
     await router.run()
@@ -85,12 +99,11 @@ async def run_callbacks(settings: Settings) -> None:
     bus.start()
     # Not prepared here: deliveries do not wait for a database.
     keys = ApiKeys(Database(settings.effective_database_url))
-    deliveries = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
     callbacks = Callbacks(
         bus=bus,
         queue=CallbackQueue(bus),
         jobs=open_log(settings, bus),
-        deliveries=deliveries,
+        deliveries=open_deliveries(bus),
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
         secrets=SigningSecrets(keys, secret=settings.secret_bytes, most=settings.callback_secrets),

@@ -74,6 +74,7 @@ JOBS = _table(
     _required("state", sa.Text),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
+    sa.Index("jobs_by_position", "position"),
 )
 
 IMAGES = _table(

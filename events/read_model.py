@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, get_args
 
 import sqlalchemy as sa
@@ -59,6 +60,12 @@ class ReadModel:
         query = sa.select(JOBS.c.id).where(JOBS.c.status == Status.RUNNING.value)
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
+
+    async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
+        """Jobs of every owner that ended after `since`, in log order, behind `position` in it."""
+        query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
+        rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
+        return [_from_state(row.state) for row in rows]
 
     async def job(self, job_id: str) -> Job | None:
         rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))

@@ -338,6 +338,23 @@ async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
     assert await model.open_job_ids() == [first, second]
 
 
+async def test_ended_jobs_come_in_log_order_from_a_position_on(
+    model: ReadModel, history: History
+) -> None:
+    ids = [new_id() for _ in range(4)]
+    for id in ids:
+        history.add(id, submitted())
+    for minute, id in enumerate((ids[2], ids[0], ids[1])):
+        history.add(id, Completed(images=0), at=MORNING + timedelta(minutes=minute))
+    await model.apply(history.events, expected=0)
+    found = await model.ended_behind(0, since=MORNING - timedelta(seconds=1), limit=2)
+    assert [job.id for job in found] == [ids[2], ids[0]]
+    rest = await model.ended_behind(found[-1].position, since=MORNING, limit=2)
+    assert [job.id for job in rest] == [ids[1]]
+    late = await model.ended_behind(0, since=MORNING + timedelta(seconds=90), limit=9)
+    assert [job.id for job in late] == [ids[1]]
+
+
 async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
     ids = [new_id() for _ in range(4)]
     for minute, place in enumerate([2, 0, 3, 1]):
@@ -468,6 +485,24 @@ async def test_a_key_is_revoked_once(database: Database) -> None:
     assert lost.revoked_at == MORNING
     assert kept is not None
     assert kept.revoked_at is None
+
+
+async def test_live_keys_of_an_owner_are_listed_newest_first(database: Database) -> None:
+    keys = ApiKeys(database)
+    day = timedelta(days=1)
+    for key in (
+        api_key("oldest"),
+        api_key("newest", created_at=MORNING + 2 * day),
+        api_key("middle", created_at=MORNING + day, expires_at=MORNING + 4 * day),
+        api_key("expired", expires_at=MORNING + 3 * day),
+        api_key("revoked", revoked_at=MORNING),
+        api_key("foreign", owner="bob"),
+    ):
+        await keys.add(key)
+    now = MORNING + 3 * day
+    assert await keys.live_ids("alice", now=now, most=9) == ["newest", "middle", "oldest"]
+    assert await keys.live_ids("alice", now=now, most=2) == ["newest", "middle"]
+    assert await keys.live_ids("carol", now=now, most=2) == []
 
 
 async def test_a_time_without_a_zone_is_refused(database: Database) -> None:

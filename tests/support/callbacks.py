@@ -50,9 +50,10 @@ class World:
 
     server: NatsServer
     bus: Bus
-    keys: ApiKeys
+    database: Database
 
     def __post_init__(self) -> None:
+        self.keys = ApiKeys(self.database)
         self.queue = CallbackQueue(self.bus)
         self.jobs = JetStreamLog(self.bus)
         self.deliveries = JetStreamLog(
@@ -171,6 +172,6 @@ async def running_world(folder: Path) -> AsyncGenerator[World]:
     database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
     await database.prepare()
     async with connected(server) as bus:
-        yield World(server, bus, ApiKeys(database))
+        yield World(server, bus, database)
     await database.close()
     server.stop()
