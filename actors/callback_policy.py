@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from events.types import CallbackAttempted
 from settings import Settings
 
 LONGEST_RETRY_AFTER_S = 3600.0
@@ -67,6 +68,16 @@ class Exhausted:
 
 
 Step = Delivered | RetryAt | Exhausted
+
+
+def attempted(sent: Sent, *, attempt: int, then: Step | None = None) -> CallbackAttempted:
+    return CallbackAttempted(
+        attempt=attempt,
+        status=sent.status,
+        latency_s=round(sent.latency_s, 6),
+        error=sent.error,
+        retry_at=then.at if isinstance(then, RetryAt) else None,
+    )
 
 
 def next_step(

@@ -32,7 +32,7 @@ from datetime import datetime, timedelta
 
 from actors.callback_breaker import BreakerLimits
 from actors.callback_hosts import Hosts
-from actors.callback_policy import Delivered, Exhausted, RetryAt, Sent, Step, next_step
+from actors.callback_policy import Delivered, Exhausted, RetryAt, Sent, Step, attempted, next_step
 from actors.callback_secrets import SigningSecrets
 from actors.sender import Sender, webhook_headers
 from events.delivery import Delivery, fold_delivery
@@ -213,16 +213,14 @@ class Callbacks:
             delays_s = self._settings.callback_delays_s
             return next_step(sent, tries=tries, delays_s=delays_s, now=now, spread=spread)
 
-        def attempted(known: Delivery) -> tuple[CallbackAttempted, ...]:
+        def tried(known: Delivery) -> tuple[CallbackAttempted, ...]:
             attempt = known.tries + 1
-            return () if known.ended else (_attempted(sent, attempt, step(attempt)),)
+            return () if known.ended else (attempted(sent, attempt=attempt, then=step(attempt)),)
 
         def ended(known: Delivery) -> tuple[CallbackDelivered | CallbackExhausted, ...]:
             return () if known.ended else _end(step(known.tries), known.tries)
 
-        delivery, _ = await self._writer.write(
-            job.id, delivery, attempted, traceparent=job.traceparent
-        )
+        delivery, _ = await self._writer.write(job.id, delivery, tried, traceparent=job.traceparent)
         delivery, ends = await self._writer.write(
             job.id, delivery, ended, traceparent=job.traceparent
         )
@@ -239,16 +237,6 @@ class Callbacks:
             },
         )
         return delivery
-
-
-def _attempted(sent: Sent, attempt: int, step: Step) -> CallbackAttempted:
-    return CallbackAttempted(
-        attempt=attempt,
-        status=sent.status,
-        latency_s=round(sent.latency_s, 6),
-        error=sent.error,
-        retry_at=step.at if isinstance(step, RetryAt) else None,
-    )
 
 
 def _end(step: Step, tries: int) -> tuple[CallbackDelivered | CallbackExhausted, ...]:

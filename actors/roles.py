@@ -11,9 +11,9 @@ from actors.assembly import (
     open_bus,
     open_deliveries,
     open_log,
+    signing_secrets,
 )
 from actors.callback_policy import longest_delivery_s
-from actors.callback_secrets import SigningSecrets
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher
@@ -106,7 +106,7 @@ async def run_callbacks(settings: Settings) -> None:
         deliveries=open_deliveries(bus),
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
-        secrets=SigningSecrets(keys, secret=settings.secret_bytes, most=settings.callback_secrets),
+        secrets=signing_secrets(settings, keys),
         settings=settings,
     )
     await callbacks.run()

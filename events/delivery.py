@@ -43,6 +43,11 @@ def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> 
     return delivery
 
 
+def request_redelivery(delivery: Delivery) -> tuple[RedeliveryRequested, ...]:
+    """Nothing where no try was made since it was last asked for: it is due already."""
+    return (RedeliveryRequested(),) if delivery.ended or delivery.tries else ()
+
+
 def _next(delivery: Delivery, event: Event) -> Delivery:
     delivery = replace(delivery, version=event.version, position=event.position)
     match event.fact:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from serve_app import catalogue, errors, files, generate, health, jobs, results
+from serve_app import callbacks, catalogue, errors, files, generate, health, jobs, results
 from serve_app.acceptance import Acceptance
+from serve_app.allowance import Allowance
 from serve_app.auth import Authenticator
 from serve_app.services import Services
 from serve_app.withdrawals import Withdrawals
@@ -48,8 +49,9 @@ def create_api(
     app.state.services = services
     app.state.authenticator = Authenticator(services.keys)
     app.state.acceptance = acceptance
+    app.state.callback_tests = Allowance(services.settings.callback_tests_per_minute)
     errors.install(app)
-    for module in (generate, results, jobs, catalogue, files, health):
+    for module in (generate, results, jobs, callbacks, catalogue, files, health):
         app.include_router(module.router)
     return app
 
