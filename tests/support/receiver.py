@@ -169,3 +169,18 @@ class Large:
             writer.write(chunk)
             await writer.drain()
             self.written_bytes += len(chunk)
+
+
+async def flood_headers(writer: asyncio.StreamWriter) -> None:
+    """Headers without end, as fast as they are taken."""
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"X-Header: " + b"x" * 4000 + b"\r\n")
+        await writer.drain()
+
+
+async def flood_interim(writer: asyncio.StreamWriter) -> None:
+    """Interim answers without end."""
+    while True:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nX-Header: " + b"x" * 1000 + b"\r\n\r\n")
+        await writer.drain()
