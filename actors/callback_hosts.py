@@ -2,7 +2,8 @@
 
 A few wait aside for their turn, so that a receiver that answers fast is kept busy. The others are
 to be parked, each until its own turn can be expected from how long the receiver takes, so that a
-receiver that hangs holds neither the window nor the queue.
+receiver that hangs holds neither the window nor the queue. While a receiver's breaker is open, all
+are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from actors.callback_breaker import Breaker, BreakerLimits
+
 _LONGEST_ASIDE_S = 1.0
 _LONGEST_PARKED_S = 60.0
 _MOST_REMEMBERED = 1000
@@ -22,8 +25,21 @@ _FORGETTING = 1.2
 
 
 @dataclass(slots=True)
+class Turn:
+    """A callback's turn at a receiver, or after how long to come again."""
+
+    wait_s: float = 0.0
+    """0 where it is its turn."""
+    is_withheld: bool = False
+    """Not for others that are before it, but by the breaker."""
+    answered: bool | None = None
+    """To be set by whoever had the turn: whether the receiver works."""
+
+
+@dataclass(slots=True)
 class _Host:
     turns: asyncio.Semaphore
+    breaker: Breaker
     inside: int = 0
     """Callbacks that are being sent or wait aside."""
     best_s: float | None = None
@@ -52,45 +68,69 @@ class Hosts:
     """The receivers that callbacks go to; a thousand idle ones are remembered."""
 
     def __init__(
-        self, *, at_once: int, most_inside: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        at_once: int,
+        most_inside: int,
+        breaker: BreakerLimits,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`at_once` are sent to one receiver at a time; `most_inside` counts those aside too."""
         self._clock = clock
+        self._breaker = breaker
         self._at_once = at_once
         self._most_inside = max(most_inside, at_once)
         self._hosts: dict[str, _Host] = {}
         """The least recently used first."""
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[float]:
-        """Gives 0 where it is the caller's turn, else after how many seconds to come again."""
+    async def turn(self, name: str) -> AsyncGenerator[Turn]:
         host = self._host(name)
+        if withheld_s := host.breaker.withheld_s():
+            yield Turn(withheld_s, is_withheld=True)
+            return
         if host.inside >= self._room(host):
-            yield self._book(host)
+            yield Turn(self._book(host))
             return
         host.inside += 1
         try:
             if not await _acquire(host.turns):
-                yield self._book(host)
+                yield Turn(self._book(host))
                 return
             try:
-                key, began = object(), self._clock()
-                host.began[key] = began
-                yield 0.0
+                async with self._try(host) as turn:
+                    yield turn
             finally:
-                del host.began[key]
-                host.took(self._clock() - began)
                 host.turns.release()
         finally:
             host.inside -= 1
 
+    @asynccontextmanager
+    async def _try(self, host: _Host) -> AsyncGenerator[Turn]:
+        if withheld_s := host.breaker.withheld_s():  # it opened meanwhile
+            yield Turn(withheld_s, is_withheld=True)
+            return
+        turn, key, began = Turn(), object(), self._clock()
+        host.began[key] = began
+        probe = host.breaker.begin()
+        try:
+            yield turn
+        finally:
+            del host.began[key]
+            host.took(self._clock() - began)
+            host.breaker.end(turn.answered, probe=probe)
+
     def _host(self, name: str) -> _Host:
-        host = self._hosts.pop(name, None) or _Host(asyncio.Semaphore(self._at_once))
+        host = self._hosts.pop(name, None) or self._new_host()
         self._hosts[name] = host
         if len(self._hosts) > _MOST_REMEMBERED:
             idle = next(name for name, host in self._hosts.items() if host.inside == 0)
             del self._hosts[idle]
         return host
+
+    def _new_host(self) -> _Host:
+        breaker = Breaker(self._breaker, clock=self._clock)
+        return _Host(asyncio.Semaphore(self._at_once), breaker)
 
     def _room(self, host: _Host) -> int:
         aside = int(self._at_once * _LONGEST_ASIDE_S / host.expected_s(self._clock()))

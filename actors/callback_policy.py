@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from events.types import CallbackAttempted
+from settings import Settings
+
 LONGEST_RETRY_AFTER_S = 3600.0
 """What a receiver may ask for beyond our own delay."""
 
@@ -38,6 +41,11 @@ class Sent:
     def may_pass(self) -> bool:
         return self.status is None or self.status >= 500 or self.status in _PASSING
 
+    @property
+    def answered(self) -> bool | None:
+        """Whether the receiver works, whatever it said of this callback; None: it was not asked."""
+        return None if self.refused else self.status is not None and self.status < 500
+
     def __str__(self) -> str:
         return self.error or f"the receiver answered {self.status}"
 
@@ -62,6 +70,16 @@ class Exhausted:
 Step = Delivered | RetryAt | Exhausted
 
 
+def attempted(sent: Sent, *, attempt: int, then: Step | None = None) -> CallbackAttempted:
+    return CallbackAttempted(
+        attempt=attempt,
+        status=sent.status,
+        latency_s=round(sent.latency_s, 6),
+        error=sent.error,
+        retry_at=then.at if isinstance(then, RetryAt) else None,
+    )
+
+
 def next_step(
     sent: Sent, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
 ) -> Step:
@@ -82,3 +100,10 @@ def next_step(
     if sent.retry_after_s is not None:
         delay_s = max(delay_s, min(sent.retry_after_s, LONGEST_RETRY_AFTER_S))
     return RetryAt(now + timedelta(seconds=delay_s))
+
+
+def longest_delivery_s(settings: Settings) -> float:
+    """Within this a delivery has ended, if the service runs: every pause at its longest."""
+    delays_s = settings.callback_delays_s
+    pauses_s = sum(max(delay_s, LONGEST_RETRY_AFTER_S) for delay_s in delays_s)
+    return pauses_s * (1 + settings.callback_jitter) + settings.callback_withheld_s

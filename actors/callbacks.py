@@ -16,6 +16,10 @@ between any two steps loses nothing:
 delivery itself). Two instances that send the same callback both append under the position they
 folded: one meets a conflict, folds what came, and records its own try behind it or stops at the end
 it finds. While the log is away, an answer that was received waits to be recorded.
+
+A receiver that fails time after time is left alone (`callback_breaker.py`). What its breaker keeps
+from it is no try and uses none up, so it has an end of its own: `CallbackWithheld` records when
+that began, and a delivery that is still kept back `callback_withheld_s` later is given up.
 """
 
 from __future__ import annotations
@@ -23,10 +27,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from actors.callback_breaker import BreakerLimits
 from actors.callback_hosts import Hosts
-from actors.callback_policy import Delivered, Exhausted, RetryAt, Sent, Step, next_step
+from actors.callback_policy import Delivered, Exhausted, RetryAt, Sent, Step, attempted, next_step
+from actors.callback_secrets import SigningSecrets
 from actors.sender import Sender, webhook_headers
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable, ServiceError
@@ -38,8 +45,12 @@ from events.puller import Message, Puller
 from events.queues import CallbackQueue, job_id_of
 from events.result import UrlFor, result_of
 from events.streams import callbacks_consumer
-from events.types import CallbackAttempted, CallbackDelivered, CallbackExhausted
-from events.webhook_secret import webhook_secret
+from events.types import (
+    CallbackAttempted,
+    CallbackDelivered,
+    CallbackExhausted,
+    CallbackWithheld,
+)
 from settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,14 +70,11 @@ class Callbacks:
         deliveries: EventLog,
         sender: Sender,
         url_for: UrlFor,
-        secret: bytes,
+        secrets: SigningSecrets,
         settings: Settings,
         ack_wait_s: float = 15.0,
     ) -> None:
-        """`secret` is the service's, from which each key's own is derived.
-
-        After `ack_wait_s` the entry of an instance that died goes to another one.
-        """
+        """After `ack_wait_s` the entry of an instance that died goes to another one."""
         self._bus = bus
         self._queue = queue
         self._jobs = PersistentLog(jobs)
@@ -74,14 +82,16 @@ class Callbacks:
         self._writer = Writer(self._deliveries, fold=fold_delivery)
         self._sender = sender
         self._url_for = url_for
-        self._secret = secret
+        self._secrets = secrets
         self._settings = settings
         self._ack_wait_s = ack_wait_s
         self._hosts = Hosts(
-            at_once=settings.callback_per_host, most_inside=settings.callback_in_flight // 2
+            at_once=settings.callback_per_host,
+            most_inside=settings.callback_in_flight // 2,
+            breaker=BreakerLimits.of(settings),
         )
-        self._held: dict[int, Message] = {}
-        """By sequence on the queue: an entry that comes again while it is held is passed over."""
+        self._held: dict[str, Message] = {}
+        """By job: an entry that comes while its job is in work is passed over, and comes again."""
         self._room = asyncio.Event()
 
     async def run(self) -> None:
@@ -111,26 +121,26 @@ class Callbacks:
                 self._room.clear()
                 await self._room.wait()
             for entry in await puller.next(batch=room, timeout_s=_PULL_TIMEOUT_S):
-                if entry.sequence not in self._held:
-                    self._held[entry.sequence] = entry
+                if (job_id := job_id_of(entry)) not in self._held:
+                    self._held[job_id] = entry
                     tasks.create_task(self._handle(entry))
 
     async def _handle(self, entry: Message) -> None:
         """An entry that is not acknowledged comes again after `ack_wait_s`."""
-        fields = {"action": "callback", "job_id": job_id_of(entry)}
+        job_id = job_id_of(entry)
+        fields = {"action": "callback", "job_id": job_id}
         try:
-            await self._deliver(entry)
+            await self._deliver(job_id, entry)
         except ServiceError as error:
             logger.warning("callback goes back", extra={**fields, "error": str(error)})
         except Exception:
             logger.exception("callback goes back", extra=fields)
         finally:
-            del self._held[entry.sequence]
+            del self._held[job_id]
             self._room.set()
 
-    async def _deliver(self, entry: Message) -> None:
+    async def _deliver(self, job_id: str, entry: Message) -> None:
         """Raises LogUnavailable, LogFull where the entry could not be parked."""
-        job_id = job_id_of(entry)
         delivery = fold_delivery(await self._deliveries.read(job_id))
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
         url = job.submitted.callback_url if job else None
@@ -142,28 +152,56 @@ class Callbacks:
         await self._bus.ack(entry.ack_subject)
 
     async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
-        """Deliver, unless it is too early or the receiver is busy; when to come again."""
+        """Deliver, unless it is too early or not its turn; when to come again."""
         early = timedelta(seconds=_CLOCKS_DIFFER_S)
         if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
             return delivery.retry_at
-        async with self._hosts.turn(self._sender.host(url)) as busy_s:
-            if busy_s:
-                return utc_now() + timedelta(seconds=busy_s)
-            sent = await self._send(job, url)
+        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
+        async with self._hosts.turn(self._sender.host(url)) as turn:
+            sent = None if turn.wait_s else await self._send(job, url, secrets)
+            turn.answered = None if sent is None else sent.answered
+        if sent is None:
+            until = utc_now() + timedelta(seconds=turn.wait_s)
+            return await self._withhold(job, delivery, until) if turn.is_withheld else until
         delivery = await self._record(job, delivery, sent)
         # Neither ended nor to be retried: somebody asked for it again while this try was made.
         return None if delivery.ended else delivery.retry_at or utc_now()
 
-    async def _send(self, job: Job, url: str) -> Sent:
+    async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> Sent:
         body = result_of(job, self._url_for).body()
         headers = webhook_headers(
             job.id,
             body,
-            secret=webhook_secret(self._secret, job.submitted.key_id),
+            secrets=secrets,
             now=utc_now(),
             traceparent=job.traceparent,
         )
         return await self._sender.send(url, body, headers)
+
+    async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
+        """When to come again; None where it has been kept back for so long that it is given up."""
+        longest = timedelta(seconds=self._settings.callback_withheld_s)
+        now = utc_now()
+
+        def withheld(known: Delivery) -> tuple[CallbackWithheld | CallbackExhausted, ...]:
+            if known.ended:
+                return ()
+            if known.withheld_at is None:
+                return (CallbackWithheld(),)
+            if now < known.withheld_at + longest:
+                return ()
+            message = (
+                f"Given up after {known.tries} tries: the receiver was left alone, for it failed "
+                f"time after time, and {self._settings.callback_withheld_s:g} s were over."
+            )
+            return (CallbackExhausted(attempts=known.tries, message=message),)
+
+        delivery, _ = await self._writer.write(
+            job.id, delivery, withheld, traceparent=job.traceparent
+        )
+        if delivery.ended or delivery.withheld_at is None:
+            return None
+        return min(until, delivery.withheld_at + longest)
 
     async def _record(self, job: Job, delivery: Delivery, sent: Sent) -> Delivery:
         """Two writes, so that after a conflict the try is counted once and the end follows it."""
@@ -175,16 +213,14 @@ class Callbacks:
             delays_s = self._settings.callback_delays_s
             return next_step(sent, tries=tries, delays_s=delays_s, now=now, spread=spread)
 
-        def attempted(known: Delivery) -> tuple[CallbackAttempted, ...]:
+        def tried(known: Delivery) -> tuple[CallbackAttempted, ...]:
             attempt = known.tries + 1
-            return () if known.ended else (_attempted(sent, attempt, step(attempt)),)
+            return () if known.ended else (attempted(sent, attempt=attempt, then=step(attempt)),)
 
         def ended(known: Delivery) -> tuple[CallbackDelivered | CallbackExhausted, ...]:
             return () if known.ended else _end(step(known.tries), known.tries)
 
-        delivery, _ = await self._writer.write(
-            job.id, delivery, attempted, traceparent=job.traceparent
-        )
+        delivery, _ = await self._writer.write(job.id, delivery, tried, traceparent=job.traceparent)
         delivery, ends = await self._writer.write(
             job.id, delivery, ended, traceparent=job.traceparent
         )
@@ -201,16 +237,6 @@ class Callbacks:
             },
         )
         return delivery
-
-
-def _attempted(sent: Sent, attempt: int, step: Step) -> CallbackAttempted:
-    return CallbackAttempted(
-        attempt=attempt,
-        status=sent.status,
-        latency_s=round(sent.latency_s, 6),
-        error=sent.error,
-        retry_at=step.at if isinstance(step, RetryAt) else None,
-    )
 
 
 def _end(step: Step, tries: int) -> tuple[CallbackDelivered | CallbackExhausted, ...]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import httpcore
 
+from actors.callback_proxy import Proxy
 from events.callback_address import Address, AddressRule, Resolve, Target
 
 _RESOLVER_THREADS = 32
@@ -19,13 +20,17 @@ _RESOLVER_THREADS = 32
 class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Connects to one receiver: resolves its name once, checks every answer, dials a checked one.
 
-    TLS is httpcore's business and verifies the name, not the address.
+    Through a `proxy`, where there is one. TLS is httpcore's business and verifies the name, not the
+    address.
     """
 
-    def __init__(self, target: Target, *, rule: AddressRule, resolve: Resolve) -> None:
+    def __init__(
+        self, target: Target, *, rule: AddressRule, resolve: Resolve, proxy: Proxy | None = None
+    ) -> None:
         self._target = target
         self._rule = rule
         self._resolve = resolve
+        self._proxy = proxy
         self._tcp = httpcore.AnyIOBackend()
 
     async def connect_tcp(  # noqa: PLR0917 - httpcore's signature
@@ -41,10 +46,13 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         addresses = await self._addresses(timeout)
 
         async def dial(address: Address, *, time_share: float) -> httpcore.AsyncNetworkStream:
+            left_s = time_share * max(0, give_up_at - time.monotonic()) if timeout else None
+            if self._proxy is not None:
+                return await self._proxy.connect(self._tcp, address, port, timeout_s=left_s)
             return await self._tcp.connect_tcp(
                 str(address),
                 port,
-                timeout=time_share * max(0, give_up_at - time.monotonic()) if timeout else None,
+                timeout=left_s,
                 local_address=local_address,
                 socket_options=socket_options,
             )

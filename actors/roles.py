@@ -6,11 +6,20 @@ import asyncio
 import os
 import socket
 
-from actors.assembly import address_rule, default_endpoint, open_bus, open_deliveries, open_log
+from actors.assembly import (
+    address_rule,
+    default_endpoint,
+    open_bus,
+    open_deliveries,
+    open_log,
+    signing_secrets,
+)
+from actors.callback_policy import longest_delivery_s
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher
 from actors.janitor import Janitor
+from actors.lost_callbacks import LostCallbacks
 from actors.pool import WorkerPool
 from actors.results import Results
 from actors.router import Router
@@ -22,7 +31,7 @@ from events.log import JobWriter
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.records import Endpoint
-from events.registry import Endpoints, Leases
+from events.registry import ApiKeys, Endpoints, Leases
 from events.removal import Removal
 from events.uploads import Uploads
 from settings import Settings
@@ -33,13 +42,20 @@ from storage.tokens import url_for
 async def run_router(settings: Settings) -> None:
     bus = open_bus(settings, "router")
     bus.start()
-    database = await _open_database(settings)
+    read_model = ReadModel(await _open_database(settings))
+    callbacks = CallbackQueue(bus)
     router = Router(
         bus=bus,
         writer=JobWriter(open_log(settings, bus)),
         queue=JobQueue(bus, lease_s=settings.lease_s),
-        callbacks=CallbackQueue(bus),
-        read_model=ReadModel(database),
+        callbacks=callbacks,
+        read_model=read_model,
+        lost_callbacks=LostCallbacks(
+            queue=callbacks,
+            read_model=read_model,
+            deliveries=open_deliveries(bus),
+            period_s=longest_delivery_s(settings),
+        ),
         requeue_period_s=settings.requeue_period_s,
     )
     await router.run()
@@ -102,6 +118,8 @@ async def run_dispatcher(settings: Settings) -> None:
 async def run_callbacks(settings: Settings) -> None:
     bus = open_bus(settings, "callbacks")
     bus.start()
+    # Not prepared here: deliveries do not wait for a database.
+    keys = ApiKeys(Database(settings.effective_database_url))
     callbacks = Callbacks(
         bus=bus,
         queue=CallbackQueue(bus),
@@ -109,7 +127,7 @@ async def run_callbacks(settings: Settings) -> None:
         deliveries=open_deliveries(bus),
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
-        secret=settings.secret_bytes,
+        secrets=signing_secrets(settings, keys),
         settings=settings,
     )
     await callbacks.run()

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from actors.lost_callbacks import LostCallbacks
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
 from events.jetstream import Bus
 from events.job import Job
@@ -37,6 +38,7 @@ class Router:
         queue: JobQueue,
         callbacks: CallbackQueue,
         read_model: ReadModel,
+        lost_callbacks: LostCallbacks,
         requeue_period_s: float,
     ) -> None:
         self._bus = bus
@@ -44,6 +46,7 @@ class Router:
         self._queue = queue
         self._callbacks = callbacks
         self._read_model = read_model
+        self._lost_callbacks = lost_callbacks
         self._requeue_period_s = requeue_period_s
 
     async def run(self) -> None:
@@ -105,7 +108,7 @@ class Router:
         await self._queue.add(job.submitted.endpoint, job.submitted.lane, job.id)
 
     async def _requeue(self) -> None:
-        """Puts back open jobs that lost their entry: the queue can always be built again."""
+        """Puts back what lost its entry: both queues can always be built again."""
         while True:
             await asyncio.sleep(self._requeue_period_s * random.uniform(0.8, 1.2))
             try:
@@ -113,6 +116,9 @@ class Router:
                 for job_id in await self._read_model.open_job_ids():
                     if job_id not in queued:
                         await self._queue_job(job_id)
+                if count := await self._lost_callbacks.put_back():
+                    fields = {"action": "requeue", "count": count}
+                    logger.warning("callbacks had lost their entries", extra=fields)
             except (DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout) as error:
                 logger.warning(
                     "could not re-queue", extra={"action": "requeue", "error": str(error)}

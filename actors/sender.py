@@ -8,22 +8,25 @@ connected to (`guarded_backend.py`).
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import ssl
 import string
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import quote, urlsplit
+from uuid import UUID
 
 import httpcore
 from standardwebhooks import Webhook
 
 from actors.callback_policy import Sent
+from actors.callback_proxy import Proxy
 from actors.guarded_backend import GuardedBackend, Resolver
 from events.callback_address import AddressRule, Resolve, Target
 from events.errors import AddressNotAllowed
@@ -44,24 +47,29 @@ _FAILURES = (
 
 
 def webhook_headers(
-    job_id: str, body: bytes, *, secret: str, now: datetime, traceparent: str | None = None
+    job_id: str,
+    body: bytes,
+    *,
+    secrets: Sequence[str],
+    now: datetime,
+    traceparent: str | None = None,
 ) -> dict[str, str]:
-    """The headers of Standard Webhooks, signed with `secret` (`whsec_...`) at `now` (UTC).
+    """The headers of Standard Webhooks, signed with each of `secrets` (`whsec_...`) at `now` (UTC).
 
     `webhook-id` names the end of the job, of which there is one: it is the same on every try and
-    for every instance of this service, so a receiver can drop repeats by it.
+    for every instance of this service, so a receiver can drop repeats by it. Where the caller began
+    no trace (https://www.w3.org/TR/trace-context), the job's own id is the trace's.
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
     message_id = f"msg_{job_id}"
-    headers = {
+    signatures = (Webhook(secret).sign(message_id, now, body.decode()) for secret in secrets)
+    return {
         "Content-Type": "application/json",
         "webhook-id": message_id,
         "webhook-timestamp": str(int(now.timestamp())),
-        "webhook-signature": Webhook(secret).sign(message_id, now, body.decode()),
+        "webhook-signature": " ".join(signatures),
+        "traceparent": traceparent or f"00-{UUID(job_id).hex}-{random.randbytes(8).hex()}-00",
     }
-    if traceparent is not None:
-        headers["traceparent"] = traceparent
-    return headers
 
 
 @dataclass(slots=True)
@@ -89,6 +97,8 @@ class Sender:
         self._resolver = Resolver()
         self._resolve = resolve or self._resolver.resolve
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
+        proxy = settings.callback_proxy
+        self._proxy = None if proxy is None else Proxy.at(proxy.get_secret_value())
         self._pools: dict[Target, _Pool] = {}
         """The least recently used first."""
 
@@ -156,7 +166,9 @@ class Sender:
                 ssl_context=self._ssl_context,
                 max_connections=self._settings.callback_per_host,
                 keepalive_expiry=_KEEP_ALIVE_S,
-                network_backend=GuardedBackend(target, rule=self._rule, resolve=self._resolve),
+                network_backend=GuardedBackend(
+                    target, rule=self._rule, resolve=self._resolve, proxy=self._proxy
+                ),
             )
         )
 

@@ -76,6 +76,7 @@ JOBS = _table(
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
     sa.Index("jobs_by_key", "status", "key_id"),
+    sa.Index("jobs_by_position", "position"),
 )
 
 IMAGES = _table(

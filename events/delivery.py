@@ -10,6 +10,7 @@ from events.types import (
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
+    CallbackWithheld,
     Event,
     RedeliveryRequested,
 )
@@ -24,6 +25,8 @@ class Delivery:
     tries: int = 0
     """Tries since the delivery was last asked for."""
     retry_at: datetime | None = None
+    withheld_at: datetime | None = None
+    """When a breaker first kept it from its receiver since it was last asked for."""
     delivered: bool = False
     exhausted: bool = False
 
@@ -40,6 +43,11 @@ def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> 
     return delivery
 
 
+def request_redelivery(delivery: Delivery) -> tuple[RedeliveryRequested, ...]:
+    """Nothing where no try was made since it was last asked for: it is due already."""
+    return (RedeliveryRequested(),) if delivery.ended or delivery.tries else ()
+
+
 def _next(delivery: Delivery, event: Event) -> Delivery:
     delivery = replace(delivery, version=event.version, position=event.position)
     match event.fact:
@@ -49,6 +57,8 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
             return replace(delivery, delivered=True, retry_at=None)
         case CallbackExhausted():
             return replace(delivery, exhausted=True, retry_at=None)
+        case CallbackWithheld():
+            return replace(delivery, withheld_at=delivery.withheld_at or event.time)
         case RedeliveryRequested():
             return Delivery(version=delivery.version, position=delivery.position)
         case _:

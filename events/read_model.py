@@ -132,6 +132,12 @@ class ReadModel:
         rows = await self._database.fetch(query)
         return rows[0].seq, {row.key_id: row.jobs for row in rows if row.key_id is not None}
 
+    async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
+        """Jobs of every owner that ended after `since`, in log order, behind `position` in it."""
+        query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
+        rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
+        return [_from_state(row.state) for row in rows]
+
     async def job(self, job_id: str) -> Job | None:
         rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))
         return _from_state(rows[0].state) if rows else None

@@ -38,6 +38,15 @@ class ApiKeys:
             query = query.where(place > last.scalar_subquery())
         return [_api_key(row) for row in await self._database.fetch(query)]
 
+    async def live_ids(self, owner: str, *, now: datetime, most: int) -> list[str]:
+        """The owner's keys that are neither revoked nor expired, newest first."""
+        stays = API_KEYS.c.expires_at.is_(None) | (API_KEYS.c.expires_at > now)
+        query = sa.select(API_KEYS.c.id).where(
+            API_KEYS.c.owner == owner, API_KEYS.c.revoked_at.is_(None), stays
+        )
+        newest_first = query.order_by(API_KEYS.c.created_at.desc(), API_KEYS.c.id)
+        return [row.id for row in await self._database.fetch(newest_first.limit(most))]
+
     async def change(self, key_id: str, **columns: Any) -> ApiKey | None:
         """The key with these columns changed, None where it is unknown."""
         change = sa.update(API_KEYS).where(API_KEYS.c.id == key_id).values(_joined(columns))

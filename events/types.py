@@ -145,6 +145,12 @@ class CallbackExhausted(DeliveryFact):
     message: str
 
 
+class CallbackWithheld(DeliveryFact):
+    """Stored once, when a receiver's breaker first keeps a delivery from it."""
+
+    type_name = "darkroom.callback.withheld.v1"
+
+
 class RedeliveryRequested(DeliveryFact):
     type_name = "darkroom.callback.redelivery_requested.v1"
 

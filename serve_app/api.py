@@ -10,8 +10,20 @@ from typing import Any
 from fastapi import FastAPI
 
 from events.records import KeyLimits
-from serve_app import catalogue, errors, files, generate, health, jobs, keys, results, uploads
+from serve_app import (
+    callbacks,
+    catalogue,
+    errors,
+    files,
+    generate,
+    health,
+    jobs,
+    keys,
+    results,
+    uploads,
+)
 from serve_app.acceptance import Acceptance
+from serve_app.allowance import Allowance
 from serve_app.auth import Authenticator
 from serve_app.input_images import InputImages
 from serve_app.rates import Rates
@@ -56,8 +68,9 @@ def create_api(
     app.state.input_images = InputImages(
         max_pixels=settings.max_upload_pixels, at_once=settings.upload_decodes
     )
+    app.state.callback_tests = Allowance(settings.callback_tests_per_minute)
     errors.install(app)
-    for module in (generate, results, jobs, uploads, keys, catalogue, files, health):
+    for module in (generate, results, jobs, callbacks, uploads, keys, catalogue, files, health):
         app.include_router(module.router)
     return app
 

@@ -17,9 +17,18 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import DeploymentActorConfig
 
-from actors.assembly import address_rule, default_endpoint, open_bus, open_deliveries, open_log
+from actors.assembly import (
+    address_rule,
+    default_endpoint,
+    open_bus,
+    open_deliveries,
+    open_log,
+    signing_secrets,
+)
 from actors.guarded_backend import Resolver
 from actors.roles import ROLES
+from actors.sample_callback import SampleCallback
+from actors.sender import Sender
 from engine.catalogue import Catalogue
 from engine.models_folder import ModelsFolder
 from events.callback_address import Resolve
@@ -29,7 +38,7 @@ from events.health import JetStreamHealth
 from events.jetstream import Bus
 from events.log import JobWriter
 from events.progress import ProgressBoard
-from events.queues import JobQueue
+from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.registry import ApiKeys, Endpoints
 from events.removal import Removal
@@ -38,6 +47,7 @@ from serve_app.api import create_api
 from serve_app.services import Services
 from settings import Settings
 from storage.images import ImageStore
+from storage.tokens import url_for
 
 CPU_NODE = {"darkroom_cpu": 0.001}
 """Only CPU nodes have this resource: what asks for it never keeps a GPU node alive."""
@@ -92,7 +102,10 @@ def build_asgi(settings: Settings) -> FastAPI:
     database = Database(settings.effective_database_url)
     progress = ProgressBoard(bus)
     resolver = Resolver()
-    services = _services(settings, bus, database, progress=progress, resolve=resolver.resolve)
+    sender = Sender(address_rule(settings), settings=settings, resolve=resolver.resolve)
+    services = _services(
+        settings, bus, database, progress=progress, resolve=resolver.resolve, sender=sender
+    )
 
     @asynccontextmanager
     async def background() -> AsyncGenerator[None]:
@@ -109,6 +122,7 @@ def build_asgi(settings: Settings) -> FastAPI:
             await asyncio.gather(*tasks, return_exceptions=True)
             await bus.close()
             await database.close()
+            await sender.close()
             resolver.close()
 
     return create_api(services, background=background)
@@ -121,26 +135,40 @@ async def _prepare(database: Database, settings: Settings) -> None:
 
 
 def _services(
-    settings: Settings, bus: Bus, database: Database, *, progress: ProgressBoard, resolve: Resolve
+    settings: Settings,
+    bus: Bus,
+    database: Database,
+    *,
+    progress: ProgressBoard,
+    resolve: Resolve,
+    sender: Sender,
 ) -> Services:
     log = open_log(settings, bus)
+    deliveries = open_deliveries(bus)
     read_model, images = ReadModel(database), ImageStore(settings.effective_images_url)
+    keys = ApiKeys(database)
+    sample = SampleCallback(
+        sender=sender,
+        secrets=signing_secrets(settings, keys),
+        url_for=url_for(settings.effective_public_url, settings.secret_bytes),
+    )
     return Services(
         settings=settings,
         log=log,
         writer=JobWriter(log),
         read_model=read_model,
-        keys=ApiKeys(database),
+        keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
         images=images,
-        removal=Removal(
-            log=log, deliveries=open_deliveries(bus), images=images, read_model=read_model
-        ),
+        removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
         catalogue=Catalogue(ModelsFolder(settings.models_dir)),
         address_rule=address_rule(settings),
         resolve=resolve,
         queue=JobQueue(bus, lease_s=settings.lease_s),
+        deliveries=deliveries,
+        callback_queue=CallbackQueue(bus),
+        send_sample=sample.send,
         health=JetStreamHealth(bus, ready_period_s=settings.ready_period_s),
         progress=progress.get,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from fastapi import Depends, Request
@@ -11,6 +12,8 @@ from fastapi import Depends, Request
 from engine.catalogue import Catalogue
 from events.callback_address import AddressRule, Resolve
 from events.log import EventLog, JobWriter
+from events.records import ApiKey
+from events.types import CallbackAttempted
 from settings import Settings
 from storage.images import ImageStore
 
@@ -30,6 +33,13 @@ class Queue(Protocol):
 
     async def depth(self, endpoint: str) -> int:
         """Entries that wait or run; may be a second old."""
+
+
+class CallbackQueue(Protocol):
+    """Deliveries that wait. Every call raises LogUnavailable, LogFull."""
+
+    async def park(self, job_id: str, until: datetime) -> None:
+        """Due at `until`, whatever else there is of it."""
 
 
 class LogHealth(Protocol):
@@ -57,6 +67,10 @@ class Services:
     address_rule: AddressRule
     resolve: Resolve
     queue: Queue
+    deliveries: EventLog
+    callback_queue: CallbackQueue
+    send_sample: Callable[[str, ApiKey], Awaitable[CallbackAttempted]]
+    """Sends a sample callback to an address. Raises AddressNotAllowed."""
     health: LogHealth
     progress: Callable[[str], float | None]
     """Part of a running job's steps that is done, 0..1; None where nothing was heard of it."""

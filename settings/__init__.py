@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PositiveFloat,
@@ -28,6 +30,15 @@ def _split_list(value: Any) -> Any:
     return [part.strip().strip("\"'") for part in value.strip(" []").split(",") if part.strip()]
 
 
+_PROXY = re.compile(r"http://(?:[^\s/?#@]+@)?[^\s/?#@:]+:[1-9][0-9]{0,4}/?")
+
+
+def _require_proxy(url: SecretStr | None) -> SecretStr | None:
+    if url is not None and not _PROXY.fullmatch(url.get_secret_value()):
+        raise ValueError("write the proxy as http://host:port or http://user:password@host:port")
+    return url
+
+
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Ports = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_list)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
@@ -43,17 +54,23 @@ HostPattern = Annotated[
 HostPatterns = Annotated[tuple[HostPattern, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
 
+
 _DAY_S = 86_400
 
 
 LONGEST_GRACE_S = 366 * 86400.0
+ProxyUrl = Annotated[SecretStr | None, AfterValidator(_require_proxy)]
 
 
 class Settings(BaseSettings):
     """Times are in seconds (`_s`), sizes in bytes (`_bytes`)."""
 
     model_config = SettingsConfigDict(
-        env_prefix="DARKROOM_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="DARKROOM_",
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # it may be a password
     )
 
     host: str = "127.0.0.1"
@@ -190,6 +207,20 @@ class Settings(BaseSettings):
     """Deliveries at once."""
     callback_per_host: PositiveInt = 4
     """Deliveries at once to one host."""
+    callback_breaker_failures: PositiveInt = 4
+    """A host that fails this often in a row is left alone: its breaker opens."""
+    callback_breaker_open_s: PositiveFloat = 15.0
+    """How long the first time; then one delivery is tried, and each failure doubles it."""
+    callback_breaker_longest_s: PositiveFloat = 600.0
+    """Longest time that a host is left alone before the next such try."""
+    callback_withheld_s: PositiveFloat = 172_800.0
+    """A delivery that breakers have kept from its host for this long is given up."""
+    callback_secrets: PositiveInt = 3
+    """Most signatures of a delivery: its key's, then those of the owner's newest other keys."""
+    callback_proxy: ProxyUrl = None
+    """Outbound proxy of callbacks (`http://[user:password@]host:port`); it must take CONNECT."""
+    callback_tests_per_minute: PositiveInt = 10
+    """Test callbacks that one owner may send."""
 
     http_replicas: PositiveInt = 1
     """HTTP processes."""

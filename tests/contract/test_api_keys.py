@@ -163,3 +163,20 @@ class TestRotation:
         )
         assert outcomes.count(True) == 1
         assert len(await keys.all()) == 2
+
+
+async def test_live_keys_of_an_owner_are_listed_newest_first(database: Database) -> None:
+    keys = ApiKeys(database)
+    for key in (
+        api_key("oldest"),
+        api_key("newest", created_at=MORNING + 2 * DAY),
+        api_key("middle", created_at=MORNING + DAY, expires_at=MORNING + 4 * DAY),
+        api_key("expired", expires_at=MORNING + 3 * DAY),
+        api_key("revoked", revoked_at=MORNING),
+        api_key("foreign", owner="bob"),
+    ):
+        await keys.add(key)
+    now = MORNING + 3 * DAY
+    assert await keys.live_ids("alice", now=now, most=9) == ["newest", "middle", "oldest"]
+    assert await keys.live_ids("alice", now=now, most=2) == ["newest", "middle"]
+    assert await keys.live_ids("carol", now=now, most=2) == []

@@ -3,170 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from datetime import timedelta
-from ipaddress import ip_network
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from actors.callbacks import Callbacks
-from actors.sender import Sender
 from events.callback_address import AddressRule
-from events.delivery import Delivery, fold_delivery
-from events.errors import LogUnavailable
+from events.delivery import fold_delivery
 from events.ids import new_id
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog
 from events.job import fold
 from events.log import Appended, Conflict, EventLog, Writer, utc_now
-from events.queues import CallbackQueue
 from events.result import ResultResponse, Status, result_of
-from events.streams import CALLBACKS, DELIVERIES, delivery_subject, scheduled_subject
+from events.streams import CALLBACKS, due_subject, scheduled_subject
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
-    Completed,
+    CallbackWithheld,
     Event,
     Fact,
     Failed,
-    ImageStored,
     RedeliveryRequested,
-    Started,
 )
 from events.webhook_secret import webhook_secret
-from serve_app.nats_server import NatsServer
-from settings import Settings
-from storage.tokens import url_for
-from tests.support.jobs import submitted
-from tests.support.receiver import DEADLINE_S, Received, Receiver, hang, status
-
-SECRET = b"a secret of sixteen"
-URL_FOR = url_for("http://images.example", SECRET)
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-SETTINGS = Settings(callback_delays_s=(0, 0.2, 0.2, 0.2), callback_timeout_s=3.0)
-IMAGE = ImageStored(
-    index=0, attempt=1, key="k", size_bytes=9, digest="sha256:0", width=64, height=64, seed=7
+from tests.support.callbacks import (
+    SECRET,
+    SETTINGS,
+    TRACEPARENT,
+    URL_FOR,
+    World,
+    api_key,
+    eventually,
+    ids,
+    running_world,
 )
-
-
-@dataclass
-class World:
-    server: NatsServer
-    bus: Bus
-
-    def __post_init__(self) -> None:
-        self.queue = CallbackQueue(self.bus)
-        self.jobs = JetStreamLog(self.bus)
-        self.deliveries = JetStreamLog(
-            self.bus, stream=DELIVERIES, subject_of=delivery_subject, try_timeout_s=0.5
-        )
-
-    async def ended_job(self, callback_url: str | None, **changes: Any) -> str:
-        """A completed job with one image, its callback on the queue."""
-        job_id = new_id()
-        facts = (
-            submitted(callback_url=callback_url, **changes),
-            Started(attempt=1, actor="a"),
-            IMAGE,
-            Completed(images=1),
-        )
-        await self.store(self.jobs, job_id, *facts)
-        await self.queue.add(job_id)
-        return job_id
-
-    @staticmethod
-    async def store(log: EventLog, job_id: str, *facts: Fact) -> None:
-        history = await log.read(job_id)
-        position = history[-1].position if history else 0
-        for version, fact in enumerate(facts, len(history) + 1):
-            event = Event(
-                id=new_id(),
-                job_id=job_id,
-                version=version,
-                time=utc_now(),
-                fact=fact,
-                traceparent=TRACEPARENT,
-            )
-            outcome = await log.append(event, expected=position)
-            assert isinstance(outcome, Appended)
-            position = outcome.event.position
-
-    async def delivery(self, job_id: str) -> Delivery:
-        return fold_delivery(await self.deliveries.read(job_id))
-
-    async def facts(self, job_id: str) -> list[Fact]:
-        return [event.fact for event in await self.deliveries.read(job_id)]
-
-    async def end(self, job_id: str) -> list[Fact]:
-        """The delivery's facts once it has ended and nothing of it is left on the queue."""
-        await eventually(lambda: self._is_over(job_id))
-        return await self.facts(job_id)
-
-    async def _is_over(self, job_id: str) -> bool:
-        with suppress(LogUnavailable):
-            return (await self.delivery(job_id)).ended and job_id not in await self.queue.job_ids()
-        return False
-
-    @asynccontextmanager
-    async def callbacks(
-        self,
-        *,
-        settings: Settings = SETTINGS,
-        rule: AddressRule | None = None,
-        deliveries: EventLog | None = None,
-    ) -> AsyncGenerator[None]:
-        """The role, running."""
-        loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
-        sender = Sender(rule or loopback, settings=settings)
-        role = Callbacks(
-            bus=self.bus,
-            queue=self.queue,
-            jobs=self.jobs,
-            deliveries=deliveries or self.deliveries,
-            sender=sender,
-            url_for=URL_FOR,
-            secret=SECRET,
-            settings=settings,
-            ack_wait_s=1.5,
-        )
-        task = asyncio.create_task(role.run())
-        try:
-            yield
-            assert not task.done(), "the role ended"
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await sender.close()
-
-
-async def eventually(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
-    give_up_at = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < give_up_at, "it did not come to this in time"
-        await asyncio.sleep(0.02)
-
-
-def ids(received: list[Received]) -> list[str]:
-    return [request.headers["webhook-id"] for request in received]
+from tests.support.jobs import submitted
+from tests.support.receiver import DEADLINE_S, Receiver, hang, status
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    server = NatsServer(tmp_path / "nats", preferred_port=0)
-    server.start()
-    bus = Bus(server.url, name="test")
-    bus.start()
-    await asyncio.wait_for(bus.wait_connected(), 10)
-    yield World(server, bus)
-    await bus.close()
-    server.stop()
+    async with running_world(tmp_path) as world:
+        yield world
 
 
 async def test_a_callback_is_the_result_body_signed_with_the_keys_secret(world: World) -> None:
@@ -370,12 +253,34 @@ async def test_a_death_before_a_fact_is_stored_loses_no_delivery(
         assert len(set(ids(receiver.received))) == 1
 
 
-async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
-    async with Receiver([status(200, after_s=0.3)]) as receiver:
+async def test_an_entry_whose_job_is_in_work_already_is_not_sent_beside_it(world: World) -> None:
+    """What is left where the answer to parking was lost: the old entry, and the parked one."""
+    answer = asyncio.Event()
+    async with Receiver([status(200, after=answer)]) as receiver, world.callbacks():
         job_id = await world.ended_job(receiver.url)
-        async with world.callbacks(), world.callbacks():
+        await receiver.wait_for(1)
+        await world.queue.park(job_id, utc_now())
+        await eventually(lambda: has_two_entries(world, job_id))
+        answer.set()
+        await world.end(job_id)
+        assert len(receiver.received) == 1
+
+
+async def has_two_entries(world: World, job_id: str) -> bool:
+    """Both due."""
+    return await world.bus.pending(CALLBACKS, "callbacks.>") == {due_subject(job_id): 2}
+
+
+async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
+    both_came = asyncio.Event()
+    settings = SETTINGS.model_copy(update={"callback_timeout_s": DEADLINE_S})
+    async with Receiver([status(200, after=both_came)]) as receiver:
+        job_id = await world.ended_job(receiver.url)
+        async with world.callbacks(settings=settings), world.callbacks(settings=settings):
+            await receiver.wait_for(1)
             await world.queue.park(job_id, utc_now())
             await receiver.wait_for(2)
+            both_came.set()
             facts = await world.end(job_id)
     assert sum(isinstance(fact, CallbackDelivered) for fact in facts) == 1
     assert len(set(ids(receiver.received))) == 1
@@ -404,3 +309,89 @@ async def test_a_writer_of_deliveries_continues_their_own_versions(world: World)
         assert added == (RedeliveryRequested(),)
     assert delivery.version == 3
     assert await world.bus.pending(CALLBACKS, "callbacks.>") == {}
+
+
+LEFT_ALONE = {
+    "callback_breaker_failures": 2,
+    "callback_breaker_open_s": 0.5,
+    "callback_breaker_longest_s": 0.5,
+    "callback_per_host": 1,
+    "callback_delays_s": (0, *[0.1] * 9),
+}
+
+
+async def test_a_receiver_that_fails_is_left_alone_and_what_was_withheld_is_no_try(
+    world: World,
+) -> None:
+    settings = SETTINGS.model_copy(update=LEFT_ALONE)
+    async with Receiver([status(500)] * 4 + [status(200)]) as receiver:
+        jobs = [await world.ended_job(receiver.url) for _ in range(12)]
+        async with world.callbacks(settings=settings):
+            facts = {job_id: await world.end(job_id) for job_id in jobs}
+        assert len(receiver.received) == 4 + len(jobs)
+    for each in facts.values():
+        tries = [fact for fact in each if isinstance(fact, CallbackAttempted)]
+        assert [fact.attempt for fact in tries] == list(range(1, len(tries) + 1))
+        assert each[-1] == CallbackDelivered(attempt=len(tries))
+        assert sum(isinstance(fact, CallbackWithheld) for fact in each) <= 1
+    untried = [each[:-2] for each in facts.values() if each[-1] == CallbackDelivered(attempt=1)]
+    assert [CallbackWithheld()] in untried, "withheld, then taken at the first try"
+
+
+async def test_what_is_withheld_for_too_long_is_given_up(world: World) -> None:
+    settings = SETTINGS.model_copy(
+        update=LEFT_ALONE | {"callback_breaker_open_s": 60.0, "callback_withheld_s": 1.0}
+    )
+    async with Receiver([status(500)]) as receiver:
+        jobs = [await world.ended_job(receiver.url) for _ in range(8)]
+        async with world.callbacks(settings=settings):
+            ends = [(await world.end(job_id))[-1] for job_id in jobs]
+        assert len(receiver.received) == 2
+    assert all(isinstance(end, CallbackExhausted) for end in ends)
+    assert sorted(end.attempts for end in ends) == [0] * 6 + [1] * 2
+    assert all("left alone" in end.message for end in ends)
+
+
+async def test_a_receiver_that_is_left_alone_costs_no_other_a_try(world: World) -> None:
+    settings = SETTINGS.model_copy(update=LEFT_ALONE | {"callback_breaker_open_s": 60.0})
+    async with Receiver([status(500)]) as dead, Receiver() as healthy:
+        failing = [await world.ended_job(dead.url) for _ in range(20)]
+        async with world.callbacks(settings=settings):
+            await dead.wait_for(2)
+            for _ in range(20):
+                await world.end(await world.ended_job(healthy.url))
+            assert len(dead.received) == 2
+        assert set(failing) <= await world.queue.job_ids()
+
+
+async def test_a_delivery_is_signed_for_the_owners_other_live_keys_too(world: World) -> None:
+    """During a rotation the receiver may know either secret."""
+    now = utc_now()
+    for id, owner, changes in (
+        ("older", "alice", {}),
+        ("newer", "alice", {"created_at": now}),
+        ("revoked", "alice", {"revoked_at": now}),
+        ("foreign", "bob", {}),
+    ):
+        await world.keys.add(api_key(id, owner, **changes))
+    async with Receiver() as receiver, world.callbacks():
+        await world.end(await world.ended_job(receiver.url, key_id="used", owner="alice"))
+        (request,) = receiver.received
+    signatures = request.headers["webhook-signature"].split(" ")
+    assert len(signatures) == SETTINGS.callback_secrets == 3
+    for key_id in ("used", "newer", "older"):
+        Webhook(webhook_secret(SECRET, key_id)).verify(request.body, request.headers)
+    for key_id in ("revoked", "foreign"):
+        with pytest.raises(WebhookVerificationError):
+            Webhook(webhook_secret(SECRET, key_id)).verify(request.body, request.headers)
+
+
+async def test_a_delivery_without_a_trace_begins_one_of_its_own(world: World) -> None:
+    async with Receiver([status(500), status(200)]) as receiver, world.callbacks():
+        job_id = await world.ended_job(receiver.url, traceparent=None)
+        await world.end(job_id)
+        first, second = (each.headers["traceparent"].split("-") for each in receiver.received)
+    assert first[1] == second[1] == UUID(job_id).hex
+    assert first[2] != second[2]
+    agents = {each.headers["user-agent"] for each in receiver.received}
+    assert agents == {f"Darkroom/{version('darkroom')}"}

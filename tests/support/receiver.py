@@ -111,11 +111,15 @@ class Receiver:
             self.at_once -= 1
 
 
-def status(code: int, *, headers: str = "", after_s: float = 0.0) -> Answer:
+def status(
+    code: int, *, headers: str = "", after_s: float = 0.0, after: asyncio.Event | None = None
+) -> Answer:
     """`headers`: lines that each end with CRLF."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(after_s)
+        if after is not None:
+            await after.wait()
         writer.write(f"HTTP/1.1 {code} X\r\n{headers}Content-Length: 2\r\n\r\nok".encode())
         await writer.drain()
 
@@ -165,3 +169,18 @@ class Large:
             writer.write(chunk)
             await writer.drain()
             self.written_bytes += len(chunk)
+
+
+async def flood_headers(writer: asyncio.StreamWriter) -> None:
+    """Headers without end, as fast as they are taken."""
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"X-Header: " + b"x" * 4000 + b"\r\n")
+        await writer.drain()
+
+
+async def flood_interim(writer: asyncio.StreamWriter) -> None:
+    """Interim answers without end."""
+    while True:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nX-Header: " + b"x" * 1000 + b"\r\n\r\n")
+        await writer.drain()

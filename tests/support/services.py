@@ -15,6 +15,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from actors.callback_secrets import SigningSecrets
+from actors.sample_callback import SampleCallback
+from actors.sender import Sender
 from engine.catalogue import Catalogue
 from engine.declarations import NodeType
 from engine.models_folder import ModelsFolder
@@ -36,10 +39,12 @@ from serve_app.api_keys import mint
 from serve_app.services import Services
 from settings import Settings
 from storage.images import ImageStore
+from storage.tokens import url_for
 
 CHECKPOINT = "tiny.safetensors"
 ALL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
 ACTOR = "job-actor-1"
+SECRET = b"a secret for the tests"
 
 
 @dataclass
@@ -59,6 +64,16 @@ class MemoryQueue:
         if self.error is not None:
             raise self.error
         return self.depths[endpoint]
+
+
+@dataclass
+class MemoryCallbackQueue:
+    """Records what is parked, and until when."""
+
+    parked: list[tuple[str, datetime]] = field(default_factory=list)
+
+    async def park(self, job_id: str, until: datetime) -> None:
+        self.parked.append((job_id, until))
 
 
 @dataclass
@@ -95,6 +110,7 @@ class Edge:
     app: FastAPI
     log: EventLog
     queue: MemoryQueue
+    callback_queue: MemoryCallbackQueue
     health: MemoryHealth
     name_server: NameServer
     progress: dict[str, float]
@@ -182,33 +198,46 @@ async def running_edge(
     queue, health, name_server = MemoryQueue(), MemoryHealth(), NameServer()
     progress: dict[str, float] = {}
     read_model, images = ReadModel(database), ImageStore((folder / "images").as_uri())
-    deliveries = MemoryLog()
+    deliveries, callback_queue = MemoryLog(), MemoryCallbackQueue()
+    rule = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
+    callback_settings = Settings(callback_timeout_s=1.0)
+    sender = Sender(rule, settings=callback_settings, resolve=name_server.resolve)
+    keys = ApiKeys(database)
+    sample = SampleCallback(
+        sender=sender,
+        secrets=SigningSecrets(keys, secret=SECRET, most=3),
+        url_for=url_for("http://darkroom.test", SECRET),
+    )
     services = Services(
         settings=Settings(
             data_dir=folder,
-            secret="a secret for the tests",
+            secret=SECRET.decode(),
             public_url="http://darkroom.test",
             **settings,
         ),
         log=log,
         writer=JobWriter(log),
         read_model=read_model,
-        keys=ApiKeys(database),
+        keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
         images=images,
         removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
         catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
-        address_rule=AddressRule(allow_networks=[ip_network("127.0.0.0/8")]),
+        address_rule=rule,
         resolve=name_server.resolve,
         queue=queue,
+        deliveries=deliveries,
+        callback_queue=callback_queue,
+        send_sample=sample.send,
         health=health,
         progress=progress.get,
     )
     await services.endpoints.add_missing(Endpoint(id="default"))
     app = create_api(services)
     async with app.router.lifespan_context(app):
-        yield Edge(services, app, log, queue, health, name_server, progress)
+        yield Edge(services, app, log, queue, callback_queue, health, name_server, progress)
+    await sender.close()
     await database.close()
 
 

@@ -9,6 +9,7 @@ from actors.callback_policy import (
     RetryAt,
     Sent,
     Step,
+    longest_delivery_s,
     next_step,
 )
 from settings import Settings
@@ -83,3 +84,24 @@ def test_retry_after_lengthens_the_delay_within_bounds() -> None:
 def test_settings_with_one_delay_allow_one_try() -> None:
     step = next_step(answered(500), tries=1, delays_s=(0.0,), now=NOW, spread=1)
     assert isinstance(step, Exhausted)
+
+
+def test_the_longest_delivery_covers_every_pause_and_what_a_breaker_may_withhold() -> None:
+    settings = Settings(callback_delays_s=(0, 7200, 60), callback_jitter=0.5)
+    withheld_s = settings.callback_withheld_s
+    assert longest_delivery_s(settings) == 1.5 * (3600 + 7200 + 3600) + withheld_s
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (Sent(0.1, status=200), True),
+        (Sent(0.1, status=429), True),
+        (Sent(0.1, status=404), True),
+        (Sent(0.1, status=500), False),
+        (Sent(0.1, error="reset"), False),
+        (Sent(0.1, error="not public", refused=True), None),
+    ],
+)
+def test_a_receiver_works_if_it_says_anything_but_5xx(sent: Sent, answered: bool | None) -> None:
+    assert sent.answered is answered

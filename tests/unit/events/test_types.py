@@ -18,6 +18,7 @@ from events.types import (
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
+    CallbackWithheld,
     Cancelled,
     CancelRequested,
     Completed,
@@ -83,6 +84,7 @@ EXAMPLES: list[Fact] = [
     ),
     CallbackDelivered(attempt=4),
     CallbackExhausted(attempts=10, message="Gave up."),
+    CallbackWithheld(),
     RedeliveryRequested(),
 ]
 

@@ -25,7 +25,8 @@ UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
 
 @dataclass(frozen=True)
 class Row:
-    """`{diffusion}` and `{workflow}` are jobs of Alice's that have ended, `{key}` is a key of hers.
+    """`{diffusion}`, `{workflow}` and, with a callback, `{called}` are jobs of Alice's that have ended,
+    `{key}` is a key of hers.
 
     A caller without a key, and one whose key was revoked or has expired, gets 401; a key with every
     scope but the route's and `admin` gets 403. Without `scope` no key is needed, and all get `own`.
@@ -53,6 +54,8 @@ GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.
 GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
 UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
+NOBODY = "http://127.0.0.1:9999/"
+"""Where nobody answers, which is an outcome like others."""
 JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
@@ -69,6 +72,9 @@ ROUTES = [
     Row("GET", "/v1/jobs", READ, 200, 200),
     Row("GET", JOB, READ, 200, 404, "/v1/jobs/{diffusion}"),
     Row("POST", f"{JOB}/cancel", CANCEL, 200, 404, "/v1/jobs/{diffusion}/cancel"),
+    Row("GET", f"{JOB}/callbacks", READ, 200, 404, "/v1/jobs/{called}/callbacks"),
+    Row("POST", p := f"{JOB}/callbacks/redeliver", GENERATE, 202, 404, p.format(id="{called}")),
+    Row("POST", p := "/v1/callbacks/test", GENERATE, 200, 200, f"{p}?callback_url={NOBODY}"),
     Row("DELETE", JOB, CANCEL, 200, 404, "/v1/jobs/{diffusion}"),
     Row("POST", "/v1/uploads", GENERATE, 200, 200, request=UPLOAD),
     Row("GET", "/v1/uploads", READ, 200, 200),
@@ -109,10 +115,14 @@ async def places(edge: Edge) -> dict[str, str]:
     """Alice's things."""
     async with await edge.client("alice") as alice:
         ids = {}
-        for flavour, request in (("diffusion", PARAMETERS), ("workflow", GRAPH)):
-            answer = await alice.post(f"/{flavour}/v1/generate", **request)
-            ids[flavour] = answer.json()["request_id"]
-            await edge.run(ids[flavour])
+        for name, path, request in (
+            ("diffusion", "/diffusion/v1/generate", PARAMETERS),
+            ("workflow", "/workflow/v1/generate", GRAPH),
+            ("called", f"/diffusion/v1/generate?callback_url={NOBODY}", PARAMETERS),
+        ):
+            answer = await alice.post(path, **request)
+            ids[name] = answer.json()["request_id"]
+            await edge.run(ids[name])
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
     await edge.project()
     secret = edge.services.settings.secret_bytes
@@ -181,6 +191,6 @@ class TestEveryRoute:
             assert places["diffusion"] not in answer.text
             assert places["workflow"] not in answer.text
             if row.foreign == 404:
-                nobodys = {**places, "diffusion": UNKNOWN_JOB, "workflow": UNKNOWN_JOB}
+                nobodys = places | dict.fromkeys(("diffusion", "workflow", "called"), UNKNOWN_JOB)
                 unknown = await call(bob, row, nobodys)
                 assert (unknown.status_code, unknown.json()) == (404, answer.json())

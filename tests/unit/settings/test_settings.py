@@ -53,6 +53,33 @@ def test_a_value_that_makes_no_sense_is_refused(
         Settings()
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "proxy:3128",
+        "https://proxy:3128",
+        "socks5://proxy:1080",
+        "http://proxy",
+        "http://proxy:0",
+        "http://proxy:3128/path",
+        "http://user:pass word@proxy:3128",
+        "http://a@b@proxy:3128",
+    ],
+)
+def test_a_proxy_that_could_not_be_asked_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("DARKROOM_CALLBACK_PROXY", url)
+    with pytest.raises(ValidationError, match="http://host:port") as refusal:
+        Settings()
+    assert url not in str(refusal.value)
+
+
+def test_a_proxy_may_have_a_login_which_is_not_shown() -> None:
+    settings = Settings(callback_proxy="http://user:a-password@proxy:3128")  # type: ignore[arg-type]  # as the environment gives it
+    assert "a-password" not in repr(settings)
+
+
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="DARKROOM_SECRET"):
         _ = Settings(secret="short").secret_bytes  # type: ignore[arg-type]  # as the environment gives it

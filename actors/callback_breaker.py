@@ -1,0 +1,89 @@
+"""A circuit breaker of one receiver: while it fails time after time, it is left alone.
+
+Closed, every callback is tried. After some failures in a row it opens, and none is tried until its
+time is over; then one is, alone, as a probe. A probe that fails opens it for twice as long, up to
+a limit; any answer closes it (M. Nygard, Release It!, "Circuit Breaker").
+
+It lives in memory: who starts anew, or runs beside another, finds out again what a receiver does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    failures: int
+    """In a row, after which it opens."""
+    open_s: float
+    """How long it is open the first time."""
+    longest_open_s: float
+    jitter: float
+    """Each time is longer or shorter by up to this part."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> BreakerLimits:
+        return cls(
+            failures=settings.callback_breaker_failures,
+            open_s=settings.callback_breaker_open_s,
+            longest_open_s=settings.callback_breaker_longest_s,
+            jitter=settings.callback_jitter,
+        )
+
+
+class Breaker:
+    def __init__(self, limits: BreakerLimits, *, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._failures = 0
+        self._period_s = 0.0
+        """How long it is, or was last, open; 0 while closed."""
+        self._open_until = 0.0
+        self._probing = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._period_s == 0
+
+    def withheld_s(self) -> float:
+        """0 where a try may be made now, else after how long to come again.
+
+        Those that come again are spread, and behind the time itself, so that few find the probe
+        still under way.
+        """
+        if self.is_closed:
+            return 0.0
+        if self._probing:
+            return random.uniform(0.5, 1) * self._period_s
+        left_s = self._open_until - self._clock()
+        if left_s <= 0:
+            return 0.0
+        return left_s + random.uniform(0, self._limits.jitter) * self._period_s
+
+    def begin(self) -> bool:
+        """A try is made now; whether it is the probe."""
+        self._probing = not self.is_closed
+        return self._probing
+
+    def end(self, answered: bool | None, *, probe: bool) -> None:
+        """`answered`: whether the receiver works; None where the try came to nothing."""
+        if probe:
+            self._probing = False
+        if answered:
+            self._failures, self._period_s = 0, 0.0
+        elif answered is False and self.is_closed:
+            self._failures += 1
+            if self._failures >= self._limits.failures:
+                self._open(self._limits.open_s)
+        elif answered is False and probe:
+            self._open(min(2 * self._period_s, self._limits.longest_open_s))
+
+    def _open(self, period_s: float) -> None:
+        jitter = self._limits.jitter
+        self._period_s = period_s
+        self._open_until = self._clock() + period_s * random.uniform(1 - jitter, 1 + jitter)

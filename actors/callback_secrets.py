@@ -1,0 +1,59 @@
+"""Whose secrets sign a delivery: the submitting key's, and those of its owner's other keys.
+
+While keys are rotated, a receiver knows the old secret or the new one; it takes a delivery that
+either has signed (Standard Webhooks, `webhook-signature`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from events.errors import DatabaseUnavailable
+from events.log import utc_now
+from events.registry import ApiKeys
+from events.webhook_secret import webhook_secret
+
+_TTL_S = 5.0
+_MOST_REMEMBERED = 10_000
+
+
+class SigningSecrets:
+    """`most` at a time. The keys are remembered for 5 s, and for longer while the database is away.
+
+    It derives the secrets, so it can sign without a database; the other keys are then left out.
+    """
+
+    def __init__(
+        self,
+        keys: ApiKeys,
+        *,
+        secret: bytes,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`secret` is the service's, from which each key's own is derived."""
+        self._keys = keys
+        self._secret = secret
+        self._most = most
+        self._clock = clock
+        self._live: dict[str, tuple[float, list[str]]] = {}
+        """By owner: until when the ids count as known."""
+
+    async def of(self, owner: str, key_id: str) -> list[str]:
+        """The secret of `key_id`, live or not, and those of the owner's newest others."""
+        others = [id for id in await self._live_ids(owner) if id != key_id]
+        ids = [key_id, *others][: self._most]
+        return [webhook_secret(self._secret, id) for id in ids]
+
+    async def _live_ids(self, owner: str) -> list[str]:
+        until, ids = self._live.get(owner, (0.0, []))
+        if self._clock() < until:
+            return ids
+        with suppress(DatabaseUnavailable):
+            ids = await self._keys.live_ids(owner, now=utc_now(), most=self._most)
+        if len(self._live) >= _MOST_REMEMBERED:
+            self._live.clear()
+        self._live[owner] = (self._clock() + _TTL_S, ids)
+        return ids

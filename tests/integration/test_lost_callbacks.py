@@ -1,0 +1,135 @@
+"""Deliveries whose queue entries are gone, on a real nats-server and database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from actors.lost_callbacks import LostCallbacks
+from actors.router import Router
+from events.errors import LogUnavailable
+from events.log import JobWriter, utc_now
+from events.queues import JobQueue
+from events.read_model import ReadModel
+from events.streams import CALLBACKS
+from events.types import CallbackAttempted, CallbackDelivered
+from tests.support.callbacks import World, eventually, running_world
+from tests.support.receiver import DEADLINE_S
+
+ADDRESS = "http://example.com/"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running_world(tmp_path) as world:
+        yield world
+
+
+async def project(world: World, job_ids: Sequence[str]) -> None:
+    model = ReadModel(world.database)
+    for job_id in job_ids:
+        events = await world.jobs.read(job_id)
+        assert await model.apply(events, expected=await model.checkpoint())
+
+
+def lost_callbacks(world: World, *, period_s: float = 3600) -> LostCallbacks:
+    return LostCallbacks(
+        queue=world.queue,
+        read_model=ReadModel(world.database),
+        deliveries=world.deliveries,
+        period_s=period_s,
+    )
+
+
+async def lose_all_entries(world: World) -> None:
+    await world.bus.purge(CALLBACKS, "callbacks.>")
+
+
+async def test_a_delivery_that_is_open_gets_its_entry_back(world: World) -> None:
+    untried = await world.ended_job(ADDRESS)
+    tried = await world.ended_job(ADDRESS)
+    delivered = await world.ended_job(ADDRESS)
+    uncalled = await world.ended_job(None)
+    await project(world, [untried, tried, delivered, uncalled])
+    failure = CallbackAttempted(attempt=1, status=500, latency_s=0, retry_at=utc_now())
+    await world.store(world.deliveries, tried, failure)
+    await world.store(world.deliveries, delivered, CallbackDelivered(attempt=1))
+    await lose_all_entries(world)
+    lost = lost_callbacks(world)
+    assert await lost.put_back() == 2
+    assert await world.queue.job_ids() == {untried, tried}
+    assert await lost.put_back() == 0, "what waits is not doubled"
+    await world.store(world.deliveries, tried, CallbackDelivered(attempt=2))
+    await lose_all_entries(world)
+    assert await lost.put_back() == 1
+    assert await world.queue.job_ids() == {untried}
+
+
+async def test_what_is_parked_is_not_lost(world: World) -> None:
+    job_id = await world.ended_job(ADDRESS)
+    await project(world, [job_id])
+    await lose_all_entries(world)
+    await world.queue.park(job_id, utc_now() + timedelta(hours=1))
+    assert await lost_callbacks(world).put_back() == 0
+
+
+async def test_a_job_that_is_projected_late_is_found_in_the_next_round(world: World) -> None:
+    first, late = await world.ended_job(ADDRESS), await world.ended_job(ADDRESS)
+    await lose_all_entries(world)
+    lost = lost_callbacks(world)
+    await project(world, [first])
+    assert await lost.put_back() == 1
+    await project(world, [late])
+    assert await lost.put_back() == 1
+    assert await world.queue.job_ids() == {first, late}
+
+
+async def test_what_ended_before_its_period_is_left_alone(world: World) -> None:
+    job_id = await world.ended_job(ADDRESS)
+    await project(world, [job_id])
+    await lose_all_entries(world)
+    assert await lost_callbacks(world, period_s=0).put_back() == 0
+
+
+async def test_the_router_puts_them_back_also_after_the_log_was_away(world: World) -> None:
+    job_id = await world.ended_job(ADDRESS)
+    await project(world, [job_id])
+    router = Router(
+        bus=world.bus,
+        writer=JobWriter(world.jobs),
+        queue=JobQueue(world.bus, lease_s=30),
+        callbacks=world.queue,
+        read_model=ReadModel(world.database),
+        lost_callbacks=lost_callbacks(world),
+        requeue_period_s=0.2,
+    )
+    task = asyncio.create_task(router.run())
+    for _ in range(3):  # one of them may be what it routes
+        await lose_all_entries(world)
+        await eventually(lambda: is_queued(world, job_id))
+    await asyncio.to_thread(world.server.stop)
+    await asyncio.to_thread(world.server.start)
+    await asyncio.wait_for(world.bus.wait_connected(), DEADLINE_S)
+    await eventually(lambda: is_lost_again(world))
+    await eventually(lambda: is_queued(world, job_id))
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def is_lost_again(world: World) -> bool:
+    with suppress(LogUnavailable):
+        await lose_all_entries(world)
+        return True
+    return False
+
+
+async def is_queued(world: World, job_id: str) -> bool:
+    with suppress(LogUnavailable):
+        return await world.queue.job_ids() == {job_id}
+    return False

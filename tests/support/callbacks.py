@@ -1,0 +1,177 @@
+"""The callbacks role on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+from actors.callback_secrets import SigningSecrets
+from actors.callbacks import Callbacks
+from actors.sender import Sender
+from events.callback_address import AddressRule
+from events.database import Database
+from events.delivery import Delivery, fold_delivery
+from events.errors import LogUnavailable
+from events.ids import new_id
+from events.jetstream import Bus
+from events.jetstream_log import JetStreamLog
+from events.log import Appended, EventLog, utc_now
+from events.queues import CallbackQueue
+from events.records import ApiKey, Scope
+from events.registry import ApiKeys
+from events.streams import DELIVERIES, delivery_subject
+from events.types import Completed, Event, Fact, ImageStored, Started
+from serve_app.nats_server import NatsServer
+from settings import Settings
+from storage.tokens import url_for
+from tests.support.bus import connected
+from tests.support.jobs import submitted
+from tests.support.receiver import DEADLINE_S, Received
+
+SECRET = b"a secret of sixteen"
+URL_FOR = url_for("http://images.example", SECRET)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SETTINGS = Settings(callback_delays_s=(0, 0.2, 0.2, 0.2), callback_timeout_s=3.0)
+IMAGE = ImageStored(
+    index=0, attempt=1, key="k", size_bytes=9, digest="sha256:0", width=64, height=64, seed=7
+)
+
+
+@dataclass
+class World:
+    """A nats-server, its bus, and what the callbacks role works on."""
+
+    server: NatsServer
+    bus: Bus
+    database: Database
+
+    def __post_init__(self) -> None:
+        self.keys = ApiKeys(self.database)
+        self.queue = CallbackQueue(self.bus)
+        self.jobs = JetStreamLog(self.bus)
+        self.deliveries = JetStreamLog(
+            self.bus, stream=DELIVERIES, subject_of=delivery_subject, try_timeout_s=0.5
+        )
+
+    async def ended_job(
+        self, callback_url: str | None, *, traceparent: str | None = TRACEPARENT, **changes: Any
+    ) -> str:
+        """A completed job with one image, its callback on the queue."""
+        job_id = new_id()
+        facts = (
+            submitted(callback_url=callback_url, **changes),
+            Started(attempt=1, actor="a"),
+            IMAGE,
+            Completed(images=1),
+        )
+        await self.store(self.jobs, job_id, *facts, traceparent=traceparent)
+        await self.queue.add(job_id)
+        return job_id
+
+    @staticmethod
+    async def store(
+        log: EventLog, job_id: str, *facts: Fact, traceparent: str | None = TRACEPARENT
+    ) -> None:
+        history = await log.read(job_id)
+        position = history[-1].position if history else 0
+        for version, fact in enumerate(facts, len(history) + 1):
+            event = Event(
+                id=new_id(),
+                job_id=job_id,
+                version=version,
+                time=utc_now(),
+                fact=fact,
+                traceparent=traceparent,
+            )
+            outcome = await log.append(event, expected=position)
+            assert isinstance(outcome, Appended)
+            position = outcome.event.position
+
+    async def delivery(self, job_id: str) -> Delivery:
+        return fold_delivery(await self.deliveries.read(job_id))
+
+    async def facts(self, job_id: str) -> list[Fact]:
+        return [event.fact for event in await self.deliveries.read(job_id)]
+
+    async def end(self, job_id: str) -> list[Fact]:
+        """The delivery's facts once it has ended and nothing of it is left on the queue."""
+        await eventually(lambda: self._is_over(job_id))
+        return await self.facts(job_id)
+
+    async def _is_over(self, job_id: str) -> bool:
+        with suppress(LogUnavailable):
+            return (await self.delivery(job_id)).ended and job_id not in await self.queue.job_ids()
+        return False
+
+    @asynccontextmanager
+    async def callbacks(
+        self,
+        *,
+        settings: Settings = SETTINGS,
+        rule: AddressRule | None = None,
+        deliveries: EventLog | None = None,
+    ) -> AsyncGenerator[None]:
+        """The role, running."""
+        loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
+        sender = Sender(rule or loopback, settings=settings)
+        role = Callbacks(
+            bus=self.bus,
+            queue=self.queue,
+            jobs=self.jobs,
+            deliveries=deliveries or self.deliveries,
+            sender=sender,
+            url_for=URL_FOR,
+            secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.callback_secrets),
+            settings=settings,
+            ack_wait_s=1.5,
+        )
+        task = asyncio.create_task(role.run())
+        try:
+            yield
+            assert not task.done(), "the role ended"
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await sender.close()
+
+
+def api_key(id: str, owner: str, **changes: Any) -> ApiKey:
+    values: dict[str, Any] = {
+        "id": id,
+        "owner": owner,
+        "name": "test",
+        "secret_sha256": "0",
+        "scopes": frozenset({Scope.GENERATE}),
+        "created_at": utc_now() - timedelta(days=1),
+    }
+    return ApiKey(**(values | changes))
+
+
+async def eventually(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < give_up_at, "it did not come to this in time"
+        await asyncio.sleep(0.02)
+
+
+def ids(received: list[Received]) -> list[str]:
+    return [request.headers["webhook-id"] for request in received]
+
+
+@asynccontextmanager
+async def running_world(folder: Path) -> AsyncGenerator[World]:
+    server = NatsServer(folder / "nats", preferred_port=0)
+    server.start()
+    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
+    await database.prepare()
+    async with connected(server) as bus:
+        yield World(server, bus, database)
+    await database.close()
+    server.stop()
