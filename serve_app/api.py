@@ -23,11 +23,11 @@ from serve_app import (
     uploads,
 )
 from serve_app.acceptance import Acceptance
-from serve_app.allowance import Allowance
 from serve_app.auth import Authenticator
 from serve_app.input_images import InputImages
 from serve_app.rates import Rates
 from serve_app.services import Services
+from serve_app.token_buckets import TokenBuckets
 from serve_app.withdrawals import Withdrawals
 
 TITLE = "Darkroom"
@@ -68,7 +68,7 @@ def create_api(
     app.state.input_images = InputImages(
         max_pixels=settings.max_upload_pixels, at_once=settings.upload_decodes
     )
-    app.state.callback_tests = Allowance(settings.callback_tests_per_minute)
+    app.state.callback_tests = TokenBuckets()
     errors.install(app)
     for module in (generate, results, jobs, callbacks, uploads, keys, catalogue, files, health):
         app.include_router(module.router)

@@ -14,11 +14,11 @@ from events.delivery import fold_delivery, request_redelivery
 from events.job import Job
 from events.log import Writer, utc_now
 from events.types import CallbackAttempted, CallbackExhausted, Event
-from serve_app.allowance import Allowance
 from serve_app.auth import Generator, Reader, require_callback_host
 from serve_app.errors import ApiError, documented, retry_after
 from serve_app.job_state import owned_job
 from serve_app.services import ServicesGiven
+from serve_app.token_buckets import TokenBuckets
 
 router = APIRouter(prefix="/v1", tags=["callbacks"], responses=documented(400, 401, 403, 500, 503))
 
@@ -138,8 +138,9 @@ async def send_sample(
 
     It is tried once. The job that it names does not exist.
     """
-    allowance: Allowance = request.app.state.callback_tests
-    if wait_s := allowance.take(key.owner):
+    tests: TokenBuckets = request.app.state.callback_tests
+    most = services.settings.callback_tests_per_minute
+    if wait_s := tests.take(key.owner, rate_per_s=most / 60, burst=most):
         message = "Too many test callbacks in a minute."
         raise ApiError(429, "too_many_tests", message, headers=retry_after(wait_s))
     require_callback_host(key, services.address_rule.check_url(callback_url).host)

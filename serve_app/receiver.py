@@ -29,7 +29,11 @@ def task_completed(
     webhook_id: Annotated[str, Header(description="The same on every try: drop repeats by it")],
     webhook_timestamp: Annotated[str, Header(description="Unix time of this try, in seconds")],
     webhook_signature: Annotated[
-        str, Header(description="Standard Webhooks, `v1,<base64>`, by the API key's own secret")
+        str,
+        Header(
+            description="Standard Webhooks: `v1,<base64>` by the API key's own secret, then, each "
+            "behind a space, those by the secrets of its owner's other keys"
+        ),
     ],
 ) -> None:
     """The job has ended. The body is the result, as the result endpoint answers it."""

@@ -14,7 +14,7 @@ import pytest
 from actors.sender import Sender
 from events.callback_address import AddressRule
 from settings import Settings
-from tests.support.proxy import ConnectProxy
+from tests.support.proxy import ConnectProxy, running_proxy
 from tests.support.receiver import Receiver
 
 LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
@@ -35,7 +35,7 @@ def through(proxy: ConnectProxy, *, login: str = "", answers: Sequence[str] = ()
 
 
 async def test_the_proxy_is_given_the_checked_address_and_never_the_name() -> None:
-    async with ConnectProxy() as proxy, Receiver() as receiver:
+    async with running_proxy() as proxy, Receiver() as receiver:
         sender = through(proxy)
         sent = await sender.send(f"http://receiver.test:{receiver.port}/hook", b"{}", {})
         await sender.close()
@@ -48,7 +48,7 @@ async def test_the_proxy_is_given_the_checked_address_and_never_the_name() -> No
 async def test_tls_goes_through_it_and_verifies_the_name() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
-    async with ConnectProxy() as proxy, Receiver(ssl_context=context) as receiver:
+    async with running_proxy() as proxy, Receiver(ssl_context=context) as receiver:
         sender = through(proxy)
         good = await sender.send(f"https://receiver.test:{receiver.port}/", b"{}", {})
         other = await sender.send(f"https://other.test:{receiver.port}/", b"{}", {})
@@ -58,7 +58,7 @@ async def test_tls_goes_through_it_and_verifies_the_name() -> None:
 
 
 async def test_the_login_goes_to_the_proxy_and_not_to_the_receiver() -> None:
-    async with ConnectProxy() as proxy, Receiver() as receiver:
+    async with running_proxy() as proxy, Receiver() as receiver:
         sender = through(proxy, login="user:p%40ss@")
         assert (await sender.send(receiver.url, b"{}", {})).status == 200
         await sender.close()
@@ -68,7 +68,7 @@ async def test_the_login_goes_to_the_proxy_and_not_to_the_receiver() -> None:
 
 
 async def test_an_address_that_is_not_allowed_is_not_even_asked_for() -> None:
-    async with ConnectProxy() as proxy:
+    async with running_proxy() as proxy:
         sender = through(proxy, answers=("127.0.0.1", "10.0.0.1"))
         sent = await sender.send("http://receiver.test:8080/", b"{}", {})
         await sender.close()
@@ -90,7 +90,7 @@ async def test_an_address_that_is_not_allowed_is_not_even_asked_for() -> None:
 async def test_a_proxy_that_does_not_connect_is_a_connection_that_was_not_made(
     refusal: bytes, error: str
 ) -> None:
-    async with ConnectProxy(refusal=refusal) as proxy:
+    async with running_proxy(refusal) as proxy:
         sender = through(proxy)
         sent = await sender.send("http://receiver.test:8080/", b"{}", {})
         await sender.close()
@@ -99,7 +99,7 @@ async def test_a_proxy_that_does_not_connect_is_a_connection_that_was_not_made(
 
 
 async def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ConnectProxy() as proxy, Receiver() as receiver:
+    async with running_proxy() as proxy, Receiver() as receiver:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         sender = Sender(LOOPBACK, settings=Settings())

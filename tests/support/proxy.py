@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
+from typing import Any
 
 
 @dataclass
@@ -15,35 +16,15 @@ class ConnectProxy:
     refusal: bytes | None = None
     requests: list[dict[str, str]] = field(default_factory=list)
     """Of each CONNECT the headers, its target under `target`."""
+    port: int = 0
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    async def __aenter__(self) -> ConnectProxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        self._tasks: set[asyncio.Task[None]] = set()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            with suppress(ConnectionError, asyncio.CancelledError):
-                await self._tunnel(reader, writer)
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if task := asyncio.current_task():
+            self.tasks.add(task)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await self._tunnel(reader, writer)
+        writer.close()
 
     async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -63,6 +44,17 @@ class ConnectProxy:
             await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
         finally:
             there[1].close()
+
+
+@asynccontextmanager
+async def running_proxy(refusal: bytes | None = None) -> AsyncGenerator[ConnectProxy]:
+    proxy = ConnectProxy(refusal)
+    async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
+        proxy.port = server.sockets[0].getsockname()[1]
+        yield proxy
+        for task in proxy.tasks:
+            task.cancel()
+        await asyncio.gather(*proxy.tasks, return_exceptions=True)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -25,8 +25,8 @@ UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
 
 @dataclass(frozen=True)
 class Row:
-    """`{diffusion}`, `{workflow}` and, with a callback, `{called}` are jobs of Alice's that have ended,
-    `{key}` is a key of hers.
+    """`{diffusion}`, `{workflow}` and `{called}` are jobs of Alice's that have ended, the last one
+    with a callback; `{key}` is a key of hers.
 
     A caller without a key, and one whose key was revoked or has expired, gets 401; a key with every
     scope but the route's and `admin` gets 403. Without `scope` no key is needed, and all get `own`.
