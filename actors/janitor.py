@@ -152,7 +152,8 @@ class Janitor:
         """Files of ours that nothing refers to."""
         uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
         images = [key for key in keys if is_job_id(_job_of(key))]
-        known = await self._uploads.known(uploads) | await self._read_model.known_images(images)
+        known = await self._uploads.known(uploads)
+        known |= await self._read_model.image_keys({_job_of(key) for key in images})
         orphans = [key for key in uploads if key not in known]
         unknown = sorted(key for key in images if key not in known)
         for job_id, some in groupby(unknown, _job_of):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from events.types import End, Event, Flavour, ImageStored
 
 _ERASED = -1
 """Status of a row that says only that the job was erased."""
+_ENDED = (_ERASED, Status.COMPLETED.value, Status.FAILED.value)
 
 
 class ReadModel:
@@ -93,10 +94,10 @@ class ReadModel:
         await self._database.execute(settle)
 
     async def ended_before(self, time: datetime, *, limit: int) -> list[str]:
-        """Jobs of every owner that ended before `time`, the oldest first."""
+        """Jobs of every owner that ended before `time`; the first created first."""
         # A job ends after it was created, which is what there is an index for.
         old = (JOBS.c.created_at < time) & (JOBS.c.ended_at < time)
-        query = sa.select(JOBS.c.id).where(JOBS.c.status != Status.RUNNING.value, old)
+        query = sa.select(JOBS.c.id).where(JOBS.c.status.in_(_ENDED), old)
         rows = await self._database.fetch(query.order_by(JOBS.c.created_at).limit(limit))
         return [row.id for row in rows]
 
@@ -106,9 +107,9 @@ class ReadModel:
             for column in (IMAGES.c.job_id, ERASURES.c.job_id, JOBS.c.id):
                 await connection.execute(sa.delete(column.table).where(column == job_id))
 
-    async def known_images(self, keys: Sequence[str]) -> set[str]:
-        """Those of the storage keys that are images of a job."""
-        query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.storage_key.in_(keys))
+    async def image_keys(self, job_ids: Collection[str]) -> set[str]:
+        """The storage keys of the images of these jobs."""
+        query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.job_id.in_(job_ids))
         return {row.storage_key for row in await self._database.fetch(query)}
 
     async def open_job_ids(self) -> list[str]:

@@ -107,11 +107,11 @@ class Settings(BaseSettings):
     max_wait_s: PositiveFloat = 60.0
     """Longest `wait` of a result call."""
     max_upload_bytes: PositiveInt = 20 * 1024**2
-    """Largest input image that may be uploaded."""
+    """Largest file that may be uploaded as an input image."""
     max_upload_pixels: PositiveInt = 2**25
-    """Most pixels of one."""
+    """Most pixels of an input image."""
     max_upload_name_chars: PositiveInt = 255
-    """Longest file name of one."""
+    """Longest file name of an input image."""
     upload_decodes: PositiveInt = 2
     """Uploads that one HTTP process decodes at once."""
 

@@ -671,7 +671,8 @@ async def test_a_removed_job_has_no_rows(
 ) -> None:
     job_id, kept = new_id(), new_id()
     await model.apply([*a_whole_job(history, job_id), *a_whole_job(history, kept)], expected=0)
-    assert await model.known_images(["job/1/0", "job/9/9"]) == {"job/1/0"}
+    assert await model.image_keys([job_id, new_id()]) == {"job/1/0"}
+    assert await model.image_keys([]) == set()
     await model.remove(job_id)
     await model.remove(job_id)
     assert await model.job(job_id) is None
