@@ -1,7 +1,7 @@
 """An outbound proxy, through which checked addresses are reached by CONNECT (RFC 9110, 9.3.6).
 
 It is given the address that was checked and never the name, which it could resolve to another one.
-TLS goes through it to the receiver, so it sees neither body nor certificate.
+TLS goes through it to the receiver, so of https it sees nothing but the address.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ either has signed (Standard Webhooks, `webhook-signature`).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,8 @@ from events.webhook_secret import webhook_secret
 
 _TTL_S = 5.0
 _MOST_REMEMBERED = 10_000
+_PATIENCE_S = 1.0
+"""A database that hangs holds up no delivery for longer."""
 
 
 class SigningSecrets:
@@ -40,6 +43,8 @@ class SigningSecrets:
         self._clock = clock
         self._live: dict[str, tuple[float, list[str]]] = {}
         """By owner: until when the ids count as known."""
+        self._asking: dict[str, asyncio.Task[list[str]]] = {}
+        """By owner: of the many deliveries that find the ids too old, one asks."""
 
     async def of(self, owner: str, key_id: str) -> list[str]:
         """The secret of `key_id`, live or not, and those of the owner's newest others."""
@@ -48,11 +53,22 @@ class SigningSecrets:
         return [webhook_secret(self._secret, id) for id in ids]
 
     async def _live_ids(self, owner: str) -> list[str]:
-        until, ids = self._live.get(owner, (0.0, []))
+        until, known = self._live.get(owner, (0.0, []))
         if self._clock() < until:
-            return ids
-        with suppress(DatabaseUnavailable):
-            ids = await self._keys.live_ids(owner, now=utc_now(), most=self._most)
+            return known
+        asking = self._asking.get(owner)
+        if asking is None:
+            asking = self._asking[owner] = asyncio.create_task(self._ask(owner, known))
+        await asyncio.wait([asking], timeout=_PATIENCE_S)
+        return asking.result() if asking.done() else known
+
+    async def _ask(self, owner: str, known: list[str]) -> list[str]:
+        ids = known
+        try:
+            with suppress(DatabaseUnavailable):
+                ids = await self._keys.live_ids(owner, now=utc_now(), most=self._most)
+        finally:
+            del self._asking[owner]
         if len(self._live) >= _MOST_REMEMBERED:
             self._live.clear()
         self._live[owner] = (self._clock() + _TTL_S, ids)
