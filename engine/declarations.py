@@ -88,7 +88,10 @@ class NodeType:
     display_name: str = ""
     is_output: bool = False
     steps_input: str | None = None
-    """The input that says how many sampler steps the node takes, for progress."""
+    """The input that says how many sampler steps the node takes, for progress; where it is a link,
+    the node that it leads to says so."""
+    steps_range: tuple[str, str] | None = None
+    """The inputs that say from which of these steps up to which it goes, where it cuts them."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node asks for."""
 

@@ -109,7 +109,7 @@ def validate(prompt: object, catalogue: Catalogue, limits: Limits) -> Graph:
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise _refusal(errors, checked, types, outputs)
-    return Graph(tuple(_node(i, types[i], checked[i]) for i in nodes if i in checked))
+    return Graph(tuple(_node(i, types, checked) for i in nodes if i in checked))
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
@@ -218,13 +218,28 @@ def _dependent_outputs(
     return lambda node_id: [o for n, o in enumerate(outputs) if masks[node_id] >> n & 1]
 
 
-def _node(node_id: str, declared: NodeType, checked: Checked) -> Node:
-    steps = checked.literals.get(declared.steps_input, 0) if declared.steps_input else 0
+def _node(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Checked]) -> Node:
     return Node(
         node_id,
-        declared.class_type,
-        literals=checked.literals,
-        links=checked.links,
-        is_output=declared.is_output,
-        steps=steps,
+        types[node_id].class_type,
+        literals=checked[node_id].literals,
+        links=checked[node_id].links,
+        is_output=types[node_id].is_output,
+        steps=_steps(node_id, types, checked),
     )
+
+
+def _steps(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Checked]) -> int:
+    """The sampler steps of a node; sigmas are steps that another node takes."""
+    declared, literals = types[node_id], checked[node_id].literals
+    if declared.steps_input is None or "SIGMAS" in declared.outputs:
+        return 0
+    name: str | None = declared.steps_input
+    while name is not None and (source := checked[node_id].links.get(name)) is not None:
+        node_id = source.node_id
+        name = types[node_id].steps_input
+    steps: int = checked[node_id].literals.get(name, 0) if name is not None else 0
+    if declared.steps_range:
+        first, last = (literals.get(end, 0) for end in declared.steps_range)
+        return max(0, min(last, steps) - first)
+    return steps

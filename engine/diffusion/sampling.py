@@ -48,12 +48,19 @@ NOISY_SAMPLERS: dict[str, NoisySampler] = {
 }
 
 
-def sampling_of(name: str, x: Tensor, sigmas: Tensor, *, seed: int) -> Sampling:
-    """The sampler of that name at its start; `seed` is of the noise on its way."""
+def sampling_of(
+    name: str, x: Tensor, sigmas: Tensor, *, seed: int, step_seed: int | None = None
+) -> Sampling:
+    """The sampler of that name at its start.
+
+    `seed` is of Brownian paths, and of independent draws too unless `step_seed` is given.
+    """
     match names.SAMPLER_OF[name].noise:
         case "none":
             return SAMPLERS[name](x, sigmas)
         case "fresh":
-            return NOISY_SAMPLERS[name](x, sigmas, fresh(x, seed))
+            return NOISY_SAMPLERS[name](
+                x, sigmas, fresh(x, seed if step_seed is None else step_seed)
+            )
         case "brownian":
             return NOISY_SAMPLERS[name](x, sigmas, brownian(x, sigmas, seed))

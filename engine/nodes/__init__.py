@@ -4,7 +4,7 @@ from engine.declarations import NodeType
 from engine.nodes.image import save_image
 from engine.nodes.latent import empty_latent_image, vae_decode
 from engine.nodes.loaders import checkpoint_loader
-from engine.nodes.sampling import k_sampler
+from engine.nodes.sampling import k_sampler, k_sampler_advanced
 from engine.nodes.text import clip_set_last_layer, clip_text_encode
 
 NODE_TYPES: tuple[NodeType, ...] = (
@@ -13,6 +13,7 @@ NODE_TYPES: tuple[NodeType, ...] = (
     clip_text_encode,
     empty_latent_image,
     k_sampler,
+    k_sampler_advanced,
     vae_decode,
     save_image,
 )

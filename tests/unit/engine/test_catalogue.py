@@ -19,6 +19,7 @@ def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
         "CLIPTextEncode",
         "EmptyLatentImage",
         "KSampler",
+        "KSamplerAdvanced",
         "VAEDecode",
         "SaveImage",
     }
