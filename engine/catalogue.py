@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.declarations import Choice, Float, Input, Int, Link, NodeType, String, type_name
+from engine.declarations import (
+    Boolean,
+    Choice,
+    Float,
+    Input,
+    Int,
+    Link,
+    NodeType,
+    String,
+    type_name,
+)
 from engine.models_folder import ModelsFolder
 from engine.nodes import NODE_TYPES
 
@@ -46,7 +56,7 @@ class Catalogue:
             "input_order": {"required": list(declared.inputs)},
             "output": list(declared.outputs),
             "output_is_list": [False] * len(declared.outputs),
-            "output_name": list(declared.outputs),
+            "output_name": list(declared.output_names or declared.outputs),
             "name": declared.class_type,
             "display_name": declared.display_name or declared.class_type,
             "description": declared.description,
@@ -64,6 +74,8 @@ def _options(declared: Input) -> dict[str, Any]:
             options["step"] = declared.step
         case String():
             options = {"default": declared.default, "multiline": declared.multiline}
+        case Boolean():
+            options = {"default": declared.default}
         case Choice() | Link():
             pass
     return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

@@ -47,6 +47,14 @@ class String:
 
 
 @dataclass(frozen=True, slots=True)
+class Boolean:
+    """True or false; a number is true unless it is 0."""
+
+    default: bool
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of `values`, or one of the names in a models folder.
 
@@ -67,7 +75,7 @@ class Link:
     tooltip: str = ""
 
 
-Input: TypeAlias = Int | Float | String | Choice | Link
+Input: TypeAlias = Int | Float | String | Boolean | Choice | Link
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
 
@@ -83,6 +91,8 @@ class NodeType:
     body: Body
     inputs: Mapping[str, Input]
     outputs: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    """Where they are not called by their types."""
     category: str = ""
     description: str = ""
     display_name: str = ""
@@ -115,6 +125,8 @@ def type_name(declared: Input) -> str:
             return "FLOAT"
         case String():
             return "STRING"
+        case Boolean():
+            return "BOOLEAN"
         case Choice():
             return "COMBO"
         case Link():

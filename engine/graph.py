@@ -109,7 +109,11 @@ def validate(prompt: object, catalogue: Catalogue, limits: Limits) -> Graph:
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise _refusal(errors, checked, types, outputs)
-    return Graph(tuple(_node(i, types, checked) for i in nodes if i in checked))
+    return Graph(
+        tuple(
+            _node(i, types[i], checked[i], _steps(i, types, checked)) for i in nodes if i in checked
+        )
+    )
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
@@ -218,14 +222,14 @@ def _dependent_outputs(
     return lambda node_id: [o for n, o in enumerate(outputs) if masks[node_id] >> n & 1]
 
 
-def _node(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Checked]) -> Node:
+def _node(node_id: str, declared: NodeType, checked: Checked, steps: int) -> Node:
     return Node(
         node_id,
-        types[node_id].class_type,
-        literals=checked[node_id].literals,
-        links=checked[node_id].links,
-        is_output=types[node_id].is_output,
-        steps=_steps(node_id, types, checked),
+        declared.class_type,
+        literals=checked.literals,
+        links=checked.links,
+        is_output=declared.is_output,
+        steps=steps,
     )
 
 
@@ -239,7 +243,8 @@ def _steps(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Ch
         node_id = source.node_id
         name = types[node_id].steps_input
     steps: int = checked[node_id].literals.get(name, 0) if name is not None else 0
-    if declared.steps_range:
-        first, last = (literals.get(end, 0) for end in declared.steps_range)
-        return max(0, min(last, steps) - first)
-    return steps
+    if declared.steps_range is None:
+        return steps
+    first, last = declared.steps_range
+    start, end = int(literals.get(first, 0)), int(literals.get(last, steps))
+    return max(0, min(end, steps) - start)

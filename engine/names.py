@@ -28,7 +28,8 @@ class Sampler:
     `noise` is what the sampler adds on its way: independent draws, or increments of one Brownian
     path. `skips_penultimate`: it takes schedules without their last level above 0. `picks_levels`:
     it goes levels of its own between a schedule's ends. `own_mask_noise`: what a noise mask keeps
-    is noised by another draw than that of the start.
+    is noised by another draw than that of the start. `asks_both`: it is answered x0 and the x0 of
+    the negative conditioning alone.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Sampler:
     skips_penultimate: bool = False
     picks_levels: bool = False
     own_mask_noise: bool = False
+    asks_both: bool = False
 
 
 SCHEDULERS = (
@@ -57,6 +59,8 @@ SAMPLERS = (
     Sampler(
         "euler_ancestral", "Euler a", aliases=("k_euler_a", "k_euler_ancestral"), noise="fresh"
     ),
+    Sampler("euler_cfg_pp", "Euler CFG++", asks_both=True),
+    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="fresh", asks_both=True),
     Sampler("heun", "Heun", aliases=("k_heun",)),
     Sampler("heunpp2", "Heun++ 2"),
     Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), skips_penultimate=True),
@@ -100,6 +104,7 @@ SAMPLERS = (
     Sampler("ddpm", "DDPM", noise="fresh"),
     Sampler("lcm", "LCM", aliases=("k_lcm",), noise="fresh"),
     Sampler("ipndm", "iPNDM"),
+    Sampler("ipndm_v", "iPNDM V"),
     Sampler("deis", "DEIS"),
     Sampler("ddim", "DDIM", own_mask_noise=True),
     Sampler("uni_pc", "UniPC", skips_penultimate=True),
@@ -108,6 +113,7 @@ SAMPLERS = (
     Sampler("gradient_estimation", "Gradient Estimation"),
     Sampler("er_sde", "ER SDE", noise="fresh"),
     Sampler("seeds_2", "SEEDS 2", noise="fresh"),
+    Sampler("sa_solver", "SA Solver", noise="fresh"),
 )
 SAMPLER_OF = {row.name: row for row in SAMPLERS}
 

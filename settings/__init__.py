@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     """Most latents in one UNet call."""
     model_cache_bytes: PositiveInt = 8 * 1024**3
     """Models that one engine keeps in memory."""
+    step_seed_offset: int = 0
+    """What is added to the seed for the noise of steps; 1: as newer ComfyUI than 0.3 on a CPU."""
 
     callback_require_https: bool = False
     """Refuse callback addresses without TLS."""

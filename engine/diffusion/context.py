@@ -17,7 +17,7 @@ from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.latents import Images, Latent
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
-from engine.diffusion.trajectory import Guidance, Noising, trajectory
+from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
 from engine.diffusion.vae import Decode
 
 
@@ -53,10 +53,19 @@ class Context:
         return latents.empty_latent(width, height, batch_size)
 
     def sigmas(
-        self, model: Model, scheduler: str, steps: int, denoise: float, *, sampler: str
+        self,
+        model: Model,
+        scheduler: str,
+        steps: int,
+        denoise: float,
+        *,
+        sampler: str | None = None,
     ) -> Tensor:
-        """The levels that the sampler is to go, falling to 0; none where nothing is to be done."""
-        skips = names.SAMPLER_OF[sampler].skips_penultimate
+        """The levels to go, falling to 0; none where nothing is to be done.
+
+        Some samplers want their schedules changed: `sampler` is the one that they are for.
+        """
+        skips = sampler is not None and names.SAMPLER_OF[sampler].skips_penultimate
         return schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, skips_penultimate=skips
         )
@@ -88,7 +97,7 @@ class Context:
         found = yield from trajectory(
             model,
             latent,
-            (sampler, sigmas),
+            Course(sampler, sigmas),
             guidance=Guidance(positive, negative, cfg),
             noising=Noising(seed, adds_noise, step_seed_offset),
             on_level=progress.reach,

@@ -16,9 +16,16 @@ class Device:
     """A torch device with the checkpoints that are on it."""
 
     def __init__(
-        self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
+        self,
+        models: ModelsFolder,
+        name: str,
+        *,
+        cache_bytes: int,
+        threads: int | None,
+        step_seed_offset: int = 0,
     ) -> None:
         self._threads = threads
+        self._step_seed_offset = step_seed_offset
         self._store = CheckpointStore(models, _find(name), cache_bytes)
 
     @property
@@ -36,7 +43,7 @@ class Device:
 
     def context(self, *, on_steps: Callable[[int], None]) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps)
+        return Context(self._store, on_steps=on_steps, step_seed_offset=self._step_seed_offset)
 
 
 def _find(name: str) -> torch.device:

@@ -60,9 +60,10 @@ def brownian(x: Tensor, sigmas: Tensor, seed: int) -> Noise:
 
     def increment(sigma: Tensor, sigma_next: Tensor) -> Tensor:
         # The middle of a step comes by way of exp and log, which may leave the path by an ulp.
-        low, high = max(_rounded(sigma_next), least), min(_rounded(sigma), most)
+        low, high = sorted(min(max(_rounded(s), least), most) for s in (sigma, sigma_next))
         moved: Tensor = path(low, high)
-        normal: Tensor = -moved / float(sigma - sigma_next) ** 0.5
+        sign = -1 if sigma >= sigma_next else 1
+        normal: Tensor = sign * moved / float(abs(sigma - sigma_next)) ** 0.5
         return normal.to(x.device)
 
     return increment

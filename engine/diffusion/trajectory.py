@@ -17,8 +17,31 @@ from engine.diffusion.latents import Latent, noise_like
 from engine.diffusion.model import Model
 from engine.diffusion.noise import shifted, start_noise
 from engine.diffusion.noise_levels import NoiseLevels
+from engine.diffusion.placement import guides
 from engine.diffusion.samplers import Sampling
 from engine.diffusion.sampling import sampling_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """A sampler by its name, and the levels it goes along."""
+
+    sampler: str
+    sigmas: Tensor
+
+    @property
+    def row(self) -> names.Sampler:
+        return names.SAMPLER_OF[self.sampler]
+
+    def left_behind(self, sigma: Tensor) -> int:
+        """How many of its levels are at `sigma` or before it; they may rise, too."""
+        levels = self.sigmas[:-1]
+        falls = self.sigmas[0] >= self.sigmas[-1]
+        return int((levels >= sigma if falls else levels <= sigma).sum())
+
+    def begins_step(self, sigma: Tensor) -> bool:
+        """Whether a step may begin at `sigma`; samplers look ahead and between levels, too."""
+        return self.row.picks_levels or bool((self.sigmas[:-1] == sigma).any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,59 +65,52 @@ class Noising:
 def trajectory(
     model: Model,
     latent: Latent,
-    course: tuple[str, Tensor],
+    course: Course,
     *,
     guidance: Guidance,
     noising: Noising,
     on_level: Callable[[int], None],
 ) -> Work[tuple[Latent, Latent]]:
-    """The latent at the end of a sampler's `course` along sigmas, and the last estimate of x0.
+    """The latent at the end of the course, and the last estimate of what it is without noise.
 
-    `on_level` is told how many of the schedule's levels have been left behind.
+    `on_level` is told how many of the levels have been left behind.
     """
-    sampler, sigmas = course
-    if len(sigmas) < 2:
+    if len(course.sigmas) == 0:
         return latent, latent
-    sampling = _begun(model, latent, course, noising)
-    estimate = latent.samples
+    clean = latent.samples.to(model.device) * model.latent_scale
+    noise = start_noise(latent, noising.seed).to(clean) if noising.at_start else clean * 0
+    start = clean + noise * _noise_scale(course.sigmas[0], model.levels)
+    if len(course.sigmas) == 1:
+        noised = replace(latent, samples=start / model.latent_scale)
+        return noised, noised
+    positive, negative = guides(guidance.positive, guidance.negative, clean, model.levels)
+    sampling = _sampling(course, start, noising)
+    if latent.noise_mask is not None:
+        if course.row.own_mask_noise:
+            noise = noise_like(clean, shifted(noising.seed, 1)).to(clean)
+        sampling = inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, noise)
     x, sigma = next(sampling)
+    estimate = clean
     while True:
-        x0: Tensor = yield Denoise(
-            model, x, sigma, guidance.positive, guidance.negative, guidance.cfg
+        answer: Tensor = yield Denoise(
+            model, x, sigma, positive, negative, guidance.cfg, both=course.row.asks_both
         )
-        on_level(_levels_left(sigmas, sigma))
-        if names.SAMPLER_OF[sampler].picks_levels or bool((sigmas[:-1] == sigma).any()):
-            estimate = x0
+        on_level(course.left_behind(sigma))
+        if course.begins_step(sigma):
+            estimate = answer[0] if course.row.asks_both else answer
         try:
-            x, sigma = sampling.send(x0)
+            x, sigma = sampling.send(answer)
         except StopIteration as stop:
             end = replace(latent, samples=stop.value / model.latent_scale)
             return end, replace(latent, samples=estimate / model.latent_scale)
 
 
-def _begun(model: Model, latent: Latent, course: tuple[str, Tensor], noising: Noising) -> Sampling:
-    """The sampler on the noised latent, held to the latent's mask."""
-    sampler, sigmas = course
-    clean = latent.samples.to(model.device) * model.latent_scale
-    noise = start_noise(latent, noising.seed) if noising.at_start else torch.zeros(clean.shape)
-    noise = noise.to(clean.device)
-    start = clean + noise * _noise_scale(sigmas[0], model.levels)
+def _sampling(course: Course, start: Tensor, noising: Noising) -> Sampling:
     step_seed = shifted(noising.seed, noising.step_seed_offset)
-    sampling = sampling_of(sampler, start, sigmas, seed=noising.seed, step_seed=step_seed)
-    if latent.noise_mask is None:
-        return sampling
-    if names.SAMPLER_OF[sampler].own_mask_noise:
-        noise = noise_like(clean, shifted(noising.seed, 1)).to(clean.device)
-    return inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, noise)
+    return sampling_of(course.sampler, start, course.sigmas, seed=noising.seed, step_seed=step_seed)
 
 
 def _noise_scale(sigma: Tensor, levels: NoiseLevels) -> Tensor:
     """From the model's largest sigma on, the signal counts as noise too."""
     is_largest = sigma > levels.most or torch.isclose(sigma, levels.most, rtol=1e-5)
     return (1 + sigma**2).sqrt() if is_largest else sigma
-
-
-def _levels_left(sigmas: Tensor, sigma: Tensor) -> int:
-    """How many of a schedule's levels are at `sigma` or behind it; schedules may rise, too."""
-    levels = sigmas[:-1]
-    return int((levels >= sigma if sigmas[0] >= sigmas[-1] else levels <= sigma).sum())

@@ -14,26 +14,24 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.latents import Latent
 
-_SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
-_SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)
+SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
+SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)
 
 
-_STEPS = Int(20, min=1, max=10_000, limit="steps", tooltip="The number of denoising steps.")
-_SEED = Int(
-    0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed makes the same image."
-)
-_CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
+STEPS = Int(20, min=1, max=10_000, limit="steps", tooltip="The number of denoising steps.")
+SEED = Int(0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed makes the same image.")
+CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
 
 
 @node(
     "KSampler",
     inputs={
         "model": Link("MODEL", tooltip="The model that denoises the latent."),
-        "seed": _SEED,
-        "steps": _STEPS,
-        "cfg": _CFG,
-        "sampler_name": _SAMPLERS,
-        "scheduler": _SCHEDULERS,
+        "seed": SEED,
+        "steps": STEPS,
+        "cfg": CFG,
+        "sampler_name": SAMPLERS,
+        "scheduler": SCHEDULERS,
         "positive": Link("CONDITIONING", tooltip="What the image should show."),
         "negative": Link("CONDITIONING", tooltip="What it should not show."),
         "latent_image": Link("LATENT", tooltip="The latent to denoise."),
@@ -79,11 +77,11 @@ def k_sampler(
     inputs={
         "model": Link("MODEL"),
         "add_noise": Choice(("enable", "disable"), tooltip="Off: the latent has its noise."),
-        "noise_seed": _SEED,
-        "steps": _STEPS,
-        "cfg": _CFG,
-        "sampler_name": _SAMPLERS,
-        "scheduler": _SCHEDULERS,
+        "noise_seed": SEED,
+        "steps": STEPS,
+        "cfg": CFG,
+        "sampler_name": SAMPLERS,
+        "scheduler": SCHEDULERS,
         "positive": Link("CONDITIONING"),
         "negative": Link("CONDITIONING"),
         "latent_image": Link("LATENT"),
@@ -118,9 +116,10 @@ def k_sampler_advanced(
 ) -> Work[tuple[Latent]]:
     """Takes some of a sampler's steps, so that several nodes can share them."""
     sigmas = context.sigmas(model, scheduler, steps, 1.0, sampler=sampler_name)
-    part = sigmas[start_at_step : end_at_step + 1]
-    if return_with_leftover_noise == "disable" and len(part) > 0:
-        part = part.clone()
+    part = sigmas[start_at_step : end_at_step + 1].clone()
+    if len(part) < 2:
+        return (latent_image,)
+    if return_with_leftover_noise == "disable":
         part[-1] = 0
     latent, _ = yield from context.sample(
         model,
