@@ -8,16 +8,19 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
 from actors.engine import (
     AllDone,
     EngineClient,
     EngineDied,
     EngineMessage,
+    Order,
     Picture,
     Refused,
     StepDone,
@@ -25,7 +28,7 @@ from actors.engine import (
 from actors.lease import Lease, Loss
 from actors.plan import Plan, plan_text
 from actors.png import encode_png
-from engine.errors import EngineError
+from engine.errors import EngineError, InputFileUnavailable
 from events.decisions import (
     Command,
     Complete,
@@ -38,9 +41,12 @@ from events.job import Job, timed_out_message
 from events.log import JobWriter
 from events.streams import progress_subject
 from events.types import ImageStored
-from storage.images import ImageStore, ImageStoreUnavailable
+from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
+from storage.keys import image_key
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +115,42 @@ class Attempt:
                 await self._complete()
                 return
             plan = await asyncio.to_thread(self._plan, self._job)
-            stream = self._engine.run(
-                self._job.id, self._job.attempts, plan.prompt, plan.first_index
+            order = Order(
+                self._job.id,
+                self._job.attempts,
+                plan.prompt,
+                plan.first_index,
+                input_files=await self._read_input_files(),
+                is_alone=bool(self._job.submitted.alone),
             )
-            async with aclosing(stream) as messages:
+            async with aclosing(self._engine.run(order)) as messages:
                 async for message in messages:
                     self._is_handling = True
                     await self._take(message, plan)
                     self._is_handling = False
                     self._heard_at = time.monotonic()
+                    if self._job.end is not None:
+                        return
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineDied as error:
             await self._write(FailAttempt(self._actor, str(error), final=False))
+
+    async def _read_input_files(self) -> dict[str, bytes]:
+        """Raises InputFileUnavailable."""
+        files = self._job.submitted.input_files or {}
+        self._is_handling = True
+        read = {name: await self._read_input_file(name, file.key) for name, file in files.items()}
+        self._is_handling = False
+        self._heard_at = time.monotonic()
+        return read
+
+    async def _read_input_file(self, name: str, key: str) -> bytes:
+        try:
+            return await self._reach_store(partial(self._images.get, key))
+        except ImageNotFound as error:
+            gone = f"The input file {name!r} is gone. Upload it again and submit a new job."
+            raise InputFileUnavailable(gone) from error
 
     def _has_every_image(self) -> bool:
         """The attempt before this one died between its last image and its end."""
@@ -148,8 +177,8 @@ class Attempt:
             return
         text = plan_text(plan, picture)
         png = await asyncio.to_thread(encode_png, picture.pixels, text)
-        key = f"{self._job.id}/{self._job.attempts}/{picture.index}.png"
-        await self._put(key, png)
+        key = image_key(self._job.id, self._job.attempts, picture.index)
+        await self._reach_store(partial(self._images.put, key, png))
         height, width, _ = picture.pixels.shape
         image = ImageStored(
             index=picture.index,
@@ -163,14 +192,14 @@ class Attempt:
         )
         await self._write(StoreImage(self._actor, image))
 
-    async def _put(self, key: str, png: bytes) -> None:
+    async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Waits out a store that is away: the lease goes on, and ends it at the deadline."""
         pause_s = 0.2
         while True:
             try:
-                return await self._images.put(key, png)
+                return await call()
             except ImageStoreUnavailable as error:
-                fields = {"action": "store", "job_id": self._job.id, "error": str(error)}
+                fields = {"action": "reach_store", "job_id": self._job.id, "error": str(error)}
                 logger.warning("image store away", extra=fields)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
             pause_s = min(2 * pause_s, self._limits.longest_store_pause_s)

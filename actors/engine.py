@@ -48,6 +48,19 @@ class Refused:
 EngineMessage = StepDone | Picture | AllDone | Refused
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an attempt at a job asks of the engine."""
+
+    job_id: str
+    attempt: int
+    prompt: Mapping[str, Any]
+    """Node graph."""
+    first_index: Mapping[str, int] | None
+    input_files: Mapping[str, bytes]
+    is_alone: bool = False
+
+
 class EngineDied(Exception):
     """The engine's process ended in the middle of the run."""
 
@@ -55,13 +68,7 @@ class EngineDied(Exception):
 class EngineClient(Protocol):
     """A worker's engine, seen from a job: in this process (`EngineHost`) or in its own actor."""
 
-    def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
+    def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
         """Raises EngineDied."""
 
     async def steps_done(self) -> int:
@@ -82,34 +89,33 @@ class EngineHost:
         """By job: attempt and run."""
         self._failures_in_a_row = 0
 
-    async def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
+    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
         """Messages of one run, `AllDone` or `Refused` last.
 
         A later attempt at the same job ends an earlier one, whose actor died or lost the job.
         """
         try:
-            graph = await asyncio.to_thread(validate, prompt, self._catalogue, self._limits)
+            graph = await asyncio.to_thread(
+                validate, order.prompt, self._catalogue, self._limits, order.input_files
+            )
         except EngineError as error:
             yield Refused(str(error))
             return
         messages: asyncio.Queue[EngineEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        if job_id in self._runs and attempt <= self._runs[job_id][0]:
+        job_id = order.job_id
+        if job_id in self._runs and order.attempt <= self._runs[job_id][0]:
             yield Refused("a later attempt is running")
             return
         self._cancel(job_id)
         run = self._engine.submit(
             graph,
             on_event=lambda event: _hand_over(loop, messages, event),
-            first_index=first_index,
+            first_index=order.first_index,
+            input_files=order.input_files,
+            is_alone=order.is_alone,
         )
-        self._runs[job_id] = (attempt, run)
+        self._runs[job_id] = (order.attempt, run)
         try:
             while True:
                 message = _translate(await messages.get())
@@ -119,7 +125,7 @@ class EngineHost:
                     return
         finally:
             run.cancel()
-            if self._runs.get(job_id) == (attempt, run):
+            if self._runs.get(job_id) == (order.attempt, run):
                 del self._runs[job_id]
 
     async def cancel(self, job_id: str, attempt: int) -> None:

@@ -75,7 +75,15 @@ class Link:
     tooltip: str = ""
 
 
-Input: TypeAlias = Int | Float | String | Boolean | Choice | Link
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """The name of a file that comes with the job: `Context.input_file` has its bytes."""
+
+    kind: Literal["image", "latent"] = "image"
+    tooltip: str = ""
+
+
+Input: TypeAlias = Int | Float | String | Boolean | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
 
@@ -127,7 +135,7 @@ def type_name(declared: Input) -> str:
             return "STRING"
         case Boolean():
             return "BOOLEAN"
-        case Choice():
+        case Choice() | InputFile():
             return "COMBO"
         case Link():
             return declared.type

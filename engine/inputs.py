@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from engine.declarations import (
     Choice,
     Float,
     Input,
+    InputFile,
     Int,
     Link,
     NodeType,
@@ -101,10 +102,11 @@ def check_inputs(
     *,
     catalogue: Catalogue,
     limits: Limits,
+    input_files: Collection[str] | None = None,
 ) -> Checked:
     """Check what is declared, ignore what is not. `types` has all nodes of the graph."""
     checked = Checked()
-    check = _Check(types, catalogue, limits)
+    check = _Check(types, catalogue, limits, input_files)
     for name, each in declared.inputs.items():
         try:
             check.one(name, each, inputs, checked)
@@ -120,6 +122,8 @@ class _Check:
     types: Mapping[str, NodeType]
     catalogue: Catalogue
     limits: Limits
+    input_files: Collection[str] | None
+    """The names that an `InputFile` may be given; None: any."""
 
     def one(self, name: str, declared: Input, inputs: Mapping[str, Any], checked: Checked) -> None:
         if name not in inputs:
@@ -189,6 +193,8 @@ class _Check:
                 return self._truth(name, declared, value)
             case Choice():
                 return self._chosen(name, declared, value)
+            case InputFile():
+                return self._file(name, declared, value)
             case Link():
                 raise AssertionError("a link has no literal")
 
@@ -222,11 +228,14 @@ class _Check:
                     return declared.resolve(value)
                 except ValueError:
                     pass
-        some = ", ".join(choices[:_LISTED_CHOICES]) + (" …" if choices[_LISTED_CHOICES:] else "")
-        extra = {"input_name": name, "received_value": _shown(value)}
-        details = f"{name}: {_shown(value)!r} not in [{some}]"
-        message = "A value is not in its list"
-        raise _Refused(InputError("value_not_in_list", message, details, extra))
+        raise _not_in_list(name, value, choices)
+
+    def _file(self, name: str, declared: InputFile, value: Any) -> str:
+        if not isinstance(value, str) or not _is_unicode(value):
+            raise self._wrong_type(name, declared, value)
+        if self.input_files is not None and value not in self.input_files:
+            raise _not_in_list(name, value, tuple(self.input_files))
+        return value
 
     def _require_range(
         self, name: str, declared: Int | Float, number: float | None, /, *rest: Any
@@ -260,6 +269,13 @@ class _Check:
 
     def _config(self, declared: Input) -> list[Any]:
         return self.catalogue.input_config(declared)
+
+
+def _not_in_list(name: str, value: Any, choices: Sequence[str]) -> _Refused:
+    some = ", ".join(choices[:_LISTED_CHOICES]) + (" …" if choices[_LISTED_CHOICES:] else "")
+    extra = {"input_name": name, "received_value": _shown(value)}
+    details = f"{name}: {_shown(value)!r} not in [{some}]"
+    return _Refused(InputError("value_not_in_list", "A value is not in its list", details, extra))
 
 
 def whole_number(value: Any) -> int | None:

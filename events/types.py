@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -39,6 +39,16 @@ class DeliveryFact(Fact):
     """A fact of the delivery of a job's callback, stored in `DELIVERIES`."""
 
 
+class InputFile(BaseModel):
+    """A file that a job takes, as it was when the job was accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    key: str
+    digest: str
+    """`sha256:` and hex."""
+
+
 class Submitted(JobFact):
     type_name = "darkroom.job.submitted.v1"
     flavour: Flavour
@@ -55,6 +65,10 @@ class Submitted(JobFact):
     callback_url: str | None = None
     deadline_s: float = 3600.0
     """Seconds after the submission at which the job is given up."""
+    input_files: dict[str, InputFile] | None = None
+    """The uploads that the workflow names; None where it names none."""
+    alone: Literal[True] | None = None
+    """It shares no call of the model with other jobs; None where it was not asked for."""
 
 
 class Started(JobFact):
@@ -99,6 +113,16 @@ class Failed(JobFact):
 class Cancelled(JobFact):
     type_name = "darkroom.job.cancelled.v1"
     message: str = "The job was cancelled."
+
+
+class Erased(JobFact):
+    """The last fact of a job, and in the end the only one: nothing of its content is in it."""
+
+    type_name = "darkroom.job.erased.v1"
+    flavour: Flavour
+    owner: str
+    endpoint: str
+    submitted_at: AwareDatetime
 
 
 class CallbackAttempted(DeliveryFact):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
     from events.read_model import ReadModel
     from events.registry import ApiKeys, Endpoints
+    from events.removal import Removal
+    from events.uploads import Uploads
 
 
 class Queue(Protocol):
@@ -48,7 +50,9 @@ class Services:
     read_model: ReadModel
     keys: ApiKeys
     endpoints: Endpoints
+    uploads: Uploads
     images: ImageStore
+    removal: Removal
     catalogue: Catalogue
     address_rule: AddressRule
     resolve: Resolve

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ListStream, ObjectMeta  # not there at run time
 
 
 class ImageStoreError(Exception):
@@ -27,6 +34,12 @@ class ImageNotFound(ImageStoreError):
 
 class ImageStoreUnavailable(ImageStoreError):
     """The image store refused or did not answer. Try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    key: str
+    stored_at: datetime
 
 
 class ImageStore:
@@ -44,13 +57,35 @@ class ImageStore:
         """Store `data` whole or not at all; durable on return. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._put, key, data)
 
-    async def get(self, key: str) -> bytes:
-        """Raises ImageNotFound, ImageStoreUnavailable."""
-        return await asyncio.to_thread(self._get, key)
+    async def get(self, key: str, part: range | None = None) -> bytes:
+        """The image, or a part of it. Raises ImageNotFound, ImageStoreUnavailable."""
+        return await asyncio.to_thread(self._get, key, part)
 
     async def delete(self, key: str) -> None:
         """Remove the image; nothing happens where there is none. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._delete, key)
+
+    async def delete_folder(self, folder: str) -> None:
+        """Remove every image below. Raises ImageStoreUnavailable."""
+        async for files in self.files(folder):
+            for file in files:
+                await self.delete(file.key)
+
+    async def files(
+        self, folder: str | None = None, *, batch: int = 500
+    ) -> AsyncGenerator[list[StoredFile]]:
+        """Everything below `folder`, about `batch` at a time. Raises ImageStoreUnavailable."""
+        found = obstore.list(self._store, folder, chunk_size=batch)
+        while files := await asyncio.to_thread(self._next, found):
+            yield files
+
+    def _next(self, found: ListStream[Sequence[ObjectMeta]]) -> list[StoredFile]:
+        try:
+            return [StoredFile(each["path"], each["last_modified"]) for each in next(found, ())]
+        except FileNotFoundError:
+            return []  # a folder that is not there, or went while it was read
+        except (BaseError, OSError) as error:
+            raise ImageStoreUnavailable(_reason("list", "files", error)) from error
 
     def _put(self, key: str, data: bytes) -> None:
         try:
@@ -61,9 +96,10 @@ class ImageStore:
         except (BaseError, OSError) as error:
             raise ImageStoreUnavailable(_reason("store", key, error)) from error
 
-    def _get(self, key: str) -> bytes:
+    def _get(self, key: str, part: range | None) -> bytes:
+        options: GetOptions = {} if part is None else {"range": (part.start, part.stop)}
         try:
-            return obstore.get(self._store, key).bytes().to_bytes()
+            return obstore.get(self._store, key, options=options).bytes().to_bytes()
         except FileNotFoundError as error:
             raise ImageNotFound(f"no image under {key}") from error
         except (BaseError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,26 +19,36 @@ from engine.diffusion.latents import Images, Latent
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
 from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
 from engine.diffusion.vae import Decode
+from engine.errors import InputFileUnavailable
 
 
 class Context:
-    """One run's access to models and device. `on_steps` is told of sampler steps as they end."""
+    """One run's access to models, device and files. `on_steps` is told of sampler steps."""
 
     def __init__(
         self,
         store: CheckpointStore,
         *,
         on_steps: Callable[[int], None],
+        input_files: Mapping[str, bytes],
         step_seed_offset: int = 0,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
+        self._input_files = input_files
         self._step_seed_offset = step_seed_offset
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
         checkpoint: Checkpoint = yield Load(self._store, name)
         return checkpoint
+
+    def input_file(self, name: str) -> bytes:
+        """The file of that name that came with the job. Raises InputFileUnavailable."""
+        try:
+            return self._input_files[name]
+        except KeyError as error:
+            raise InputFileUnavailable(f"There is no input file {name!r}.") from error
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""

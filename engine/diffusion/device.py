@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from engine.diffusion.checkpoints import CheckpointStore
 from engine.diffusion.context import Context
+from engine.diffusion.gauges import gauge_of
 from engine.models_folder import ModelsFolder
 
 
@@ -26,7 +27,9 @@ class Device:
     ) -> None:
         self._threads = threads
         self._step_seed_offset = step_seed_offset
-        self._store = CheckpointStore(models, _find(name), cache_bytes)
+        device = _find(name)
+        self.gauge = gauge_of(device)
+        self._store = CheckpointStore(models, device, cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -41,9 +44,16 @@ class Device:
         with torch.inference_mode():
             yield
 
-    def context(self, *, on_steps: Callable[[int], None]) -> Context:
+    def context(
+        self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
+    ) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps, step_seed_offset=self._step_seed_offset)
+        return Context(
+            self._store,
+            on_steps=on_steps,
+            input_files=input_files,
+            step_seed_offset=self._step_seed_offset,
+        )
 
 
 def _find(name: str) -> torch.device:

@@ -16,7 +16,9 @@ import httpx
 from fastapi import FastAPI
 
 from engine.catalogue import Catalogue
+from engine.declarations import NodeType
 from engine.models_folder import ModelsFolder
+from engine.nodes import NODE_TYPES
 from events.callback_address import AddressRule
 from events.database import Database
 from events.decisions import Command, Complete, Start, StoreImage
@@ -26,7 +28,9 @@ from events.memory import MemoryLog
 from events.read_model import ReadModel
 from events.records import Endpoint, Scope
 from events.registry import ApiKeys, Endpoints
+from events.removal import Removal
 from events.types import Flavour, ImageStored
+from events.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.api_keys import mint
 from serve_app.services import Services
@@ -165,7 +169,11 @@ class Edge:
 
 @asynccontextmanager
 async def running_edge(
-    folder: Path, *, log: EventLog | None = None, **settings: Any
+    folder: Path,
+    *,
+    log: EventLog | None = None,
+    node_types: Sequence[NodeType] = NODE_TYPES,
+    **settings: Any,
 ) -> AsyncGenerator[Edge]:
     """`settings` are those of the service; 127.0.0.0/8 is open to callbacks."""
     log = MemoryLog() if log is None else log
@@ -173,6 +181,8 @@ async def running_edge(
     await database.prepare()
     queue, health, name_server = MemoryQueue(), MemoryHealth(), NameServer()
     progress: dict[str, float] = {}
+    read_model, images = ReadModel(database), ImageStore((folder / "images").as_uri())
+    deliveries = MemoryLog()
     services = Services(
         settings=Settings(
             data_dir=folder,
@@ -182,11 +192,13 @@ async def running_edge(
         ),
         log=log,
         writer=JobWriter(log),
-        read_model=ReadModel(database),
+        read_model=read_model,
         keys=ApiKeys(database),
         endpoints=Endpoints(database),
-        images=ImageStore((folder / "images").as_uri()),
-        catalogue=Catalogue(ModelsFolder(_models_folder(folder))),
+        uploads=Uploads(database),
+        images=images,
+        removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
+        catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
         address_rule=AddressRule(allow_networks=[ip_network("127.0.0.0/8")]),
         resolve=name_server.resolve,
         queue=queue,

@@ -41,7 +41,7 @@ def all_latents_and_images(
     for run, prompt in zip(runs, prompts, strict=True):
         execution = execute(
             validate(prompt, catalogue, Limits()),
-            device.context(on_steps=lambda _: None),
+            device.context(on_steps=lambda _: None, input_files={}),
             on_output=run.take,
             bodies={**bodies, "VAEDecode": run.decode},
         )
