@@ -78,7 +78,9 @@ def trajectory(
     if len(course.sigmas) == 0:
         return latent, latent
     clean = latent.samples.to(model.device) * model.latent_scale
-    noise = start_noise(latent, noising.seed).to(clean) if noising.at_start else clean * 0
+    noise = (
+        start_noise(latent, noising.seed).to(clean) if noising.at_start else torch.zeros_like(clean)
+    )
     start = clean + noise * _noise_scale(course.sigmas[0], model.levels)
     if len(course.sigmas) == 1:
         noised = replace(latent, samples=start / model.latent_scale)

@@ -226,6 +226,22 @@ def test_the_steps_of_a_schedule_are_bounded_and_its_levels_sound(
         assert end.error.node_id == "s"
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [(True, True), (False, False), (1, True), (0.0, False), ("0", False)]
+)
+def test_a_boolean_may_be_given_as_a_number(
+    catalogue: Catalogue, given: object, meant: bool
+) -> None:
+    graph = validate(with_inputs(custom(s=BASIC), "3", add_noise=given), catalogue, Limits())
+    assert graph.node("3").literals["add_noise"] is meant
+
+
+@pytest.mark.parametrize("given", ["yes", None, {}, float("nan")])
+def test_what_is_neither_true_nor_false_is_refused(catalogue: Catalogue, given: object) -> None:
+    with pytest.raises(GraphInvalid, match="BOOLEAN"):
+        validate(with_inputs(custom(s=BASIC), "3", add_noise=given), catalogue, Limits())
+
+
 def test_a_seed_of_their_own_for_the_noise_of_steps(catalogue: Catalogue, tiny_root: Path) -> None:
     prompts = [
         text_to_image(sampler_name=name, seed=2**64 - 1) for name in ("euler", "euler_ancestral")
