@@ -87,6 +87,7 @@ def build_engine_host(settings: Settings, *, device: str) -> EngineHost:
         max_rows=settings.max_rows,
         cache_bytes=settings.model_cache_bytes,
         threads=os.cpu_count(),
+        step_seed_offset=settings.step_seed_offset,
     )
     engine.start()
     return EngineHost(engine=engine, catalogue=Catalogue(models), limits=graph_limits(settings))

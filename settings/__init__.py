@@ -175,6 +175,8 @@ class Settings(BaseSettings):
     """Most latents in one UNet call."""
     model_cache_bytes: PositiveInt = 8 * 1024**3
     """Models that one engine keeps in memory."""
+    step_seed_offset: int = 0
+    """What is added to the seed for the noise of steps; 1: as newer ComfyUI than 0.3 on a CPU."""
 
     retention_days: Annotated[float, Field(ge=0)] = 30.0
     """A job that ended so long ago, and its images, are removed; 0: never."""

@@ -17,9 +17,16 @@ class Device:
     """A torch device with the checkpoints that are on it."""
 
     def __init__(
-        self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
+        self,
+        models: ModelsFolder,
+        name: str,
+        *,
+        cache_bytes: int,
+        threads: int | None,
+        step_seed_offset: int = 0,
     ) -> None:
         self._threads = threads
+        self._step_seed_offset = step_seed_offset
         device = _find(name)
         self.gauge = gauge_of(device)
         self._store = CheckpointStore(models, device, cache_bytes)
@@ -41,7 +48,12 @@ class Device:
         self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
     ) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps, input_files=input_files)
+        return Context(
+            self._store,
+            on_steps=on_steps,
+            input_files=input_files,
+            step_seed_offset=self._step_seed_offset,
+        )
 
 
 def _find(name: str) -> torch.device:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.batcher import Batcher, Member
 from engine.catalogue import Catalogue
+from engine.declarations import Body
 from engine.executor import BODIES, execute
 from engine.graph import Limits, validate
 
 
-def latent_and_images(prompt: dict[str, Any], catalogue: Catalogue) -> tuple[Any, list[Any]]:
+def latent_and_images(
+    prompt: dict[str, Any], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
+) -> tuple[Any, list[Any]]:
     """The latent that was decoded, and the images."""
-    ((latent, images),) = all_latents_and_images([prompt], catalogue)
+    ((latent, images),) = all_latents_and_images([prompt], catalogue, bodies)
     return latent, images
 
 
 def all_latents_and_images(
-    prompts: Sequence[dict[str, Any]], catalogue: Catalogue
+    prompts: Sequence[dict[str, Any]], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
 ) -> list[tuple[Any, list[Any]]]:
-    """For each prompt the latent that was decoded first, and the images; all run at once."""
+    """For each prompt the latent that was decoded first, and the images; all run at once.
+
+    `bodies`: of the nodes, where a test has some of its own.
+    """
     import torch
 
     from engine.diffusion.device import Device
@@ -37,7 +43,7 @@ def all_latents_and_images(
             validate(prompt, catalogue, Limits()),
             device.context(on_steps=lambda _: None, input_files={}),
             on_output=run.take,
-            bodies={**BODIES, "VAEDecode": run.decode},
+            bodies={**bodies, "VAEDecode": run.decode},
         )
         batcher.join(Member(execution, on_end=errors.append))
     with torch.inference_mode():

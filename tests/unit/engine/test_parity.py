@@ -38,7 +38,7 @@ SMALL_CASES = (
     "lms__sgm_uniform",
     "uni_pc__normal",
 )
-FULL_CASES = ("b_batch3", "p_clipskip2", "p_long", "p_weight13")
+FULL_CASES = ("a_split_euler", "b_batch3", "p_clipskip2", "p_long", "p_weight13")
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
 
 pytestmark = [
