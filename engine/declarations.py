@@ -91,6 +91,8 @@ class NodeType:
     """The input that says how many sampler steps the node takes, for progress."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node asks for."""
+    check: Callable[[Mapping[str, Any]], object] | None = None
+    """Called with the literals once each is valid; raises ValueError where they do not do."""
 
 
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:

@@ -102,6 +102,12 @@ def check_inputs(
             checked.errors.append(refused.error)
     if declared.pixel_inputs and not checked.errors:
         checked.errors += check.pixels(declared.pixel_inputs, checked.literals)
+    if declared.check and not checked.errors:
+        try:
+            declared.check(checked.literals)
+        except ValueError as error:
+            message = "A node refuses its inputs"
+            checked.errors.append(InputError("custom_validation_failed", message, str(error)))
     return checked
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +13,7 @@ from serve_app.acceptance import Acceptance
 from serve_app.auth import Authenticator
 from serve_app.services import Services
 from serve_app.withdrawals import Withdrawals
+from settings.version import VERSION
 
 TITLE = "Darkroom"
 _DESCRIPTION = """\
@@ -40,7 +40,7 @@ def create_api(
 
     app = _Api(
         title=TITLE,
-        version=_version(),
+        version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
@@ -72,10 +72,3 @@ def _remove_422(paths: dict[str, Any]) -> None:
             operation["responses"].pop("422", None)
             for callback in operation.get("callbacks", {}).values():
                 _remove_422(callback)
-
-
-def _version() -> str:
-    try:
-        return version("darkroom")
-    except PackageNotFoundError:
-        return "0"  # run from a working folder that was never installed

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from engine import names
 from engine.batcher import Work
-from engine.diffusion import latents, schedules
+from engine.diffusion import latents, schedules, webui_text
 from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.latents import Images, Latent
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
-from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
+from engine.diffusion.text import chunks_of, encode
 from engine.diffusion.vae import Decode
+from engine.diffusion.webui_text import Parts
 
 
 class Context:
@@ -37,11 +38,13 @@ class Context:
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        chunks = chunks_of(text, clip.tokenizer)
-        encoded: Encoded = {}
-        for some in tokens_in_parts(chunks):
-            encoded |= yield Encode(clip, some)
-        return weighted(chunks, encoded)
+        return (yield from encode(clip, chunks_of(text, clip.tokenizer)))
+
+    def encode_webui(
+        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
+    ) -> Work[tuple[Conditioning, Conditioning]]:
+        """The conditioning of both prompts in the WebUI's syntax, along the levels of a sampler."""
+        return (yield from webui_text.encode(clip, positive, negative, sigmas=sigmas))
 
     def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
         """Zeros for images of `width` x `height` pixels."""

@@ -49,7 +49,10 @@ class Denoise(Request):
 
     @property
     def halves(self) -> tuple[Conditioning, ...]:
-        return (self.positive,) if self.cfg == 1.0 else (self.positive, self.negative)
+        """What counts at this level."""
+        sigma = float(self.sigma)
+        halves = (self.positive,) if self.cfg == 1.0 else (self.positive, self.negative)
+        return tuple(tuple(each for each in half if each.counts_at(sigma)) for half in halves)
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
@@ -64,8 +67,7 @@ class Denoise(Request):
             ]
 
     def _rows(self, half: Conditioning) -> list[_Row]:
-        sigma = float(self.sigma)
-        return [_row(self, each) for each in half if each.counts_at(sigma)]
+        return [_row(self, each) for each in half]
 
     def _mean(self, rows: Sequence[_Row], answers: Iterator[Tensor]) -> Tensor:
         """x0 under one half of the guidance: that of each condition, weighted by its strength."""

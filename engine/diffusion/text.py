@@ -6,16 +6,16 @@ CLIP: Radford et al. 2021 (arXiv:2103.00020); 77 tokens with one start and one e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from engine.batcher import Request
+from engine.batcher import Request, Work
 from engine.diffusion.conditioning import Condition, Conditioning
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.weighting import weighted_segments
@@ -23,7 +23,7 @@ from engine.errors import EngineError
 
 START, END = 49406, 49407
 _VOCABULARY = 49408
-_CHUNK = 75
+CHUNK = 75
 _WHOLE_WORD = 8
 """A word of fewer tokens is never split over two chunks."""
 _CACHED_CHUNKS = 256
@@ -35,6 +35,8 @@ Chunk = tuple[tuple[int, float], ...]
 Tokens = tuple[int, ...]
 Encoded = dict[Tokens, Tensor]
 """(77, width) of each chunk."""
+Weigh: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A chunk (77, width), its weights (77, 1) and an empty chunk, to the weighted chunk."""
 
 
 def load_tokenizer() -> CLIPTokenizer:
@@ -52,13 +54,13 @@ def chunks_of(prompt: str, tokenizer: CLIPTokenizer) -> list[Chunk]:
     """The prompt's tokens with their weights, in chunks; one empty chunk for an empty prompt."""
     chunks: list[list[tuple[int, float]]] = [[]]
     for word in _words(prompt, tokenizer):
-        room = _CHUNK - len(chunks[-1])
+        room = CHUNK - len(chunks[-1])
         if room < len(word) < _WHOLE_WORD:
             chunks.append([])
-            room = _CHUNK
+            room = CHUNK
         chunks[-1] += word[:room]
-        chunks += [word[at : at + _CHUNK] for at in range(room, len(word), _CHUNK)]
-    return [_padded(chunk) for chunk in chunks]
+        chunks += [word[at : at + CHUNK] for at in range(room, len(word), CHUNK)]
+    return [padded(chunk) for chunk in chunks]
 
 
 def _words(prompt: str, tokenizer: CLIPTokenizer) -> Iterator[list[tuple[int, float]]]:
@@ -75,12 +77,12 @@ def _words(prompt: str, tokenizer: CLIPTokenizer) -> Iterator[list[tuple[int, fl
         yield [(token, weight) for token in encoding.ids]
 
 
-def _padded(tokens: Sequence[tuple[int, float]]) -> Chunk:
-    ends = [(END, 1.0)] * (_CHUNK + 1 - len(tokens))
+def padded(tokens: Sequence[tuple[int, float]]) -> Chunk:
+    ends = [(END, 1.0)] * (CHUNK + 1 - len(tokens))
     return ((START, 1.0), *tokens, *ends)
 
 
-_EMPTY: Tokens = (START, *(END,) * (_CHUNK + 1))
+_EMPTY: Tokens = (START, *(END,) * (CHUNK + 1))
 
 
 @dataclass
@@ -161,22 +163,35 @@ class Encode(Request):
             return [{chunk: encoded[chunk] for chunk in each.chunks} for each in requests]
 
 
-def tokens_in_parts(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
+def encode(clip: Clip, chunks: Sequence[Chunk], weigh: Weigh | None = None) -> Work[Conditioning]:
+    """The conditioning of a prompt in chunks; without a rule of its own weighed as ComfyUI does."""
+    encoded: Encoded = {}
+    for some in _in_parts(chunks):
+        encoded |= yield Encode(clip, some)
+    return _weighted(chunks, encoded, weigh or _from_empty)
+
+
+def _in_parts(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
     """What has to be encoded for a prompt, in parts that leave room for other jobs in between."""
     needed = list(dict.fromkeys([_EMPTY, *(_tokens(chunk) for chunk in chunks)]))
     size = _CHUNKS_PER_REQUEST
     return [needed[start : start + size] for start in range(0, len(needed), size)]
 
 
-def weighted(chunks: Sequence[Chunk], encoded: Encoded) -> Conditioning:
-    """Chunks joined on the token axis; a weight scales what sets a token off an empty prompt."""
+def _from_empty(chunk: Tensor, weights: Tensor, empty: Tensor) -> Tensor:
+    """A weight scales what sets a token off an empty prompt."""
+    return torch.where(weights == 1.0, chunk, empty + weights * (chunk - empty))
+
+
+def _weighted(chunks: Sequence[Chunk], encoded: Encoded, weigh: Weigh) -> Conditioning:
+    """Chunks joined on the token axis, with their weights."""
     empty = encoded[_EMPTY]
     pieces = []
     for chunk in chunks:
         piece = encoded[_tokens(chunk)]
         if any(weight != 1.0 for _, weight in chunk):
             weights = torch.tensor([weight for _, weight in chunk], device=piece.device)[:, None]
-            piece = torch.where(weights == 1.0, piece, empty + weights * (piece - empty))
+            piece = weigh(piece, weights, empty)
         pieces.append(piece)
     return (Condition(torch.cat(pieces)[None]),)
 
