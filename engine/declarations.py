@@ -6,7 +6,7 @@ The declaration is the source of validation, of `object_info` and of the documen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 LimitName: TypeAlias = Literal["side", "steps", "batch"]
@@ -90,6 +90,8 @@ class NodeType:
     class_type: str
     body: Body
     inputs: Mapping[str, Input]
+    optional: Mapping[str, Input] = field(default_factory=dict)
+    """Inputs that a graph may leave out: the body has a default for each."""
     outputs: tuple[str, ...] = ()
     category: str = ""
     description: str = ""
@@ -99,6 +101,11 @@ class NodeType:
     """The input that says how many sampler steps the node takes, for progress."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node asks for."""
+
+    @property
+    def all_inputs(self) -> dict[str, Input]:
+        """The required and the optional ones."""
+        return {**self.inputs, **self.optional}
 
 
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:

@@ -235,7 +235,7 @@ def _dependent_outputs(
 
 def _node(node_id: str, declared: NodeType, checked: Checked) -> Node:
     steps = checked.literals.get(declared.steps_input, 0) if declared.steps_input else 0
-    files = [name for name, each in declared.inputs.items() if isinstance(each, InputFile)]
+    files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
     return Node(
         node_id,
         declared.class_type,

@@ -106,7 +106,9 @@ def check_inputs(
     """Check what is declared, ignore what is not. `types` has all nodes of the graph."""
     checked = Checked()
     check = _Check(types, catalogue, limits, input_files)
-    for name, each in declared.inputs.items():
+    for name, each in declared.all_inputs.items():
+        if name in declared.optional and name not in inputs:
+            continue
         try:
             check.one(name, each, inputs, checked)
         except _Refused as refused:
