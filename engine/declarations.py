@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-LimitName: TypeAlias = Literal["side", "steps", "batch"]
-"""Which of the service's limits narrows an integer's declared range."""
+LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
+"""Which of the service's limits narrows an integer's range; "longest_side" lets 0 be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
-from engine.graph import Graph
+from engine.graph import Graph, Limits
 from engine.models_folder import ModelsFolder
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
 from engine.row_limits import RowLimits
@@ -33,7 +33,8 @@ class Engine:
 
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
     fewer where memory is short; `cache_bytes` what the loaded checkpoints may take, `threads`
-    torch's on a CPU.
+    torch's on a CPU. `limits` hold while a graph runs, too: what a node makes of files and other
+    nodes is not known before.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Engine:
         max_rows: int = 32,
         cache_bytes: int = 8 * 2**30,
         threads: int | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._models = models
         self._device_name = device
         self._cache_bytes = cache_bytes
         self._threads = threads
+        self._limits = limits or Limits()
         self._max_rows = max_rows
         self._batcher = Batcher()
         self._device: Device | None = None
@@ -64,7 +67,11 @@ class Engine:
         from engine.diffusion.device import Device
 
         self._device = Device(
-            self._models, self._device_name, cache_bytes=self._cache_bytes, threads=self._threads
+            self._models,
+            self._device_name,
+            cache_bytes=self._cache_bytes,
+            threads=self._threads,
+            limits=self._limits,
         )
         self._batcher.limits = RowLimits(self._max_rows, self._device.gauge)
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)

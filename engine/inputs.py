@@ -19,6 +19,7 @@ from engine.declarations import (
     String,
     type_name,
 )
+from engine.errors import TooLarge
 
 _LISTED_CHOICES = 20
 
@@ -40,12 +41,23 @@ class Limits:
         match declared.limit:
             case "side":
                 return max(declared.min, self.min_side), min(declared.max, self.max_side)
+            case "longest_side":
+                return declared.min, min(declared.max, self.max_side)
             case "steps":
                 return declared.min, min(declared.max, self.max_steps)
             case "batch":
                 return declared.min, min(declared.max, self.max_batch)
             case None:
                 return declared.min, declared.max
+
+    def require_batch(self, count: int, *, width: int, height: int) -> None:
+        """Raises TooLarge where so many images of that size are more than is taken."""
+        pixels = count * width * height
+        if count > self.max_batch or pixels > self.max_pixels:
+            raise TooLarge(
+                f"{count} images of {width} x {height} pixels are too large: at most "
+                f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
+            )
 
 
 @dataclass(frozen=True, slots=True)

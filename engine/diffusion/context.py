@@ -16,12 +16,17 @@ from engine.diffusion import latents, schedules
 from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
+from engine.diffusion.image_files import read_images, read_mask
+from engine.diffusion.images import ImageOperations
+from engine.diffusion.latent_operations import LatentOperations
 from engine.diffusion.latents import Images, Latent
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
-from engine.diffusion.vae import Decode
+from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
+from engine.diffusion.vae import Encode as EncodeImage
 from engine.errors import InputFileUnavailable
+from engine.inputs import Limits
 
 
 class Context:
@@ -33,10 +38,14 @@ class Context:
         *,
         on_steps: Callable[[int], None],
         input_files: Mapping[str, bytes],
+        limits: Limits,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
         self._input_files = input_files
+        self._limits = limits
+        self.images = ImageOperations(limits)
+        self.latents = LatentOperations(limits)
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
@@ -50,6 +59,14 @@ class Context:
         except KeyError as error:
             raise InputFileUnavailable(f"There is no input file {name!r}.") from error
 
+    def image_file(self, name: str) -> tuple[Images, Tensor]:
+        """The images of a file that came with the job, and their masks; see `read_images`."""
+        return read_images(self.input_file(name), name, self._limits)
+
+    def mask_file(self, name: str, channel: str) -> Tensor:
+        """A mask of a file that came with the job; see `read_mask`."""
+        return read_mask(self.input_file(name), name, channel=channel, limits=self._limits)
+
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
         chunks = chunks_of(text, clip.tokenizer)
@@ -57,10 +74,6 @@ class Context:
         for some in tokens_in_parts(chunks):
             encoded |= yield Encode(clip, some)
         return weighted(chunks, encoded)
-
-    def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
-        """Zeros for images of `width` x `height` pixels."""
-        return latents.empty_latent(width, height, batch_size)
 
     def sigmas(
         self, model: Model, scheduler: str, steps: int, denoise: float, *, sampler: str
@@ -114,6 +127,21 @@ class Context:
         for samples in latent.samples.split(1):
             images.append((yield Decode(vae, samples)))  # noqa: PERF401 - a yield is no comprehension
         return torch.cat(images)
+
+    def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
+        """The latent of images, asked for one after the other; see `cropped`."""
+        samples: list[Tensor] = []
+        for image in cropped(images).split(1):
+            samples.append((yield EncodeImage(vae, image)))  # noqa: PERF401 - a yield is no comprehension
+        return Latent(torch.cat(samples))
+
+    def encode_for_inpainting(
+        self, vae: Vae, images: Images, mask: Tensor, *, grow_by: int
+    ) -> Work[Latent]:
+        """The latent of images without what the mask covers, to be made anew there."""
+        images, mask = prepared_for_inpainting(images, mask, grow_by)
+        latent = yield from self.encode_images(vae, images)
+        return replace(latent, noise_mask=mask)
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
         """Each image as (height, width, 3) of 0..255."""

@@ -10,6 +10,7 @@ import torch
 from engine.diffusion.checkpoints import CheckpointStore
 from engine.diffusion.context import Context
 from engine.diffusion.gauges import gauge_of
+from engine.inputs import Limits
 from engine.models_folder import ModelsFolder
 
 
@@ -17,9 +18,16 @@ class Device:
     """A torch device with the checkpoints that are on it."""
 
     def __init__(
-        self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
+        self,
+        models: ModelsFolder,
+        name: str,
+        *,
+        cache_bytes: int,
+        threads: int | None,
+        limits: Limits,
     ) -> None:
         self._threads = threads
+        self._limits = limits
         device = _find(name)
         self.gauge = gauge_of(device)
         self._store = CheckpointStore(models, device, cache_bytes)
@@ -41,7 +49,7 @@ class Device:
         self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
     ) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps, input_files=input_files)
+        return Context(self._store, on_steps=on_steps, input_files=input_files, limits=self._limits)
 
 
 def _find(name: str) -> torch.device:
