@@ -79,7 +79,8 @@ Input: TypeAlias = Int | Float | String | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
 
-A generator yields `Request`s and receives their results. An output node answers its images.
+A generator yields `Request`s and receives their results. An output node answers its images or
+latents.
 """
 
 

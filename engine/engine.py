@@ -14,14 +14,23 @@ from engine.errors import Cancelled, EngineError
 from engine.executor import execute
 from engine.graph import Graph, Limits
 from engine.models_folder import ModelsFolder
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from engine.row_limits import RowLimits
 from engine.run import Run
 
 if TYPE_CHECKING:
     from engine.diffusion.device import Device
 
-__all__ = ["Engine", "EngineEvent", "Errored", "Finished", "ImageReady", "Progress", "Run"]
+__all__ = [
+    "Engine",
+    "EngineEvent",
+    "Errored",
+    "Finished",
+    "ImageReady",
+    "LatentReady",
+    "Progress",
+    "Run",
+]
 
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]

@@ -18,8 +18,9 @@ from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.image_files import read_images, read_mask
 from engine.diffusion.images import ImageOperations
+from engine.diffusion.latent_files import read_latent
 from engine.diffusion.latent_operations import LatentOperations
-from engine.diffusion.latents import Images, Latent
+from engine.diffusion.latents import Images, Latent, Mask
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
@@ -27,6 +28,7 @@ from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
 from engine.diffusion.vae import Encode as EncodeImage
 from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
+from engine.reports import SavedLatent
 
 
 class Context:
@@ -59,13 +61,17 @@ class Context:
         except KeyError as error:
             raise InputFileUnavailable(f"There is no input file {name!r}.") from error
 
-    def image_file(self, name: str) -> tuple[Images, Tensor]:
+    def image_file(self, name: str) -> tuple[Images, Mask]:
         """The images of a file that came with the job, and their masks; see `read_images`."""
         return read_images(self.input_file(name), name, self._limits)
 
-    def mask_file(self, name: str, channel: str) -> Tensor:
+    def mask_file(self, name: str, channel: str) -> Mask:
         """A mask of a file that came with the job; see `read_mask`."""
         return read_mask(self.input_file(name), name, channel=channel, limits=self._limits)
+
+    def latent_file(self, name: str) -> Latent:
+        """The latent of a file that came with the job; see `read_latent`."""
+        return read_latent(self.input_file(name), name, self._limits)
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
@@ -136,12 +142,16 @@ class Context:
         return Latent(torch.cat(samples))
 
     def encode_for_inpainting(
-        self, vae: Vae, images: Images, mask: Tensor, *, grow_by: int
+        self, vae: Vae, images: Images, mask: Mask, *, grow_by: int
     ) -> Work[Latent]:
         """The latent of images without what the mask covers, to be made anew there."""
         images, mask = prepared_for_inpainting(images, mask, grow_by)
         latent = yield from self.encode_images(vae, images)
         return replace(latent, noise_mask=mask)
+
+    def saved(self, latent: Latent) -> SavedLatent:
+        """A latent as a result of the run."""
+        return SavedLatent(latent.samples.float().cpu().numpy())
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
         """Each image as (height, width, 3) of 0..255."""

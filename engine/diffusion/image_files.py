@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from torch import Tensor
 
-from engine.diffusion.latents import Images
+from engine.diffusion.latents import Images, Mask
 from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
 
@@ -20,7 +20,7 @@ _FIRST_FRAME_ONLY = "MPO"
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
-def read_images(content: bytes, name: str, limits: Limits) -> tuple[Images, Tensor]:
+def read_images(content: bytes, name: str, limits: Limits) -> tuple[Images, Mask]:
     """Every frame, and the masks (batch, height, width): 1 where a frame is transparent.
 
     A file without transparency has masks of 0, 64 x 64. Raises InputFileUnavailable, TooLarge.
@@ -35,7 +35,7 @@ def read_images(content: bytes, name: str, limits: Limits) -> tuple[Images, Tens
     return images, _masks(frames)
 
 
-def read_mask(content: bytes, name: str, *, channel: str, limits: Limits) -> Tensor:
+def read_mask(content: bytes, name: str, *, channel: str, limits: Limits) -> Mask:
     """One channel of the first frame (1, height, width); of "alpha", how transparent it is."""
     frame = next(_frames(content, name))
     limits.require_batch(1, width=frame.width, height=frame.height)
@@ -70,7 +70,7 @@ def _decoded(frame: Image.Image, name: str) -> Image.Image:
     return upright
 
 
-def _masks(frames: list[Image.Image]) -> Tensor:
+def _masks(frames: list[Image.Image]) -> Mask:
     if not any(_has_alpha(each) for each in frames):
         return torch.zeros(len(frames), _NO_MASK_SIDE, _NO_MASK_SIDE)
     return torch.stack([1.0 - _levels(each.convert("RGBA").getchannel("A")) for each in frames])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.diffusion.latents import Images
+from engine.diffusion.latents import Images, Mask
 from engine.diffusion.resampling import kept_ratio, resampled
 from engine.errors import EngineError
 from engine.inputs import Limits
@@ -52,7 +52,7 @@ class ImageOperations:
 
     def padded(
         self, images: Images, *, left: int, top: int, right: int, bottom: int, feathering: int
-    ) -> tuple[Images, Tensor]:
+    ) -> tuple[Images, Mask]:
         """The images in a grey frame, and the mask of the frame with a soft inner edge."""
         count, height, width, channels = images.shape
         whole = (height + top + bottom, width + left + right)
@@ -64,13 +64,13 @@ class ImageOperations:
         mask[:, top : top + height, left : left + width] = inside
         return framed, mask
 
-    def to_mask(self, images: Images, channel: str) -> Tensor:
+    def to_mask(self, images: Images, channel: str) -> Mask:
         """One channel, (batch, height, width)."""
         if channel not in _CHANNELS:
             raise EngineError(f"The image has no channel {channel}: it has {', '.join(_CHANNELS)}.")
         return images[..., _CHANNELS.index(channel)]
 
-    def from_mask(self, mask: Tensor) -> Images:
+    def from_mask(self, mask: Mask) -> Images:
         """Grey images of a mask."""
         return mask.reshape(-1, *mask.shape[-2:], 1).expand(-1, -1, -1, len(_CHANNELS))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batcher import Request
-from engine.diffusion.latents import PIXELS_PER_LATENT, Images
+from engine.diffusion.latents import PIXELS_PER_LATENT, Images, Mask
 from engine.diffusion.memory import memory_checked
 
 _CELLS_PER_ROW = 128
@@ -95,7 +95,7 @@ def cropped(planes: Tensor) -> Tensor:
     return planes
 
 
-def prepared_for_inpainting(images: Images, mask: Tensor, grow_by: int) -> tuple[Images, Tensor]:
+def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[Images, Mask]:
     """The images, grey where the mask is, and the mask grown by some pixels; cropped."""
     size = images.shape[1:3]
     mask = functional.interpolate(mask.reshape(-1, 1, *mask.shape[-2:]), size=size, mode="bilinear")
@@ -103,7 +103,7 @@ def prepared_for_inpainting(images: Images, mask: Tensor, grow_by: int) -> tuple
     return (images - _GREY) * (1 - mask)[..., None] + _GREY, _grown(mask, grow_by)
 
 
-def _grown(mask: Tensor, by: int) -> Tensor:
+def _grown(mask: Mask, by: int) -> Mask:
     """By convolution with a square of ones. One of even width reaches further down and right."""
     if by == 0:
         return mask

@@ -21,6 +21,7 @@ from engine.nodes.latent import (
     vae_encode,
 )
 from engine.nodes.latent_batch import latent_from_batch, repeat_latent_batch
+from engine.nodes.latent_files import load_latent, save_latent
 from engine.nodes.loaders import checkpoint_loader
 from engine.nodes.mask import (
     image_to_mask,
@@ -45,6 +46,8 @@ NODE_TYPES: tuple[NodeType, ...] = (
     latent_composite,
     latent_from_batch,
     repeat_latent_batch,
+    load_latent,
+    save_latent,
     # masks
     vae_encode_for_inpaint,
     set_latent_noise_mask,

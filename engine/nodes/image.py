@@ -10,10 +10,9 @@ from engine.nodes.sides import CROP, MAX_SIDE, side
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images
+    from engine.diffusion.latents import Images, Mask
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."
@@ -155,7 +154,7 @@ def image_pad_for_outpaint(
     right: int,
     bottom: int,
     feathering: int,
-) -> tuple[Images, Tensor]:
+) -> tuple[Images, Mask]:
     """Puts a grey frame around images, and a mask over it, for a sampler to fill."""
     return context.images.padded(
         image, left=left, top=top, right=right, bottom=bottom, feathering=feathering

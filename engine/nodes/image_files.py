@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from engine.declarations import Choice, InputFile, node
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images
+    from engine.diffusion.latents import Images, Mask
 
 
 @node(
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     category="image",
     display_name="Load Image",
 )
-def load_image(context: Context, image: str) -> tuple[Images, Tensor]:
+def load_image(context: Context, image: str) -> tuple[Images, Mask]:
     """Loads an image, and as a mask where it is transparent; of an animation every frame."""
     return context.image_file(image)
 
@@ -35,6 +33,6 @@ def load_image(context: Context, image: str) -> tuple[Images, Tensor]:
     category="mask",
     display_name="Load Image (as Mask)",
 )
-def load_image_mask(context: Context, image: str, channel: str) -> tuple[Tensor]:
+def load_image_mask(context: Context, image: str, channel: str) -> tuple[Mask]:
     """Loads one channel of an image as a mask; alpha masks what is transparent."""
     return (context.mask_file(image, channel),)

@@ -9,11 +9,9 @@ from engine.batcher import Work
 from engine.declarations import Choice, Int, Link, node
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from engine.diffusion.checkpoints import Vae
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images, Latent
+    from engine.diffusion.latents import Images, Latent, Mask
 
 
 @node(
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     category="mask",
     display_name="Convert Mask to Image",
 )
-def mask_to_image(context: Context, mask: Tensor) -> tuple[Images]:
+def mask_to_image(context: Context, mask: Mask) -> tuple[Images]:
     """Makes grey images of a mask."""
     return (context.images.from_mask(mask),)
 
@@ -35,7 +33,7 @@ def mask_to_image(context: Context, mask: Tensor) -> tuple[Images]:
     category="mask",
     display_name="Convert Image to Mask",
 )
-def image_to_mask(context: Context, image: Images, channel: str) -> tuple[Tensor]:
+def image_to_mask(context: Context, image: Images, channel: str) -> tuple[Mask]:
     """Makes a mask of one channel of images."""
     return (context.images.to_mask(image, channel),)
 
@@ -47,7 +45,7 @@ def image_to_mask(context: Context, image: Images, channel: str) -> tuple[Tensor
     category="latent/inpaint",
     display_name="Set Latent Noise Mask",
 )
-def set_latent_noise_mask(context: Context, samples: Latent, mask: Tensor) -> tuple[Latent]:
+def set_latent_noise_mask(context: Context, samples: Latent, mask: Mask) -> tuple[Latent]:
     """Has a sampler make a latent anew where the mask is, and keep the rest."""
     return (replace(samples, noise_mask=mask.reshape(-1, *mask.shape[-2:])),)
 
@@ -65,7 +63,7 @@ def set_latent_noise_mask(context: Context, samples: Latent, mask: Tensor) -> tu
     display_name="VAE Encode (for Inpainting)",
 )
 def vae_encode_for_inpaint(
-    context: Context, pixels: Images, vae: Vae, mask: Tensor, *, grow_mask_by: int
+    context: Context, pixels: Images, vae: Vae, mask: Mask, *, grow_mask_by: int
 ) -> Work[tuple[Latent]]:
     """Encodes images without what the mask covers, for a sampler to make anew."""
     latent = yield from context.encode_for_inpainting(vae, pixels, mask, grow_by=grow_mask_by)
