@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,27 +14,39 @@ from torch import Tensor
 from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules
-from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
+from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.latents import Images, Latent
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
+from engine.diffusion.store import Load, ModelStore, Read
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
 from engine.diffusion.vae import Decode
+from engine.models_folder import CHECKPOINTS
+
+T = TypeVar("T")
 
 
 class Context:
     """One run's access to models and device. `on_steps` is told of sampler steps as they end."""
 
-    def __init__(self, store: CheckpointStore, *, on_steps: Callable[[int], None]) -> None:
+    def __init__(self, store: ModelStore, *, on_steps: Callable[[int], None]) -> None:
         self._store = store
         self._on_steps = on_steps
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
-        checkpoint: Checkpoint = yield Load(self._store, name)
+        store = self._store
+        checkpoint: Checkpoint = yield Load(
+            (CHECKPOINTS, name), lambda: load_checkpoint(store, name)
+        )
         return checkpoint
+
+    def model(self, kind: str, name: str, read: Read[T]) -> Work[T]:
+        """A model of another kind, read by `read` unless it is in memory."""
+        model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
+        return model
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""

@@ -7,24 +7,24 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.diffusion.checkpoints import CheckpointStore
 from engine.diffusion.context import Context
+from engine.diffusion.store import ModelStore
 from engine.models_folder import ModelsFolder
 
 
 class Device:
-    """A torch device with the checkpoints that are on it."""
+    """A torch device with the models that are on it."""
 
     def __init__(
         self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
     ) -> None:
         self._threads = threads
-        self._store = CheckpointStore(models, _find(name), cache_bytes)
+        self._store = ModelStore(models, _find(name), cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Names of the checkpoints in memory."""
-        return self._store.names
+        return self._store.labels
 
     @contextmanager
     def scope(self) -> Iterator[None]:
