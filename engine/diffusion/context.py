@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules
-from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
+from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.image_files import read_images, read_mask
@@ -23,12 +24,16 @@ from engine.diffusion.latent_operations import LatentOperations
 from engine.diffusion.latents import Images, Latent, Mask
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
+from engine.diffusion.store import Load, ModelStore, Read
 from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
 from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
 from engine.diffusion.vae import Encode as EncodeImage
 from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
+from engine.models_folder import CHECKPOINTS
 from engine.reports import SavedLatent
+
+T = TypeVar("T")
 
 
 class Context:
@@ -36,7 +41,7 @@ class Context:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: ModelStore,
         *,
         on_steps: Callable[[int], None],
         input_files: Mapping[str, bytes],
@@ -51,8 +56,16 @@ class Context:
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
-        checkpoint: Checkpoint = yield Load(self._store, name)
+        store = self._store
+        checkpoint: Checkpoint = yield Load(
+            (CHECKPOINTS, name), lambda: load_checkpoint(store, name)
+        )
         return checkpoint
+
+    def model(self, kind: str, name: str, read: Read[T]) -> Work[T]:
+        """A model of another kind, read by `read` unless it is in memory."""
+        model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
+        return model
 
     def input_file(self, name: str) -> bytes:
         """The file of that name that came with the job. Raises InputFileUnavailable."""

@@ -16,8 +16,6 @@ from engine.diffusion.latents import PIXELS_PER_LATENT, Images, Mask
 from engine.diffusion.memory import memory_checked
 
 _CELLS_PER_ROW = 128
-
-
 _GREY = 0.5
 
 

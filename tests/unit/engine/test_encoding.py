@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from engine.catalogue import Catalogue
-from engine.diffusion.checkpoints import CheckpointStore, Vae
+from engine.diffusion.checkpoints import Vae, load_checkpoint
+from engine.diffusion.store import ModelStore
 from engine.diffusion.vae import Encode
 from tests.unit.engine.bodies import outputs_of
 from tests.unit.engine.workflows import TINY, Watched, node, text_to_image
@@ -22,7 +23,8 @@ Submit = Callable[..., Watched]
 
 @pytest.fixture(scope="module")
 def vae(catalogue: Catalogue) -> Vae:
-    return CheckpointStore(catalogue.models, torch.device("cpu"), 2**30).get(TINY).vae
+    store = ModelStore(catalogue.models, torch.device("cpu"), 2**30)
+    return load_checkpoint(store, TINY).vae
 
 
 def images(count: int, height: int, width: int) -> torch.Tensor:
