@@ -8,24 +8,28 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
 from actors.engine import (
     AllDone,
     EngineClient,
     EngineDied,
     EngineMessage,
+    Order,
     Picture,
     Refused,
+    SavedLatent,
     StepDone,
 )
 from actors.lease import Lease, Loss
 from actors.plan import Plan, plan_text
-from actors.png import encode_png
-from engine.errors import EngineError
+from actors.result_file import encode_result
+from engine.errors import EngineError, InputFileUnavailable
 from events.decisions import (
     Command,
     Complete,
@@ -38,9 +42,12 @@ from events.job import Job, timed_out_message
 from events.log import JobWriter
 from events.streams import progress_subject
 from events.types import ImageStored
-from storage.images import ImageStore, ImageStoreUnavailable
+from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
+from storage.keys import file_key, file_name
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +116,15 @@ class Attempt:
                 await self._complete()
                 return
             plan = await asyncio.to_thread(self._plan, self._job)
-            stream = self._engine.run(
-                self._job.id, self._job.attempts, plan.prompt, plan.first_index
+            order = Order(
+                self._job.id,
+                self._job.attempts,
+                plan.prompt,
+                plan.first_index,
+                input_files=await self._read_input_files(),
+                is_alone=bool(self._job.submitted.alone),
             )
-            async with aclosing(stream) as messages:
+            async with aclosing(self._engine.run(order)) as messages:
                 async for message in messages:
                     self._is_handling = True
                     await self._take(message, plan)
@@ -122,6 +134,22 @@ class Attempt:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineDied as error:
             await self._write(FailAttempt(self._actor, str(error), final=False))
+
+    async def _read_input_files(self) -> dict[str, bytes]:
+        """Raises InputFileUnavailable."""
+        files = self._job.submitted.input_files or {}
+        self._is_handling = True
+        read = {name: await self._read_input_file(name, file.key) for name, file in files.items()}
+        self._is_handling = False
+        self._heard_at = time.monotonic()
+        return read
+
+    async def _read_input_file(self, name: str, key: str) -> bytes:
+        try:
+            return await self._reach_store(partial(self._images.get, key))
+        except ImageNotFound as error:
+            gone = f"The input file {name!r} is gone. Upload it again and submit a new job."
+            raise InputFileUnavailable(gone) from error
 
     def _has_every_image(self) -> bool:
         """The attempt before this one died between its last image and its end."""
@@ -135,42 +163,42 @@ class Attempt:
             case StepDone(done=done, total=total):
                 self._stepping = True
                 await self._tell_progress(done, total)
-            case Picture():
+            case Picture() | SavedLatent():
                 await self._store(message, plan)
             case AllDone():
                 await self._complete()
             case Refused(message=text, is_final=final):
                 await self._write(FailAttempt(self._actor, text, final=final))
 
-    async def _store(self, picture: Picture, plan: Plan) -> None:
-        """An image that an earlier attempt has stored is not stored again."""
-        if self._job.image(picture.index) is not None:
+    async def _store(self, result: Picture | SavedLatent, plan: Plan) -> None:
+        """What an earlier attempt has stored is not stored again."""
+        if self._job.image(result.index) is not None:
             return
-        text = plan_text(plan, picture)
-        png = await asyncio.to_thread(encode_png, picture.pixels, text)
-        key = f"{self._job.id}/{self._job.attempts}/{picture.index}.png"
-        await self._put(key, png)
-        height, width, _ = picture.pixels.shape
+        file = await asyncio.to_thread(encode_result, result, plan_text(plan, result))
+        name = file_name(result.index, file.media_type)
+        key = file_key(self._job.id, self._job.attempts, name)
+        await self._reach_store(partial(self._images.put, key, file.content))
         image = ImageStored(
-            index=picture.index,
+            index=result.index,
             attempt=self._job.attempts,
             key=key,
-            size_bytes=len(png),
-            digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
-            width=width,
-            height=height,
-            seed=picture.seed,
+            size_bytes=len(file.content),
+            digest=f"sha256:{hashlib.sha256(file.content).hexdigest()}",
+            width=file.width,
+            height=file.height,
+            seed=result.seed,
+            media_type=file.media_type,
         )
         await self._write(StoreImage(self._actor, image))
 
-    async def _put(self, key: str, png: bytes) -> None:
+    async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Waits out a store that is away: the lease goes on, and ends it at the deadline."""
         pause_s = 0.2
         while True:
             try:
-                return await self._images.put(key, png)
+                return await call()
             except ImageStoreUnavailable as error:
-                fields = {"action": "store", "job_id": self._job.id, "error": str(error)}
+                fields = {"action": "reach_store", "job_id": self._job.id, "error": str(error)}
                 logger.warning("image store away", extra=fields)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
             pause_s = min(2 * pause_s, self._limits.longest_store_pause_s)

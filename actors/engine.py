@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.catalogue import Catalogue
-from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady, Progress, Run
+from engine.engine import (
+    Engine,
+    EngineEvent,
+    Errored,
+    Finished,
+    ImageReady,
+    LatentReady,
+    Progress,
+    Run,
+)
 from engine.errors import EngineError, NodeFailed
 from engine.graph import Limits, validate
 
@@ -33,6 +42,14 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedLatent:
+    index: int
+    samples: NDArray[np.float32]
+    """(batch, 4, height/8, width/8)"""
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AllDone:
     images: int
 
@@ -45,7 +62,20 @@ class Refused:
     is_final: bool = True
 
 
-EngineMessage = StepDone | Picture | AllDone | Refused
+EngineMessage = StepDone | Picture | SavedLatent | AllDone | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an attempt at a job asks of the engine."""
+
+    job_id: str
+    attempt: int
+    prompt: Mapping[str, Any]
+    """Node graph."""
+    first_index: Mapping[str, int] | None
+    input_files: Mapping[str, bytes]
+    is_alone: bool = False
 
 
 class EngineDied(Exception):
@@ -55,13 +85,7 @@ class EngineDied(Exception):
 class EngineClient(Protocol):
     """A worker's engine, seen from a job: in this process (`EngineHost`) or in its own actor."""
 
-    def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
+    def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
         """Raises EngineDied."""
 
     async def steps_done(self) -> int:
@@ -82,34 +106,33 @@ class EngineHost:
         """By job: attempt and run."""
         self._failures_in_a_row = 0
 
-    async def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
+    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
         """Messages of one run, `AllDone` or `Refused` last.
 
         A later attempt at the same job ends an earlier one, whose actor died or lost the job.
         """
         try:
-            graph = await asyncio.to_thread(validate, prompt, self._catalogue, self._limits)
+            graph = await asyncio.to_thread(
+                validate, order.prompt, self._catalogue, self._limits, order.input_files
+            )
         except EngineError as error:
             yield Refused(str(error))
             return
         messages: asyncio.Queue[EngineEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        if job_id in self._runs and attempt <= self._runs[job_id][0]:
+        job_id = order.job_id
+        if job_id in self._runs and order.attempt <= self._runs[job_id][0]:
             yield Refused("a later attempt is running")
             return
         self._cancel(job_id)
         run = self._engine.submit(
             graph,
             on_event=lambda event: _hand_over(loop, messages, event),
-            first_index=first_index,
+            first_index=order.first_index,
+            input_files=order.input_files,
+            is_alone=order.is_alone,
         )
-        self._runs[job_id] = (attempt, run)
+        self._runs[job_id] = (order.attempt, run)
         try:
             while True:
                 message = _translate(await messages.get())
@@ -119,7 +142,7 @@ class EngineHost:
                     return
         finally:
             run.cancel()
-            if self._runs.get(job_id) == (attempt, run):
+            if self._runs.get(job_id) == (order.attempt, run):
                 del self._runs[job_id]
 
     async def cancel(self, job_id: str, attempt: int) -> None:
@@ -160,6 +183,8 @@ def _translate(event: EngineEvent) -> EngineMessage:
             return StepDone(done, total)
         case ImageReady(index=index, pixels=pixels, seed=seed):
             return Picture(index, pixels, seed)
+        case LatentReady(index=index, samples=samples, seed=seed):
+            return SavedLatent(index, samples, seed)
         case Finished(images=images):
             return AllDone(images)
         case Errored(error=NodeFailed() as error):

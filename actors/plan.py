@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engine import Picture
+from actors.engine import Picture, SavedLatent
 from engine.catalogue import Catalogue
 from engine.compiler import compile_parameters
 from engine.graph import Limits
@@ -57,16 +57,16 @@ def planner(
     return plan
 
 
-def plan_text(plan: Plan, picture: Picture) -> dict[str, str]:
-    """PNG text of one image, as ComfyUI writes it: the graph, and what its front end sent along.
+def plan_text(plan: Plan, result: Picture | SavedLatent) -> dict[str, str]:
+    """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
 
     In the diffusion flavour the WebUI's `parameters` too.
     """
     text = {"prompt": json.dumps(plan.prompt)}
     if plan.describe is not None:
-        text["parameters"] = plan.describe(picture.index)
-    if picture.seed is not None:
-        text["seed"] = str(picture.seed)
+        text["parameters"] = plan.describe(result.index)
+    if result.seed is not None:
+        text["seed"] = str(result.seed)
     return text | {name: json.dumps(value) for name, value in plan.extra_pnginfo.items()}
 
 

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.assembly import build_engine_host, build_job_runner
-from actors.engine import AllDone, EngineDied, EngineHost, EngineMessage, Refused
+from actors.engine import AllDone, EngineDied, EngineHost, EngineMessage, Order, Refused
 from actors.job import JobRunner, RunOutcome
 from actors.logs import set_up_logging
 from events.records import Endpoint
@@ -59,15 +59,9 @@ class EngineProcess:
         build = partial(build_engine_host, settings, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
-    async def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
+    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
         host = await self._host()
-        async for message in host.run(job_id, attempt, prompt, first_index):
+        async for message in host.run(order):
             yield message
         if host.is_broken:
             logger.error("engine is broken", extra={"action": "engine_exit"})
@@ -105,18 +99,12 @@ class RemoteEngine:
         self._answer_timeout_s = answer_timeout_s
         self._found: Any = None
 
-    async def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
+    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
         handle = await self._handle()
         method: Any = handle.run.options(num_returns="streaming")
         ended = False
         try:
-            async for reference in method.remote(job_id, attempt, prompt, first_index):
+            async for reference in method.remote(order):
                 message: EngineMessage = await reference
                 ended = isinstance(message, AllDone | Refused)
                 yield message
@@ -125,7 +113,7 @@ class RemoteEngine:
             raise self._died(error) from error
         finally:
             if not ended:
-                handle.cancel.remote(job_id, attempt)
+                handle.cancel.remote(order.job_id, order.attempt)
 
     async def steps_done(self) -> int:
         handle = await self._handle()

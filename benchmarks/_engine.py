@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
@@ -17,28 +18,32 @@ from typing import Any, Self
 from actors.workers import ENGINE_ENVIRONMENT  # what is compared must run alike
 from engine.catalogue import Catalogue
 from engine.engine import Engine, EngineEvent, Errored, Finished
-from engine.graph import Limits, validate
+from engine.graph import Graph, Limits, validate
 from engine.models_folder import ModelsFolder
 from examples.service import ROOT
 
 CHECKPOINT = "darkroom-tiny.safetensors"
 
 
-def graph(seed: int) -> dict[str, Any]:
-    """One 64 px image in 20 steps, in ComfyUI's API format."""
+def graph(seed: int, *, checkpoint: str = CHECKPOINT, **sampler: Any) -> dict[str, Any]:
+    """One 64 px image in 20 steps, in ComfyUI's API format; no two of its texts are the same."""
+    settings = {
+        "seed": seed,
+        "steps": 20,
+        "cfg": 7.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1.0,
+        **sampler,
+    }
     return {
-        "model": _node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT),
-        "text": _node("CLIPTextEncode", text="a large red circle", clip=["model", 1]),
+        "model": _node("CheckpointLoaderSimple", ckpt_name=checkpoint),
+        "text": _node("CLIPTextEncode", text=prompt(seed), clip=["model", 1]),
         "nothing": _node("CLIPTextEncode", text="", clip=["model", 1]),
         "empty": _node("EmptyLatentImage", width=64, height=64, batch_size=1),
         "sampler": _node(
             "KSampler",
-            seed=seed,
-            steps=20,
-            cfg=7.0,
-            sampler_name="euler",
-            scheduler="normal",
-            denoise=1.0,
+            **settings,
             model=["model", 0],
             positive=["text", 0],
             negative=["nothing", 0],
@@ -47,6 +52,28 @@ def graph(seed: int) -> dict[str, Any]:
         "pixels": _node("VAEDecode", samples=["sampler", 0], vae=["model", 2]),
         "image": _node("SaveImage", images=["pixels", 0], filename_prefix="darkroom"),
     }
+
+
+def prompt(seed: int) -> str:
+    """Of the graph with this seed."""
+    return f"a large red circle, number {seed}"
+
+
+def run_all(engine: Engine, graphs: Sequence[Graph]) -> float:
+    """Seconds from the first submit to the last end, all at once."""
+    ends: SimpleQueue[EngineEvent] = SimpleQueue()
+
+    def take(event: EngineEvent) -> None:
+        if isinstance(event, Finished | Errored):
+            ends.put(event)
+
+    began = time.perf_counter()
+    for each in graphs:
+        engine.submit(each, on_event=take)
+    for _ in graphs:
+        if isinstance(end := ends.get(), Errored):
+            raise end.error
+    return time.perf_counter() - began
 
 
 def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
@@ -94,19 +121,7 @@ def main() -> None:
     catalogue, seeds = Catalogue(models), itertools.count(1)
     for line in sys.stdin:
         graphs = [validate(graph(next(seeds)), catalogue, Limits()) for _ in range(int(line))]
-        ends: SimpleQueue[EngineEvent] = SimpleQueue()
-
-        def take(event: EngineEvent, ends: SimpleQueue[EngineEvent] = ends) -> None:
-            if isinstance(event, Finished | Errored):
-                ends.put(event)
-
-        began = time.perf_counter()
-        for each in graphs:
-            engine.submit(each, on_event=take)
-        for _ in graphs:
-            if isinstance(end := ends.get(), Errored):
-                raise end.error
-        print(time.perf_counter() - began, flush=True)
+        print(run_all(engine, graphs), flush=True)
 
 
 if __name__ == "__main__":

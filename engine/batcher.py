@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Self, TypeAlias, TypeVar
 
 from engine.errors import OutOfMemory
+from engine.row_limits import RowLimits
 
 T = TypeVar("T")
 
@@ -48,6 +49,8 @@ class Member:
 
     execution: Execution
     on_end: Callable[[Exception | None], None]
+    is_alone: bool = False
+    """Shares no call with other runs."""
 
 
 @dataclass(eq=False, slots=True, frozen=True)
@@ -55,14 +58,19 @@ class _Waiting:
     member: Member
     request: Request
 
+    def may_join(self, other: _Waiting) -> bool:
+        """Whether one call may answer both."""
+        if self.request.key != other.request.key:
+            return False
+        return self.member is other.member or not (self.member.is_alone or other.member.is_alone)
+
 
 @dataclass(slots=True)
 class Batcher:
     """Picks which requests run next: those of the key whose oldest request waits longest."""
 
-    max_rows: int = 32
+    limits: RowLimits = field(default_factory=lambda: RowLimits(32))
     _queue: list[_Waiting] = field(default_factory=list)
-    _row_limits: dict[Hashable, int] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
@@ -91,10 +99,10 @@ class Batcher:
             self._advance(member, received)
 
     def _pick(self) -> list[_Waiting]:
-        key = self._queue[0].request.key
-        room = self._row_limits.get(key, self.max_rows)
+        first = self._queue[0]
+        room = self.limits.rows_of(first.request.key)
         group: list[_Waiting] = []
-        for waiting in _taking_turns(each for each in self._queue if each.request.key == key):
+        for waiting in _taking_turns(each for each in self._queue if each.may_join(first)):
             if group and waiting.request.rows > room:
                 break
             room -= waiting.request.rows
@@ -104,13 +112,15 @@ class Batcher:
     def _run(self, group: list[_Waiting]) -> Sequence[Any]:
         """The results; none where the group was too large for the memory: it is picked anew."""
         requests = [waiting.request for waiting in group]
+        key, rows = requests[0].key, sum(each.rows for each in requests)
         try:
-            return type(requests[0]).run_batch(requests)
+            with self.limits.measured(key, rows):
+                return type(requests[0]).run_batch(requests)
         except Exception as error:  # noqa: BLE001 - the guilty run ends with it, see `_advance`
             if len(group) == 1:
                 return [error]
             if isinstance(error, OutOfMemory):
-                self._row_limits[requests[0].key] = max(1, sum(each.rows for each in requests) // 2)
+                self.limits.cut(key, rows)
                 return []
         return [_run_alone(request) for request in requests]
 

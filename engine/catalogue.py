@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from engine.declarations import Choice, Float, Input, Int, Link, NodeType, String, type_name
+from engine.declarations import (
+    Choice,
+    Float,
+    Input,
+    InputFile,
+    Int,
+    Link,
+    NodeType,
+    String,
+    type_name,
+)
 from engine.models_folder import ModelsFolder
 from engine.nodes import NODE_TYPES
 
@@ -25,25 +35,34 @@ class Catalogue:
         """What may be chosen now."""
         return self.models.names(choice.folder) if choice.folder else choice.values
 
-    def object_info(self) -> dict[str, Any]:
-        """Every node type in the shape of ComfyUI's `GET /object_info`."""
-        return {name: self._info(each) for name, each in self._node_types.items()}
+    def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
+        """Every node type in the shape of ComfyUI's `GET /object_info`.
 
-    def input_config(self, declared: Input) -> list[Any]:
+        `input_files`: the names that an `InputFile` may be given.
+        """
+        return {name: self._info(each, input_files) for name, each in self._node_types.items()}
+
+    def input_config(self, declared: Input, input_files: Collection[str] = ()) -> list[Any]:
         """An input in ComfyUI's shape: its type (or the list to choose from) and its options."""
         options = _options(declared)
-        if isinstance(declared, Choice):
-            return [list(self.choices(declared)), options]
-        return [type_name(declared), options]
+        match declared:
+            case Choice():
+                return [list(self.choices(declared)), options]
+            case InputFile():
+                return [list(input_files), options]
+            case _:
+                return [type_name(declared), options]
 
-    def _info(self, declared: NodeType) -> dict[str, Any]:
+    def _info(self, declared: NodeType, input_files: Collection[str]) -> dict[str, Any]:
+        inputs = {"required": declared.inputs}
+        if declared.optional:
+            inputs["optional"] = declared.optional
         return {
             "input": {
-                "required": {
-                    name: self.input_config(each) for name, each in declared.inputs.items()
-                }
+                kind: {name: self.input_config(each, input_files) for name, each in some.items()}
+                for kind, some in inputs.items()
             },
-            "input_order": {"required": list(declared.inputs)},
+            "input_order": {kind: list(some) for kind, some in inputs.items()},
             "output": list(declared.outputs),
             "output_is_list": [False] * len(declared.outputs),
             "output_name": list(declared.outputs),
@@ -64,6 +83,8 @@ def _options(declared: Input) -> dict[str, Any]:
             options["step"] = declared.step
         case String():
             options = {"default": declared.default, "multiline": declared.multiline}
-        case Choice() | Link():
+        case InputFile(kind="image"):
+            options = {"image_upload": True}  # what makes ComfyUI's front end offer an upload
+        case Choice() | Link() | InputFile():
             pass
     return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

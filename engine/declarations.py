@@ -6,11 +6,11 @@ The declaration is the source of validation, of `object_info` and of the documen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-LimitName: TypeAlias = Literal["side", "steps", "batch"]
-"""Which of the service's limits narrows an integer's declared range."""
+LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
+"""Which of the service's limits narrows an integer's range; "longest_side" lets 0 be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,20 @@ class Link:
     tooltip: str = ""
 
 
-Input: TypeAlias = Int | Float | String | Choice | Link
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """The name of a file that comes with the job: `Context.input_file` has its bytes."""
+
+    kind: Literal["image", "latent"] = "image"
+    tooltip: str = ""
+
+
+Input: TypeAlias = Int | Float | String | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
 
-A generator yields `Request`s and receives their results. An output node answers its images.
+A generator yields `Request`s and receives their results. An output node answers its images or
+latents.
 """
 
 
@@ -82,6 +91,8 @@ class NodeType:
     class_type: str
     body: Body
     inputs: Mapping[str, Input]
+    optional: Mapping[str, Input] = field(default_factory=dict)
+    """Inputs that a graph may leave out: the body has a default for each."""
     outputs: tuple[str, ...] = ()
     category: str = ""
     description: str = ""
@@ -93,6 +104,11 @@ class NodeType:
     """The inputs whose product is the number of pixels that the node asks for."""
     check: Callable[[Mapping[str, Any]], object] | None = None
     """Called with the literals once each is valid; raises ValueError where they do not do."""
+
+    @property
+    def all_inputs(self) -> dict[str, Input]:
+        """The required and the optional ones."""
+        return {**self.inputs, **self.optional}
 
 
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
@@ -114,7 +130,7 @@ def type_name(declared: Input) -> str:
             return "FLOAT"
         case String():
             return "STRING"
-        case Choice():
+        case Choice() | InputFile():
             return "COMBO"
         case Link():
             return declared.type

@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, TypeAlias
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
-from engine.graph import Graph
+from engine.graph import Graph, Limits
 from engine.models_folder import ModelsFolder
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
+from engine.row_limits import RowLimits
 from engine.run import Run
 
 if TYPE_CHECKING:
     from engine.diffusion.device import Device
 
-__all__ = ["Engine", "EngineEvent", "Errored", "Finished", "ImageReady", "Progress", "Run"]
+__all__ = [
+    "Engine",
+    "EngineEvent",
+    "Errored",
+    "Finished",
+    "ImageReady",
+    "LatentReady",
+    "Progress",
+    "Run",
+]
 
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]
@@ -31,7 +41,9 @@ class Engine:
     """Runs graphs on one device, as many at once as are submitted.
 
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
-    `cache_bytes` what the loaded checkpoints may take, `threads` torch's on a CPU.
+    fewer where memory is short; `cache_bytes` what the loaded checkpoints may take, `threads`
+    torch's on a CPU. `limits` hold while a graph runs, too: what a node makes of files and other
+    nodes is not known before.
     """
 
     def __init__(
@@ -42,12 +54,15 @@ class Engine:
         max_rows: int = 32,
         cache_bytes: int = 8 * 2**30,
         threads: int | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._models = models
         self._device_name = device
         self._cache_bytes = cache_bytes
         self._threads = threads
-        self._batcher = Batcher(max_rows)
+        self._limits = limits or Limits()
+        self._max_rows = max_rows
+        self._batcher = Batcher()
         self._device: Device | None = None
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._members: dict[Run, Member] = {}
@@ -61,8 +76,13 @@ class Engine:
         from engine.diffusion.device import Device
 
         self._device = Device(
-            self._models, self._device_name, cache_bytes=self._cache_bytes, threads=self._threads
+            self._models,
+            self._device_name,
+            cache_bytes=self._cache_bytes,
+            threads=self._threads,
+            limits=self._limits,
         )
+        self._batcher.limits = RowLimits(self._max_rows, self._device.gauge)
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
         self._thread.start()
 
@@ -79,17 +99,21 @@ class Engine:
         *,
         on_event: Callable[[EngineEvent], None],
         first_index: Mapping[str, int] | None = None,
+        is_alone: bool = False,
+        input_files: Mapping[str, bytes] | None = None,
     ) -> Run:
         """Take a graph in, from any thread; it joins before the next device call.
 
         `on_event` is called on the device thread, so it must not block. `first_index` gives the
         index of each output node's first image; without it they are counted in the graph's order.
+        A run that `is_alone` shares no device call with others.
+        `input_files` has the bytes of each of the graph's.
         """
         run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
         with self._gate:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            self._inbox.put(lambda: self._join(run))
+            self._inbox.put(lambda: self._join(run, input_files or {}, is_alone=is_alone))
         return run
 
     @property
@@ -138,11 +162,11 @@ class Engine:
             self._batcher.leave(member)
             self._end(run, Cancelled("the engine was stopped"))
 
-    def _join(self, run: Run) -> None:
+    def _join(self, run: Run, input_files: Mapping[str, bytes], *, is_alone: bool) -> None:
         assert self._device is not None
-        context = self._device.context(on_steps=run.take_steps)
+        context = self._device.context(on_steps=run.take_steps, input_files=input_files)
         execution = execute(run.graph, context, on_output=run.take_images)
-        member = Member(execution, on_end=lambda error: self._end(run, error))
+        member = Member(execution, lambda error: self._end(run, error), is_alone)
         self._members[run] = member
         if not self._stopped.is_set():
             self._batcher.join(member)

@@ -4,6 +4,8 @@ EngineError
 ├── GraphInvalid           the workflow is refused, whole
 ├── ParametersInvalid      the diffusion request is refused, one entry per field
 ├── CheckpointUnavailable  a model file is missing, damaged or of a kind that is not supported
+├── InputFileUnavailable   a file that a node needs is missing or cannot be read
+├── TooLarge               a node would make more images or pixels than is taken
 ├── OutOfMemory            the device's memory does not hold the work
 ├── NodeFailed             a node's body raised
 └── Cancelled              the run was cancelled
@@ -85,6 +87,14 @@ class ParametersInvalid(EngineError):
 
 class CheckpointUnavailable(EngineError):
     """A model file is missing, damaged or of a kind that is not supported."""
+
+
+class InputFileUnavailable(EngineError):
+    """A file that a node needs is missing or cannot be read."""
+
+
+class TooLarge(EngineError):
+    """A node would make more images or pixels than is taken."""
 
 
 class OutOfMemory(EngineError):

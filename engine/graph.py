@@ -6,13 +6,14 @@ is sent raises anything but GraphInvalid, and sizes have limits of the service's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from engine.catalogue import Catalogue
-from engine.declarations import NodeType
+from engine.declarations import InputFile, NodeType
 from engine.errors import GraphInvalid
 from engine.inputs import Checked, InputError, Limits, Source, check_inputs, whole_number
 
@@ -31,6 +32,8 @@ class Node:
     links: Mapping[str, Source]
     is_output: bool = False
     steps: int = 0
+    input_files: tuple[str, ...] = ()
+    """The names that its `InputFile`s were given."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -60,6 +63,11 @@ class Graph:
     def total_steps(self) -> int:
         """Sampler steps over all nodes."""
         return sum(node.steps for node in self.nodes)
+
+    @property
+    def input_files(self) -> tuple[str, ...]:
+        """The files that the nodes need, each once."""
+        return tuple(dict.fromkeys(name for node in self.nodes for name in node.input_files))
 
     def seed_of(self, node_id: str) -> int | None:
         """The seed of the nearest node upstream that has one: for an image, of its sampler."""
@@ -96,14 +104,23 @@ def _is_negative(value: Any) -> bool:
     return number is not None and number < 0
 
 
-def validate(prompt: object, catalogue: Catalogue, limits: Limits) -> Graph:
-    """The graph of a prompt in ComfyUI's API format; raises GraphInvalid."""
+def validate(
+    prompt: object,
+    catalogue: Catalogue,
+    limits: Limits,
+    input_files: Collection[str] | None = None,
+) -> Graph:
+    """The graph of a prompt in ComfyUI's API format; raises GraphInvalid.
+
+    `input_files`: the names that an `InputFile` may be given; None: any.
+    """
     nodes = _require_nodes(prompt, limits)
     types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
     outputs = [node_id for node_id, declared in types.items() if declared.is_output]
     if not outputs:
         raise GraphInvalid("prompt_no_outputs", "The prompt has no output node", "add a SaveImage")
-    checked = _check_reachable(nodes, types, outputs, catalogue=catalogue, limits=limits)
+    check = partial(check_inputs, catalogue=catalogue, limits=limits, input_files=input_files)
+    checked = _check_reachable(nodes, types, outputs, check)
     errors = {node_id: list(each.errors) for node_id, each in checked.items() if each.errors}
     if cycle := _find_cycle(checked):
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
@@ -143,9 +160,7 @@ def _check_reachable(
     nodes: Mapping[str, Any],
     types: Mapping[str, NodeType],
     outputs: list[str],
-    *,
-    catalogue: Catalogue,
-    limits: Limits,
+    check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], Checked],
 ) -> dict[str, Checked]:
     """Every node that an output needs, checked. What no output needs is never looked at."""
     checked: dict[str, Checked] = {}
@@ -156,7 +171,7 @@ def _check_reachable(
             continue
         given = nodes[node_id].get("inputs")
         inputs = given if isinstance(given, Mapping) else {}
-        result = check_inputs(inputs, types[node_id], types, catalogue=catalogue, limits=limits)
+        result = check(inputs, types[node_id], types)
         checked[node_id] = result
         pending += result.targets
     return checked
@@ -220,6 +235,7 @@ def _dependent_outputs(
 
 def _node(node_id: str, declared: NodeType, checked: Checked) -> Node:
     steps = checked.literals.get(declared.steps_input, 0) if declared.steps_input else 0
+    files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
     return Node(
         node_id,
         declared.class_type,
@@ -227,4 +243,5 @@ def _node(node_id: str, declared: NodeType, checked: Checked) -> Node:
         links=checked.links,
         is_output=declared.is_output,
         steps=steps,
+        input_files=tuple(checked.literals[name] for name in files if name in checked.literals),
     )

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.catalogue import Catalogue
-from engine.declarations import Choice, Float, Input, Int, Link, NodeType, String, type_name
+from engine.declarations import (
+    Choice,
+    Float,
+    Input,
+    InputFile,
+    Int,
+    Link,
+    NodeType,
+    String,
+    type_name,
+)
+from engine.errors import TooLarge
 
 _LISTED_CHOICES = 20
 
@@ -30,12 +41,23 @@ class Limits:
         match declared.limit:
             case "side":
                 return max(declared.min, self.min_side), min(declared.max, self.max_side)
+            case "longest_side":
+                return declared.min, min(declared.max, self.max_side)
             case "steps":
                 return declared.min, min(declared.max, self.max_steps)
             case "batch":
                 return declared.min, min(declared.max, self.max_batch)
             case None:
                 return declared.min, declared.max
+
+    def require_batch(self, count: int, *, width: int, height: int) -> None:
+        """Raises TooLarge where so many images of that size are more than is taken."""
+        pixels = count * width * height
+        if count > self.max_batch or pixels > self.max_pixels:
+            raise TooLarge(
+                f"{count} images of {width} x {height} pixels are too large: at most "
+                f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +113,14 @@ def check_inputs(
     *,
     catalogue: Catalogue,
     limits: Limits,
+    input_files: Collection[str] | None = None,
 ) -> Checked:
     """Check what is declared, ignore what is not. `types` has all nodes of the graph."""
     checked = Checked()
-    check = _Check(types, catalogue, limits)
-    for name, each in declared.inputs.items():
+    check = _Check(types, catalogue, limits, input_files)
+    for name, each in declared.all_inputs.items():
+        if name in declared.optional and name not in inputs:
+            continue
         try:
             check.one(name, each, inputs, checked)
         except _Refused as refused:
@@ -116,6 +141,8 @@ class _Check:
     types: Mapping[str, NodeType]
     catalogue: Catalogue
     limits: Limits
+    input_files: Collection[str] | None
+    """The names that an `InputFile` may be given; None: any."""
 
     def one(self, name: str, declared: Input, inputs: Mapping[str, Any], checked: Checked) -> None:
         if name not in inputs:
@@ -183,6 +210,8 @@ class _Check:
                 return self._text(name, declared, value)
             case Choice():
                 return self._chosen(name, declared, value)
+            case InputFile():
+                return self._file(name, declared, value)
             case Link():
                 raise AssertionError("a link has no literal")
 
@@ -208,11 +237,14 @@ class _Check:
                     return declared.resolve(value)
                 except ValueError:
                     pass
-        some = ", ".join(choices[:_LISTED_CHOICES]) + (" …" if choices[_LISTED_CHOICES:] else "")
-        extra = {"input_name": name, "received_value": _shown(value)}
-        details = f"{name}: {_shown(value)!r} not in [{some}]"
-        message = "A value is not in its list"
-        raise _Refused(InputError("value_not_in_list", message, details, extra))
+        raise _not_in_list(name, value, choices)
+
+    def _file(self, name: str, declared: InputFile, value: Any) -> str:
+        if not isinstance(value, str) or not _is_unicode(value):
+            raise self._wrong_type(name, declared, value)
+        if self.input_files is not None and value not in self.input_files:
+            raise _not_in_list(name, value, tuple(self.input_files))
+        return value
 
     def _require_range(
         self, name: str, declared: Int | Float, number: float | None, /, *rest: Any
@@ -246,6 +278,13 @@ class _Check:
 
     def _config(self, declared: Input) -> list[Any]:
         return self.catalogue.input_config(declared)
+
+
+def _not_in_list(name: str, value: Any, choices: Sequence[str]) -> _Refused:
+    some = ", ".join(choices[:_LISTED_CHOICES]) + (" …" if choices[_LISTED_CHOICES:] else "")
+    extra = {"input_name": name, "received_value": _shown(value)}
+    details = f"{name}: {_shown(value)!r} not in [{some}]"
+    return _Refused(InputError("value_not_in_list", "A value is not in its list", details, extra))
 
 
 def whole_number(value: Any) -> int | None:

@@ -1,7 +1,7 @@
 """The database: its tables, connections and transactions.
 
 SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core. Rows of `jobs`
-and `images` can be rebuilt from the log; those of `api_keys` and `endpoints` cannot.
+and `images` can be rebuilt from the log; those of the other tables cannot.
 """
 
 from __future__ import annotations
@@ -84,6 +84,23 @@ IMAGES = _table(
     _required("size_bytes", sa.BigInteger),
     _required("digest", sa.String),
     _required("position", sa.BigInteger),
+)
+
+UPLOADS = _table(
+    "uploads",
+    _key("id"),
+    _required("owner", sa.String),
+    _required("name", sa.String),
+    _required("digest", sa.String),
+    _required("storage_key", sa.String),
+    _required("width", sa.Integer),
+    _required("height", sa.Integer),
+    _required("size_bytes", sa.BigInteger),
+    _required("created_at", UtcDateTime),
+    _required("used_at", UtcDateTime),
+    sa.Column("replaced_at", UtcDateTime),
+    sa.Index("uploads_by_owner", "owner", "id"),
+    sa.Index("uploads_by_key", "storage_key"),
 )
 
 API_KEYS = _table(
@@ -178,7 +195,7 @@ class Database:
             await connection.execute(checkpoint.on_conflict_do_nothing())
 
     async def _write_ahead(self) -> None:
-        """Set SQLite's journal mode, which wants the whole file and waits for nobody by itself."""
+        """Set SQLite's journal mode, which asks for the whole file and waits for nobody."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What the database keeps beside the read models: API keys and inference endpoints."""
+"""What the database keeps beside the read models: API keys, inference endpoints, uploads."""
 
 from __future__ import annotations
 
@@ -49,3 +49,25 @@ class Endpoint:
     max_pixels: int = 2**24
     """Width x height x batch of one job."""
     max_steps: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An input image of one owner."""
+
+    id: str
+    """UUIDv7: sorts by the time of the upload."""
+    owner: str
+    name: str
+    """A label that the owner chose; never part of a path."""
+    digest: str
+    """`sha256:` and hex, of the file as it is stored."""
+    storage_key: str
+    width: int
+    height: int
+    size_bytes: int
+    created_at: datetime
+    used_at: datetime
+    """When a job was last accepted that names it; before the first, when it was uploaded."""
+    replaced_at: datetime | None = None
+    """From then on its name stands for another file, or for none."""

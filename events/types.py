@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -39,6 +39,16 @@ class DeliveryFact(Fact):
     """A fact of the delivery of a job's callback, stored in `DELIVERIES`."""
 
 
+class InputFile(BaseModel):
+    """A file that a job takes, as it was when the job was accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    key: str
+    digest: str
+    """`sha256:` and hex."""
+
+
 class Submitted(JobFact):
     type_name = "darkroom.job.submitted.v1"
     flavour: Flavour
@@ -55,6 +65,10 @@ class Submitted(JobFact):
     callback_url: str | None = None
     deadline_s: float = 3600.0
     """Seconds after the submission at which the job is given up."""
+    input_files: dict[str, InputFile] | None = None
+    """The uploads that the workflow names; None where it names none."""
+    alone: Literal[True] | None = None
+    """It shares no call of the model with other jobs; None where it was not asked for."""
 
 
 class Started(JobFact):
@@ -74,6 +88,8 @@ class ImageStored(JobFact):
     width: int
     height: int
     seed: int | None = None
+    media_type: str | None = None
+    """None: `image/png`. A latent has the sides of the image that it decodes to."""
 
 
 class AttemptFailed(JobFact):

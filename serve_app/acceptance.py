@@ -22,6 +22,7 @@ from serve_app.errors import ApiError, not_found, retry_after
 from serve_app.services import Services
 from serve_app.submission import checker_for, fingerprint_of
 from serve_app.ttl_cache import TtlCache
+from serve_app.uploads import resolve_input_files
 from serve_app.withdrawals import Withdrawals
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Sent:
     key: ApiKey
     endpoint: str
     callback_url: str | None
+    alone: bool
     idempotency_key: str | None
     body: bytes
     content: Any
@@ -51,6 +53,7 @@ class Sent:
             self.flavour,
             endpoint=self.endpoint,
             callback_url=self.callback_url,
+            alone=self.alone,
             body=self.body,
         )
 
@@ -117,6 +120,9 @@ class Acceptance:
         checker = checker_for(endpoint, services.catalogue, services.settings)
         asked = checker.check(sent.flavour, sent.content)
         await self._require_room(endpoint)
+        input_files = await resolve_input_files(
+            services, sent.key.owner, sent.content, asked=asked, checker=checker
+        )
         return Submitted(
             flavour=sent.flavour,
             owner=sent.key.owner,
@@ -128,6 +134,8 @@ class Acceptance:
             images=asked.images,
             callback_url=sent.callback_url,
             deadline_s=services.settings.job_timeout_s,
+            input_files=input_files,
+            alone=sent.alone or None,
         )
 
     async def _endpoint(self, id: str) -> Endpoint:

@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from serve_app import catalogue, errors, files, generate, health, jobs, results
+from serve_app import catalogue, errors, files, generate, health, jobs, results, uploads
 from serve_app.acceptance import Acceptance
 from serve_app.auth import Authenticator
+from serve_app.input_images import InputImages
 from serve_app.services import Services
 from serve_app.withdrawals import Withdrawals
 from settings.version import VERSION
@@ -48,8 +49,12 @@ def create_api(
     app.state.services = services
     app.state.authenticator = Authenticator(services.keys)
     app.state.acceptance = acceptance
+    settings = services.settings
+    app.state.input_images = InputImages(
+        max_pixels=settings.max_upload_pixels, at_once=settings.upload_decodes
+    )
     errors.install(app)
-    for module in (generate, results, jobs, catalogue, files, health):
+    for module in (generate, results, jobs, uploads, catalogue, files, health):
         app.include_router(module.router)
     return app
 

@@ -32,6 +32,7 @@ from events.progress import ProgressBoard
 from events.queues import JobQueue
 from events.read_model import ReadModel
 from events.registry import ApiKeys, Endpoints
+from events.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.services import Services
 from settings import Settings
@@ -129,6 +130,7 @@ def _services(
         read_model=ReadModel(database),
         keys=ApiKeys(database),
         endpoints=Endpoints(database),
+        uploads=Uploads(database),
         images=ImageStore(settings.effective_images_url),
         catalogue=Catalogue(ModelsFolder(settings.models_dir)),
         address_rule=address_rule(settings),

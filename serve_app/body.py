@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -22,18 +23,23 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
     """Raises ApiError: 415 where it is no JSON, 413 as soon as it is known to be too large."""
     _require_json(request)
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > max_bytes):
-        raise _too_large(max_bytes)
-    body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > max_bytes:
-                raise _too_large(max_bytes)
+        return b"".join([chunk async for chunk in bounded(request, max_bytes=max_bytes)])
     except ClientDisconnect as error:
         raise _invalid("The body ended before it was complete.") from error
-    return bytes(body)
+
+
+async def bounded(request: Request, *, max_bytes: int) -> AsyncGenerator[bytes]:
+    """The body as it comes in. Raises ApiError 413 as soon as it is known to be too large."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > max_bytes):
+        raise too_large(max_bytes)
+    size_bytes = 0
+    async for chunk in request.stream():
+        size_bytes += len(chunk)
+        if size_bytes > max_bytes:
+            raise too_large(max_bytes)
+        yield chunk
 
 
 def parse_json(body: bytes) -> Any:
@@ -105,6 +111,6 @@ def _too_deep() -> ApiError:
     return _invalid(f"More than {MAX_DEPTH} arrays and objects are nested.")
 
 
-def _too_large(max_bytes: int) -> ApiError:
+def too_large(max_bytes: int) -> ApiError:
     message = f"The body is larger than {max_bytes} bytes."
     return ApiError(413, "too_large", message, extra_info={"max_bytes": max_bytes})

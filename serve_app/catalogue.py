@@ -11,11 +11,13 @@ from pydantic import BaseModel, Field
 from engine.models_folder import CHECKPOINTS
 from engine.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from events.records import Scope
-from serve_app.auth import Requires
+from serve_app.auth import Reader, Requires
 from serve_app.errors import documented
 from serve_app.services import ServicesGiven
 
 KINDS = (CHECKPOINTS, "loras", "vae", "controlnet", "embeddings", "upscale_models")
+
+_LISTED_UPLOADS = 1000
 
 router = APIRouter(
     prefix="/v1",
@@ -90,6 +92,8 @@ async def list_schedulers() -> SchedulerList:
 
 
 @router.get("/object_info")
-async def object_info(services: ServicesGiven) -> dict[str, Any]:
-    """Every node type, in the shape of ComfyUI's `GET /object_info`."""
-    return await asyncio.to_thread(services.catalogue.object_info)
+async def object_info(key: Reader, services: ServicesGiven) -> dict[str, Any]:
+    """Every node type, in the shape of ComfyUI's `GET /object_info`, with the caller's uploads."""
+    newest = await services.uploads.page(key.owner, limit=_LISTED_UPLOADS)
+    names = [upload.name for upload in newest]
+    return await asyncio.to_thread(services.catalogue.object_info, names)

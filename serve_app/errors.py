@@ -21,9 +21,11 @@ from engine.errors import (
     CheckpointUnavailable,
     EngineError,
     GraphInvalid,
+    InputFileUnavailable,
     NodeFailed,
     OutOfMemory,
     ParametersInvalid,
+    TooLarge,
 )
 from events.errors import (
     AddressNotAllowed,
@@ -175,8 +177,10 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ),
     # what has no business here
     Cancelled: _internal,
+    InputFileUnavailable: _internal,
     NodeFailed: _internal,
     OutOfMemory: _internal,
+    TooLarge: _internal,
     EngineError: _internal,
     ServiceError: _internal,
     Exception: _internal,
@@ -205,7 +209,8 @@ _DESCRIPTIONS = {
     405: "Another method is needed",
     409: "The idempotency key was used for another request",
     413: "The body is too large",
-    415: "The body is not said to be JSON",
+    415: "The body is of another media type",
+    416: "The image ends before this range",
     429: "The queue is full",
     500: "An error of the service",
     503: "The event log, the database or the name server is away, or the log is full",
@@ -214,6 +219,7 @@ _DESCRIPTIONS = {
 
 _HEADERS = {
     401: {"WWW-Authenticate": "How to authenticate"},
+    416: {"Content-Range": "How long the image is"},
     429: {"Retry-After": "Seconds"},
     503: {"Retry-After": "Seconds"},
 }

@@ -5,63 +5,70 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from events.ids import is_job_id
 from events.types import ImageStored
-from serve_app.errors import documented, not_found
+from serve_app.errors import ApiError, documented, not_found
 from serve_app.job_state import current_job
 from serve_app.services import Services, ServicesGiven
+from storage.keys import PNG, SAFETENSORS, file_name
 from storage.tokens import is_file_token
 
-_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.png")
-_PNG = "image/png"
+_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z]+")
+_RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
+_PATH = "/{request_id}/{name}"
 
 router = APIRouter(prefix="/files", tags=["files"], responses=documented(400, 404, 500, 503))
 
+
+def _image(description: str) -> dict[str, Any]:
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content = {PNG: binary, SAFETENSORS: binary}
+    return {"description": description, "content": content}
+
+
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The image",
-        "content": {_PNG: {"schema": {"type": "string", "format": "binary"}}},
-    },
+    200: _image("The image"),
+    206: _image("The part of the image that Range names"),
     304: {"description": "The image is the one that If-None-Match names"},
+    **documented(416),
 }
 Token = Annotated[str, Query(description="As in the URL that a result has")]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
+IfRange = Annotated[str | None, Header(alias="If-Range")]
+Range = Annotated[str | None, Header(alias="Range", description="One range of bytes")]
 
 
-@router.get("/{request_id}/{name}", response_class=Response, responses=_ANSWERS)
+@router.head(_PATH, response_class=Response, include_in_schema=False)
+@router.get(_PATH, response_class=Response, responses=_ANSWERS)
 async def get_file(
+    request: Request,
     request_id: str,
     name: str,
     services: ServicesGiven,
     *,
     token: Token = "",
     if_none_match: IfNoneMatch = None,
+    if_range: IfRange = None,
+    range_: Range = None,
 ) -> Response:
-    """An image. Its bytes never change."""
+    """An image (or a latent), or a part of it. Its bytes never change."""
     image = await _find(services, request_id, name, token=token)
     headers = _headers(image)
+    media_type = image.media_type or PNG
     if _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return Response(await services.images.get(image.key), headers=headers, media_type=_PNG)
-
-
-@router.head("/{request_id}/{name}", response_class=Response, include_in_schema=False)
-async def head_file(
-    request_id: str,
-    name: str,
-    services: ServicesGiven,
-    *,
-    token: Token = "",
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """As `get_file`, without reading the image."""
-    image = await _find(services, request_id, name, token=token)
-    headers = _headers(image)
-    if _matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    return Response(headers={**headers, "Content-Length": str(image.size_bytes)}, media_type=_PNG)
+    if request.method == "HEAD":
+        headers["Content-Length"] = str(image.size_bytes)
+        return Response(headers=headers, media_type=media_type)
+    part = _part(range_, image) if if_range in {None, headers["ETag"]} else None
+    if part is None:
+        data = await services.images.get(image.key)
+        return Response(data, headers=headers, media_type=media_type)
+    data = await services.images.get(image.key, part)
+    headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{image.size_bytes}"
+    return Response(data, 206, headers, media_type=media_type)
 
 
 async def _find(services: Services, request_id: str, name: str, *, token: str) -> ImageStored:
@@ -76,7 +83,7 @@ async def _find(services: Services, request_id: str, name: str, *, token: str) -
         raise not_found("There is no such file.")
     job = await current_job(services, request_id)
     image = None if job is None else job.image(int(parts["index"]))
-    if image is None:
+    if image is None or name != file_name(image.index, image.media_type):
         raise not_found("There is no such file.")
     return image
 
@@ -84,6 +91,7 @@ async def _find(services: Services, request_id: str, name: str, *, token: str) -
 def _headers(image: ImageStored) -> dict[str, str]:
     return {
         "ETag": f'"{image.digest}"',
+        "Accept-Ranges": "bytes",
         "Cache-Control": "private, max-age=31536000, immutable",
         "X-Content-Type-Options": "nosniff",
     }
@@ -93,3 +101,26 @@ def _matches(if_none_match: str | None, etag: str) -> bool:
     """Weak comparison, as If-None-Match asks for (RFC 9110, 13.1.2)."""
     listed = [] if if_none_match is None else if_none_match.split(",")
     return any(each.strip().removeprefix("W/") in {etag, "*"} for each in listed)
+
+
+def _part(wanted: str | None, image: ImageStored) -> range | None:
+    """The bytes that one range names (RFC 9110, 14.1.2); None, the whole, for anything else.
+
+    Several ranges are answered with the whole too, as a server may. Raises ApiError 416.
+    """
+    named = _RANGE.fullmatch(wanted or "")
+    if named is None or not (named["first"] or named["last"]):
+        return None
+    size = image.size_bytes
+    if not named["first"]:
+        part = range(max(size - int(named["last"]), 0), size)
+    else:
+        first, last = int(named["first"]), int(named["last"] or size)
+        if last < first:
+            return None
+        part = range(first, min(last + 1, size))
+    if not part:
+        headers = {"Content-Range": f"bytes */{size}"}
+        message = f"The image has {size} bytes, none of them in this range."
+        raise ApiError(416, "range_not_satisfiable", message, headers=headers)
+    return part

@@ -30,6 +30,13 @@ CallbackUrl = Annotated[
         examples=["https://example.com/task_completed"],
     ),
 ]
+Alone = Annotated[
+    bool,
+    Query(
+        description="Run the job without sharing calls of the model with other jobs. It then does "
+        "not depend on its neighbours, not even by the rounding of floats, and takes longer"
+    ),
+]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -75,6 +82,7 @@ async def generate_workflow(
     *,
     endpoint: EndpointId = "default",
     callback_url: CallbackUrl = None,
+    alone: Alone = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit a node graph in ComfyUI's API format."""
@@ -84,6 +92,7 @@ async def generate_workflow(
         Flavour.WORKFLOW,
         endpoint=endpoint,
         callback_url=callback_url,
+        alone=alone,
         idempotency_key=idempotency_key,
     )
 
@@ -96,6 +105,7 @@ async def generate_diffusion(
     *,
     endpoint: EndpointId = "default",
     callback_url: CallbackUrl = None,
+    alone: Alone = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit a flat set of generation parameters."""
@@ -105,6 +115,7 @@ async def generate_diffusion(
         Flavour.DIFFUSION,
         endpoint=endpoint,
         callback_url=callback_url,
+        alone=alone,
         idempotency_key=idempotency_key,
     )
 
@@ -116,6 +127,7 @@ async def _accept(
     *,
     endpoint: str,
     callback_url: str | None,
+    alone: bool,
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
@@ -129,6 +141,7 @@ async def _accept(
             key=key,
             endpoint=endpoint,
             callback_url=callback_url,
+            alone=alone,
             idempotency_key=idempotency_key,
             body=body,
             content=parse_json(body),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
     from events.read_model import ReadModel
     from events.registry import ApiKeys, Endpoints
+    from events.uploads import Uploads
 
 
 class Queue(Protocol):
@@ -48,6 +49,7 @@ class Services:
     read_model: ReadModel
     keys: ApiKeys
     endpoints: Endpoints
+    uploads: Uploads
     images: ImageStore
     catalogue: Catalogue
     address_rule: AddressRule

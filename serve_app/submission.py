@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class Asked:
 
     request: dict[str, Any]
     images: int
+    input_files: tuple[str, ...] = ()
+    """The uploads that it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,13 @@ class Checker:
             raise ParametersInvalid((FieldError("dict_type", "must be an object", "extra_data"),))
         recorded = {name: members[name] for name in _RECORDED if name in members}
         recorded["prompt"] = resolve_seeds(recorded.get("prompt"), draw_seed)
-        validate(recorded["prompt"], self.catalogue, self.limits)
-        return Asked(recorded, images=0)
+        graph = validate(recorded["prompt"], self.catalogue, self.limits)
+        return Asked(recorded, images=0, input_files=graph.input_files)
+
+    def require_files(self, body: Any, known: Collection[str]) -> None:
+        """Raises GraphInvalid where a workflow that is valid else names a file beside `known`."""
+        prompt = resolve_seeds(body["prompt"], draw_seed)
+        validate(prompt, self.catalogue, self.limits, known)
 
     def _diffusion(self, body: Any) -> Asked:
         sent = parse_parameters(body)
@@ -85,8 +93,9 @@ def draw_seed() -> int:
 
 
 def fingerprint_of(
-    flavour: Flavour, *, endpoint: str, callback_url: str | None, body: bytes
+    flavour: Flavour, *, endpoint: str, callback_url: str | None, alone: bool, body: bytes
 ) -> str:
     """Tells a repeat from another request: over all that was asked, before seeds are drawn."""
-    asked = "\0".join((flavour, endpoint, "" if callback_url is None else f"={callback_url}"))
+    callback = "" if callback_url is None else f"={callback_url}"
+    asked = "\0".join((flavour, endpoint, callback, *(["alone"] if alone else [])))
     return hashlib.sha256(asked.encode("utf-8", "surrogatepass") + b"\0" + body).hexdigest()

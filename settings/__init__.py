@@ -65,6 +65,14 @@ class Settings(BaseSettings):
     """Most images of one batch."""
     max_wait_s: PositiveFloat = 60.0
     """Longest `wait` of a result call."""
+    max_upload_bytes: PositiveInt = 20 * 1024**2
+    """Largest input image that may be uploaded."""
+    max_upload_pixels: PositiveInt = 2**25
+    """Most pixels of one."""
+    max_upload_name_chars: PositiveInt = 255
+    """Longest file name of one."""
+    upload_decodes: PositiveInt = 2
+    """Uploads that one HTTP process decodes at once."""
 
     log_max_bytes: PositiveInt = 2 * 1024**3
     """Size of the event log; about 1 KB an event."""

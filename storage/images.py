@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
+
+if TYPE_CHECKING:
+    from obstore import GetOptions  # it has no such name at run time
 
 
 class ImageStoreError(Exception):
@@ -44,9 +48,9 @@ class ImageStore:
         """Store `data` whole or not at all; durable on return. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._put, key, data)
 
-    async def get(self, key: str) -> bytes:
-        """Raises ImageNotFound, ImageStoreUnavailable."""
-        return await asyncio.to_thread(self._get, key)
+    async def get(self, key: str, part: range | None = None) -> bytes:
+        """The image, or a part of it. Raises ImageNotFound, ImageStoreUnavailable."""
+        return await asyncio.to_thread(self._get, key, part)
 
     async def delete(self, key: str) -> None:
         """Remove the image; nothing happens where there is none. Raises ImageStoreUnavailable."""
@@ -61,9 +65,10 @@ class ImageStore:
         except (BaseError, OSError) as error:
             raise ImageStoreUnavailable(_reason("store", key, error)) from error
 
-    def _get(self, key: str) -> bytes:
+    def _get(self, key: str, part: range | None) -> bytes:
+        options: GetOptions = {} if part is None else {"range": (part.start, part.stop)}
         try:
-            return obstore.get(self._store, key).bytes().to_bytes()
+            return obstore.get(self._store, key, options=options).bytes().to_bytes()
         except FileNotFoundError as error:
             raise ImageNotFound(f"no image under {key}") from error
         except (BaseError, OSError) as error:

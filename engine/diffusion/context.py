@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,28 +14,78 @@ from torch import Tensor
 from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules, webui_text
-from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
+from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
-from engine.diffusion.latents import Images, Latent
+from engine.diffusion.image_files import read_images, read_mask
+from engine.diffusion.images import ImageOperations
+from engine.diffusion.latent_files import read_latent
+from engine.diffusion.latent_operations import LatentOperations
+from engine.diffusion.latents import Images, Latent, Mask
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
+from engine.diffusion.store import Load, ModelStore, Read
 from engine.diffusion.text import chunks_of, encode
-from engine.diffusion.vae import Decode
+from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
+from engine.diffusion.vae import Encode as EncodeImage
 from engine.diffusion.webui_text import Parts
+from engine.errors import InputFileUnavailable
+from engine.inputs import Limits
+from engine.models_folder import CHECKPOINTS
+from engine.reports import SavedLatent
+
+T = TypeVar("T")
 
 
 class Context:
-    """One run's access to models and device. `on_steps` is told of sampler steps as they end."""
+    """One run's access to models, device and files. `on_steps` is told of sampler steps."""
 
-    def __init__(self, store: CheckpointStore, *, on_steps: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: ModelStore,
+        *,
+        on_steps: Callable[[int], None],
+        input_files: Mapping[str, bytes],
+        limits: Limits,
+    ) -> None:
         self._store = store
         self._on_steps = on_steps
+        self._input_files = input_files
+        self._limits = limits
+        self.images = ImageOperations(limits)
+        self.latents = LatentOperations(limits)
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
-        checkpoint: Checkpoint = yield Load(self._store, name)
+        store = self._store
+        checkpoint: Checkpoint = yield Load(
+            (CHECKPOINTS, name), lambda: load_checkpoint(store, name)
+        )
         return checkpoint
+
+    def model(self, kind: str, name: str, read: Read[T]) -> Work[T]:
+        """A model of another kind, read by `read` unless it is in memory."""
+        model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
+        return model
+
+    def input_file(self, name: str) -> bytes:
+        """The file of that name that came with the job. Raises InputFileUnavailable."""
+        try:
+            return self._input_files[name]
+        except KeyError as error:
+            raise InputFileUnavailable(f"There is no input file {name!r}.") from error
+
+    def image_file(self, name: str) -> tuple[Images, Mask]:
+        """The images of a file that came with the job, and their masks; see `read_images`."""
+        return read_images(self.input_file(name), name, self._limits)
+
+    def mask_file(self, name: str, channel: str) -> Mask:
+        """A mask of a file that came with the job; see `read_mask`."""
+        return read_mask(self.input_file(name), name, channel=channel, limits=self._limits)
+
+    def latent_file(self, name: str) -> Latent:
+        """The latent of a file that came with the job; see `read_latent`."""
+        return read_latent(self.input_file(name), name, self._limits)
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
@@ -45,10 +96,6 @@ class Context:
     ) -> Work[tuple[Conditioning, Conditioning]]:
         """The conditioning of both prompts in the WebUI's syntax, along the levels of a sampler."""
         return (yield from webui_text.encode(clip, positive, negative, sigmas=sigmas))
-
-    def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
-        """Zeros for images of `width` x `height` pixels."""
-        return latents.empty_latent(width, height, batch_size)
 
     def sigmas(
         self, model: Model, scheduler: str, steps: int, denoise: float, *, sampler: str
@@ -102,6 +149,25 @@ class Context:
         for samples in latent.samples.split(1):
             images.append((yield Decode(vae, samples)))  # noqa: PERF401 - a yield is no comprehension
         return torch.cat(images)
+
+    def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
+        """The latent of images, asked for one after the other; see `cropped`."""
+        samples: list[Tensor] = []
+        for image in cropped(images).split(1):
+            samples.append((yield EncodeImage(vae, image)))  # noqa: PERF401 - a yield is no comprehension
+        return Latent(torch.cat(samples))
+
+    def encode_for_inpainting(
+        self, vae: Vae, images: Images, mask: Mask, *, grow_by: int
+    ) -> Work[Latent]:
+        """The latent of images without what the mask covers, to be made anew there."""
+        images, mask = prepared_for_inpainting(images, mask, grow_by)
+        latent = yield from self.encode_images(vae, images)
+        return replace(latent, noise_mask=mask)
+
+    def saved(self, latent: Latent) -> SavedLatent:
+        """A latent as a result of the run."""
+        return SavedLatent(latent.samples.float().cpu().numpy())
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
         """Each image as (height, width, 3) of 0..255."""

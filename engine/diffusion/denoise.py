@@ -147,7 +147,7 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     """One UNet call. Tokens repeated to `length` weigh in attention as they did once."""
     sizes = [len(row.x) for row in rows]
     x = torch.cat([row.x for row in rows])
-    levels = torch.stack([row.sigma for row in rows]).repeat_interleave(torch.tensor(sizes))
+    levels = torch.cat([row.sigma.expand(size) for row, size in zip(rows, sizes, strict=True)])
     tokens = torch.cat(
         [
             row.condition.tokens.expand(len(row.x), -1, -1).repeat(1, length // row.length, 1)

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
-from engine.diffusion.checkpoints import CheckpointStore
 from engine.diffusion.context import Context
+from engine.diffusion.gauges import gauge_of
+from engine.diffusion.store import ModelStore
+from engine.inputs import Limits
 from engine.models_folder import ModelsFolder
 
 
 class Device:
-    """A torch device with the checkpoints that are on it."""
+    """A torch device with the models that are on it."""
 
     def __init__(
-        self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
+        self,
+        models: ModelsFolder,
+        name: str,
+        *,
+        cache_bytes: int,
+        threads: int | None,
+        limits: Limits,
     ) -> None:
         self._threads = threads
-        self._store = CheckpointStore(models, _find(name), cache_bytes)
+        self._limits = limits
+        device = _find(name)
+        self.gauge = gauge_of(device)
+        self._store = ModelStore(models, device, cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Names of the checkpoints in memory."""
-        return self._store.names
+        return self._store.labels
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -34,9 +45,11 @@ class Device:
         with torch.inference_mode():
             yield
 
-    def context(self, *, on_steps: Callable[[int], None]) -> Context:
+    def context(
+        self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
+    ) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps)
+        return Context(self._store, on_steps=on_steps, input_files=input_files, limits=self._limits)
 
 
 def _find(name: str) -> torch.device:

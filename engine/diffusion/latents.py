@@ -15,6 +15,8 @@ CHANNELS = 4
 
 Images: TypeAlias = Tensor
 """(batch, height, width, 3) float32 of 0..1."""
+Mask: TypeAlias = Tensor
+"""(batch, height, width) float32 of 0..1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,13 +29,17 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.unet.device
-        return device
+        return self._weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.unet.dtype
-        return dtype
+        return self._weight.dtype
+
+    @property
+    def _weight(self) -> Tensor:
+        """The first. What diffusers answers for a whole model takes it a millisecond."""
+        weight: Tensor = next(self.unet.parameters())
+        return weight
 
     def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
         """What the network is shown, of unit variance."""

@@ -102,7 +102,7 @@ class _Cache:
             self._encoded.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Clip:
     """A text encoder; `layer` counts from the last, -1."""
 

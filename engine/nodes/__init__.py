@@ -1,9 +1,34 @@
 """The nodes, one declaration each."""
 
 from engine.declarations import NodeType
-from engine.nodes.image import save_image
-from engine.nodes.latent import empty_latent_image, vae_decode
+from engine.nodes.image import (
+    empty_image,
+    image_batch,
+    image_invert,
+    image_pad_for_outpaint,
+    image_scale,
+    image_scale_by,
+    preview_image,
+    save_image,
+)
+from engine.nodes.image_files import load_image, load_image_mask
+from engine.nodes.latent import (
+    empty_latent_image,
+    latent_composite,
+    latent_upscale,
+    latent_upscale_by,
+    vae_decode,
+    vae_encode,
+)
+from engine.nodes.latent_batch import latent_from_batch, repeat_latent_batch
+from engine.nodes.latent_files import load_latent, save_latent
 from engine.nodes.loaders import checkpoint_loader
+from engine.nodes.mask import (
+    image_to_mask,
+    mask_to_image,
+    set_latent_noise_mask,
+    vae_encode_for_inpaint,
+)
 from engine.nodes.sampling import k_sampler
 from engine.nodes.text import clip_set_last_layer, clip_text_encode
 from engine.nodes.webui import webui_text_encode
@@ -15,7 +40,32 @@ NODE_TYPES: tuple[NodeType, ...] = (
     empty_latent_image,
     k_sampler,
     vae_decode,
+    # latents
+    vae_encode,
+    latent_upscale,
+    latent_upscale_by,
+    latent_composite,
+    latent_from_batch,
+    repeat_latent_batch,
+    load_latent,
+    save_latent,
+    # masks
+    vae_encode_for_inpaint,
+    set_latent_noise_mask,
+    image_to_mask,
+    mask_to_image,
+    # images
+    load_image,
+    load_image_mask,
+    empty_image,
+    image_scale,
+    image_scale_by,
+    image_invert,
+    image_batch,
+    image_pad_for_outpaint,
     save_image,
+    preview_image,
+    # as in the WebUI
     webui_text_encode,
 )
 

@@ -23,7 +23,15 @@ from events.job import Job
 from events.log import JobWriter, utc_now
 from events.puller import Message, Puller
 from events.queues import JobQueue
-from events.types import AttemptFailed, Cancelled, Completed, Failed, ImageStored, Started
+from events.types import (
+    AttemptFailed,
+    Cancelled,
+    Completed,
+    Failed,
+    ImageStored,
+    InputFile,
+    Started,
+)
 from serve_app.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from tests.support.engines import ScriptedEngine, picture, pictures
@@ -148,6 +156,34 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
     assert (await bench.job(job_id)).attempts == 1
 
 
+async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> None:
+    await bench.images.put("uploads/cat", b"a cat")
+    job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1))
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert [order.input_files for order in engine.orders] == [{"cat.png": b"a cat"}]
+
+
+@pytest.mark.parametrize("alone", [None, True])
+async def test_the_engine_is_told_that_a_job_is_to_be_alone(bench: Bench, alone: bool) -> None:
+    job_id = await bench.submit(alone=alone)
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1))
+    await bench.runner(engine).run(job_id, entry.ack_subject)
+    assert [order.is_alone for order in engine.orders] == [bool(alone)]
+
+
+async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) -> None:
+    job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1))
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert engine.orders == []
+    text = "The input file 'cat.png' is gone. Upload it again and submit a new job."
+    assert (await bench.job(job_id)).end == Failed(message=text)
+
+
 async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
@@ -177,7 +213,7 @@ async def test_attempts_are_limited_and_the_last_reason_is_given(bench: Bench) -
     entry = await bench.entry()
     fresh = ScriptedEngine(pictures(1))
     assert await bench.runner(fresh).run(job_id, entry.ack_subject) is RunOutcome.ENDED
-    assert fresh.runs == []
+    assert fresh.orders == []
     end = (await bench.job(job_id)).end
     assert end == Failed(message="Gave up after 3 attempts: The engine died: killed")
 
@@ -190,7 +226,7 @@ async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Ben
     idle = ScriptedEngine([])
     entry = await bench.entry()
     assert await bench.runner(idle).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
-    assert idle.runs == []
+    assert idle.orders == []
     assert isinstance((await bench.job(job_id)).end, Completed)
 
 
@@ -200,7 +236,7 @@ async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
     engine = ScriptedEngine([StepDone(1, 2), AllDone(0)], gated=True)
     engine.advance()
     run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
-    await eventually(lambda: engine.runs)
+    await eventually(lambda: engine.orders)
     await bench.writer.execute(Cancel(), await bench.job(job_id))
     assert await run is RunOutcome.ENDED
     assert isinstance((await bench.job(job_id)).end, Cancelled)
@@ -243,7 +279,7 @@ async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: 
     engine = ScriptedEngine([StepDone(n, 30) for n in range(30)] + pictures(1), gated=True)
     runner = bench.runner(engine)
     run = asyncio.create_task(runner.run(job_id, entry.ack_subject))
-    await eventually(lambda: engine.runs)
+    await eventually(lambda: engine.orders)
     await bench.bus.nak(entry.ack_subject)  # as a restarted server does, which forgot the renewals
     again = await bench.entry()
     assert runner.take_delivery(job_id, again.ack_subject)
@@ -286,7 +322,7 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     runner._bus, runner._log, runner._writer = bus, log, JobWriter(log)
     engine.advance()
     zombie = asyncio.create_task(runner.run(job_id, entry.ack_subject))
-    await eventually(lambda: engine.runs)
+    await eventually(lambda: engine.orders)
     bus.going.clear()
     log.going.clear()
 
@@ -313,7 +349,7 @@ async def test_a_job_survives_a_restart_of_the_event_log(
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
     run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
-    await eventually(lambda: engine.runs)
+    await eventually(lambda: engine.orders)
     nats_server.stop()
     engine.advance(10)
     nats_server.start()

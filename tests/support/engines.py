@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
-from actors.engine import AllDone, EngineDied, EngineMessage, Picture, StepDone
+from actors.engine import AllDone, EngineDied, EngineMessage, Order, Picture, StepDone
 
 
 class ScriptedEngine:
@@ -16,7 +15,7 @@ class ScriptedEngine:
 
     def __init__(self, script: list[EngineMessage | None], *, gated: bool = False) -> None:
         self.script = script
-        self.runs: list[tuple[str, int, Mapping[str, Any]]] = []
+        self.orders: list[Order] = []
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
 
@@ -25,14 +24,8 @@ class ScriptedEngine:
         for _ in range(messages):
             self._gate.release()
 
-    async def run(
-        self,
-        job_id: str,
-        attempt: int,
-        prompt: Mapping[str, Any],
-        first_index: Mapping[str, int] | None,
-    ) -> AsyncGenerator[EngineMessage]:
-        self.runs.append((job_id, attempt, prompt))
+    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
+        self.orders.append(order)
         for message in self.script:
             if self._gate is not None:
                 await self._gate.acquire()

@@ -16,7 +16,9 @@ import httpx
 from fastapi import FastAPI
 
 from engine.catalogue import Catalogue
+from engine.declarations import NodeType
 from engine.models_folder import ModelsFolder
+from engine.nodes import NODE_TYPES
 from events.callback_address import AddressRule
 from events.database import Database
 from events.decisions import Command, Complete, Start, StoreImage
@@ -27,6 +29,7 @@ from events.read_model import ReadModel
 from events.records import Endpoint, Scope
 from events.registry import ApiKeys, Endpoints
 from events.types import Flavour, ImageStored
+from events.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.api_keys import mint
 from serve_app.services import Services
@@ -165,7 +168,11 @@ class Edge:
 
 @asynccontextmanager
 async def running_edge(
-    folder: Path, *, log: EventLog | None = None, **settings: Any
+    folder: Path,
+    *,
+    log: EventLog | None = None,
+    node_types: Sequence[NodeType] = NODE_TYPES,
+    **settings: Any,
 ) -> AsyncGenerator[Edge]:
     """`settings` are those of the service; 127.0.0.0/8 is open to callbacks."""
     log = MemoryLog() if log is None else log
@@ -185,8 +192,9 @@ async def running_edge(
         read_model=ReadModel(database),
         keys=ApiKeys(database),
         endpoints=Endpoints(database),
+        uploads=Uploads(database),
         images=ImageStore((folder / "images").as_uri()),
-        catalogue=Catalogue(ModelsFolder(_models_folder(folder))),
+        catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
         address_rule=AddressRule(allow_networks=[ip_network("127.0.0.0/8")]),
         resolve=name_server.resolve,
         queue=queue,

@@ -9,6 +9,7 @@ import pytest
 
 from engine.batcher import Batcher, Execution, Member, Request
 from engine.errors import OutOfMemory
+from engine.row_limits import RowLimits
 
 
 @dataclass(eq=False)
@@ -93,7 +94,7 @@ def test_requests_of_unlike_key_take_turns_oldest_first(calls: list[list[str]]) 
 
 
 def test_a_call_takes_no_more_than_max_rows_and_nobody_starves(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher(max_rows=4))
+    ends = Ends(Batcher(RowLimits(4)))
     for name in "abcde":
         ends.join(name, run(*fakes(name, 4, rows=2)))
     ends.finish()
@@ -108,7 +109,7 @@ def test_a_run_of_many_requests_crowds_no_other_out(calls: list[list[str]]) -> N
         for _ in range(3):
             yield fakes("many", 20)
 
-    ends = Ends(Batcher(max_rows=4))
+    ends = Ends(Batcher(RowLimits(4)))
     ends.join("many", many())
     ends.join("one", run(*fakes("one", 3)))
     ends.finish()
@@ -117,7 +118,7 @@ def test_a_run_of_many_requests_crowds_no_other_out(calls: list[list[str]]) -> N
 
 
 def test_a_request_larger_than_the_row_limit_runs_alone(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher(max_rows=4))
+    ends = Ends(Batcher(RowLimits(4)))
     ends.join("big", run(*fakes("big", 1, rows=9)))
     ends.join("a", run(*fakes("a", 1)))
     ends.finish()
@@ -185,3 +186,12 @@ def test_several_requests_of_one_run_are_answered_together(calls: list[list[str]
     ends.finish()
     assert [result for _, result in received] == ["x", "y"]
     assert calls == [["x", "y"]]
+
+
+def test_a_run_that_asks_for_it_shares_no_call(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 2)))
+    ends.batcher.join(Member(run(*fakes("lone", 2)), lambda _: None, is_alone=True))
+    ends.join("b", run(*fakes("b", 2)))
+    ends.finish()
+    assert calls == [["a", "b"], ["lone"], ["a", "b"], ["lone"]]

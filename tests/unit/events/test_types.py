@@ -26,6 +26,7 @@ from events.types import (
     Failed,
     Flavour,
     ImageStored,
+    InputFile,
     MalformedEvent,
     RedeliveryRequested,
     Started,
@@ -78,6 +79,31 @@ EXAMPLES: list[Fact] = [
     RedeliveryRequested(),
 ]
 
+ADDITIONS: dict[str, Fact] = {
+    "input_files": Submitted(
+        flavour=Flavour.WORKFLOW,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": {"1": {"class_type": "LoadImage", "inputs": {"image": "Katze.png"}}}},
+        fingerprint="3f6c",
+        input_files={"Katze.png": InputFile(key="uploads/2b/9f.png", digest="sha256:9f86d081")},
+    ),
+    "alone": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        alone=True,
+    ),
+}
+"""Facts with what was added to their type later."""
+
 
 def event(fact: Fact, **changes: Any) -> Event:
     values: dict[str, Any] = {
@@ -99,12 +125,17 @@ def wire(**changes: Any) -> bytes:
 
 def test_every_type_has_an_example_and_a_golden_file() -> None:
     assert {fact.type_name for fact in EXAMPLES} == FACTS.keys()
-    assert {path.stem for path in GOLDEN.glob("*.json")} == FACTS.keys()
+    pinned = {f"{fact.type_name}.{addition}" for addition, fact in ADDITIONS.items()}
+    assert {path.stem for path in GOLDEN.glob("*.json")} == FACTS.keys() | pinned
 
 
-@pytest.mark.parametrize("fact", EXAMPLES, ids=lambda fact: fact.type_name)
-def test_the_wire_form_is_pinned(fact: Fact) -> None:
-    pinned = (GOLDEN / f"{fact.type_name}.json").read_bytes()
+@pytest.mark.parametrize(
+    ("file", "fact"),
+    [(fact.type_name, fact) for fact in EXAMPLES]
+    + [(f"{fact.type_name}.{addition}", fact) for addition, fact in ADDITIONS.items()],
+)
+def test_the_wire_form_is_pinned(file: str, fact: Fact) -> None:
+    pinned = (GOLDEN / f"{file}.json").read_bytes()
     assert encode(event(fact)) == pinned
     assert decode(pinned) == event(fact)
 

@@ -24,6 +24,7 @@ SENT = Sent(
     key=KEY,
     endpoint="default",
     callback_url=None,
+    alone=False,
     idempotency_key=None,
     body=b"{}",
     content=workflow_body(),

@@ -59,6 +59,67 @@ async def test_an_image_that_the_caller_has_is_not_sent_again(
     assert answer.headers["ETag"] == ETAG
 
 
+@pytest.mark.parametrize(
+    ("sent", "part", "said"),
+    [
+        ("bytes=0-1", b"pi", "0-1"),
+        ("bytes=2-", b"xels", "2-5"),
+        ("bytes=-2", b"ls", "4-5"),
+        ("bytes=-99", PIXELS, "0-5"),
+        ("bytes=5-5", b"s", "5-5"),
+        ("bytes=0-99", PIXELS, "0-5"),
+        (f"bytes=0-{'9' * 18}", PIXELS, "0-5"),
+    ],
+)
+async def test_a_range_is_answered_in_part(
+    anyone: httpx.AsyncClient, url: str, sent: str, part: bytes, said: str
+) -> None:
+    answer = await anyone.get(url, headers={"Range": sent})
+    assert answer.status_code == 206
+    assert answer.content == part
+    assert answer.headers["Content-Range"] == f"bytes {said}/6"
+    assert answer.headers["Content-Length"] == str(len(part))
+    assert answer.headers["ETag"] == ETAG
+
+
+@pytest.mark.parametrize("sent", ["bytes=6-", "bytes=99-100", "bytes=-0"])
+async def test_a_range_behind_the_end_is_refused(
+    anyone: httpx.AsyncClient, url: str, sent: str
+) -> None:
+    answer = await anyone.get(url, headers={"Range": sent})
+    assert answer.status_code == 416
+    assert answer.headers["Content-Range"] == "bytes */6"
+    assert answer.json()["error"]["type"] == "range_not_satisfiable"
+
+
+@pytest.mark.parametrize(
+    "sent", ["bytes=", "bytes=-", "bytes=3-1", "bytes=0-1,3-4", "lines=0-1", "bytes=a-b", "0-1"]
+)
+async def test_what_is_no_single_range_is_answered_whole(
+    anyone: httpx.AsyncClient, url: str, sent: str
+) -> None:
+    answer = await anyone.get(url, headers={"Range": sent})
+    assert (answer.status_code, answer.content) == (200, PIXELS)
+    assert answer.headers["Accept-Ranges"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("tag", "status"), [(ETAG, 206), ('"other"', 200), (f"W/{ETAG}", 200), ("Sun, 01 Mar", 200)]
+)
+async def test_a_range_of_another_image_is_answered_whole(
+    anyone: httpx.AsyncClient, url: str, tag: str, status: int
+) -> None:
+    headers = {"Range": "bytes=0-1", "If-Range": tag}
+    assert (await anyone.get(url, headers=headers)).status_code == status
+
+
+async def test_an_image_that_the_caller_has_is_not_sent_in_part_either(
+    anyone: httpx.AsyncClient, url: str
+) -> None:
+    headers = {"Range": "bytes=0-1", "If-None-Match": ETAG}
+    assert (await anyone.get(url, headers=headers)).status_code == 304
+
+
 async def test_another_tag_is_sent_the_image(anyone: httpx.AsyncClient, url: str) -> None:
     answer = await anyone.get(url, headers={"If-None-Match": '"other"'})
     assert answer.content == PIXELS

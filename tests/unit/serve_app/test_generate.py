@@ -194,6 +194,14 @@ class TestCallbackUrl:
         assert answer.json()["error"]["type"] == "callback_url_not_allowed"
 
 
+@pytest.mark.parametrize(("query", "recorded"), [("", None), ("?alone=true", True)])
+async def test_a_job_may_ask_to_share_no_calls(
+    edge: Edge, client: httpx.AsyncClient, query: str, recorded: bool | None
+) -> None:
+    answer = await client.post(WORKFLOW + query, json=workflow_body())
+    assert (await edge.job(answer.json()["request_id"])).submitted.alone is recorded
+
+
 class TestRefusedGraph:
     async def test_it_has_comfyuis_shape(self, client: httpx.AsyncClient) -> None:
         body = workflow_body()

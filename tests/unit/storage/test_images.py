@@ -16,6 +16,11 @@ async def test_what_was_put_is_read_back(store: ImageStore) -> None:
     assert await store.get("job/1/0.png") == b"pixels"
 
 
+async def test_a_part_is_read_alone(store: ImageStore) -> None:
+    await store.put("job/1/0.png", b"pixels")
+    assert await store.get("job/1/0.png", range(1, 3)) == b"ix"
+
+
 async def test_the_last_put_wins(store: ImageStore) -> None:
     await store.put("job/1/0.png", b"first")
     await store.put("job/1/0.png", b"second")

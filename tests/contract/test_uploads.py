@@ -1,0 +1,101 @@
+"""Rows of uploads, over both databases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from events.database import Database
+from events.ids import new_id
+from events.records import Upload
+from events.uploads import Uploads
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+async def uploads(database_url: str) -> AsyncIterator[Uploads]:
+    database = Database(database_url)
+    await database.prepare()
+    yield Uploads(database)
+    await database.close()
+
+
+def upload(name: str = "cat.png", *, at: datetime = NOON, **changes: Any) -> Upload:
+    upload_id = new_id()
+    values: dict[str, Any] = {
+        "id": upload_id,
+        "owner": "alice",
+        "name": name,
+        "digest": "sha256:9f",
+        "storage_key": f"uploads/{upload_id}",
+        "width": 3,
+        "height": 2,
+        "size_bytes": 70,
+        "created_at": at,
+        "used_at": at,
+    }
+    return Upload(**(values | changes))
+
+
+async def add(uploads: Uploads, *rows: Upload) -> None:
+    for row in rows:
+        await uploads.add(row)
+
+
+async def test_a_name_stands_for_the_last_file(uploads: Uploads) -> None:
+    first, last, bobs = upload(), upload(at=NOON + DAY), upload(owner="bob")
+    await add(uploads, first, bobs, last)
+    assert await uploads.page("alice", limit=9) == [last]
+    found = await uploads.use("alice", ["cat.png", "dog.png"], NOON + 2 * DAY)
+    assert {name: each.id for name, each in found.items()} == {"cat.png": last.id}
+    assert found["cat.png"].used_at == NOON + 2 * DAY
+    assert await uploads.page("bob", limit=9) == [bobs]
+
+
+async def test_pages_follow_each_other(uploads: Uploads) -> None:
+    rows = [upload(f"{number}.png") for number in range(5)]
+    await add(uploads, *rows)
+    page = await uploads.page("alice", limit=3)
+    rest = await uploads.page("alice", limit=3, before=page[-1].id)
+    assert [*page, *rest] == rows[::-1]
+
+
+async def test_a_removed_name_is_unknown(uploads: Uploads) -> None:
+    await add(uploads, upload())
+    assert not await uploads.remove("bob", "cat.png", NOON)
+    assert await uploads.remove("alice", "cat.png", NOON)
+    assert not await uploads.remove("alice", "cat.png", NOON)
+    assert await uploads.use("alice", ["cat.png"], NOON) == {}
+    assert await uploads.page("alice", limit=9) == []
+
+
+async def test_a_replaced_file_is_forgotten_once_no_job_can_need_it(uploads: Uploads) -> None:
+    first, last = upload(), upload(at=NOON + DAY)
+    await add(uploads, first, last)
+    due: dict[str, Any] = {"unused_since": None, "limit": 9}
+    assert await uploads.forget(replaced_before=NOON + DAY, **due) == []
+    assert await uploads.forget(replaced_before=NOON + 2 * DAY, **due) == [first.storage_key]
+    assert await uploads.known([first.storage_key, last.storage_key]) == {last.storage_key}
+
+
+async def test_an_unused_file_is_forgotten_a_used_one_is_not(uploads: Uploads) -> None:
+    unused, used = upload("a"), upload("b")
+    await add(uploads, unused, used)
+    await uploads.use("alice", ["b"], NOON + DAY)
+    keys = await uploads.forget(unused_since=NOON + DAY, replaced_before=NOON, limit=9)
+    assert keys == [unused.storage_key]
+    assert await uploads.use("alice", ["a"], NOON) == {}
+
+
+async def test_no_more_than_the_limit_is_forgotten_at_once(uploads: Uploads) -> None:
+    await add(uploads, *(upload(f"{number}") for number in range(5)))
+    sizes = [
+        len(await uploads.forget(unused_since=NOON + DAY, replaced_before=NOON, limit=2))
+        for _ in range(4)
+    ]
+    assert sizes == [2, 2, 1, 0]
