@@ -88,7 +88,7 @@ def write_checkpoint(out: Path) -> None:
             out,
             unet=Part(UNET, _make_unet().state_dict()),
             vae=Part(VAE, _make_vae().state_dict()),
-            text_encoder=Part(TEXT_ENCODER, _make_text_encoder().state_dict()),
+            text_encoders=[Part(TEXT_ENCODER, _make_text_encoder().state_dict())],
             scheduler=SCHEDULER,
         )
 

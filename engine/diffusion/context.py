@@ -21,7 +21,7 @@ from engine.diffusion.latents import Images, Latent
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.store import Load, ModelStore, Read
-from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
+from engine.diffusion.text import as_long, chunks_of, encode, encode_each
 from engine.diffusion.vae import Decode
 from engine.models_folder import CHECKPOINTS
 
@@ -50,11 +50,16 @@ class Context:
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        chunks = chunks_of(text, clip.tokenizer)
-        encoded: Encoded = {}
-        for some in tokens_in_parts(chunks):
-            encoded |= yield Encode(clip, some)
-        return weighted(chunks, encoded)
+        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.find_embedding)))
+
+    def encode_pair(self, clip: Clip, first: str, second: str) -> Work[Conditioning]:
+        """The conditioning of one prompt for each of SDXL's text encoders; others take the first or
+        the second by what they are.
+        """
+        prompts = [second if each.style.projects else first for each in clip.encoders]
+        texts = [chunks_of(each, clip.tokenizer, clip.find_embedding) for each in prompts]
+        length = max(map(len, texts))
+        return (yield from encode_each(clip, [as_long(each, length) for each in texts]))
 
     def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
         """Zeros for images of `width` x `height` pixels."""
@@ -88,6 +93,8 @@ class Context:
         """
         if len(sigmas) == 0:
             return latent
+        positive = model.sized(positive, latent.samples, negative=False)
+        negative = model.sized(negative, latent.samples, negative=True)
         start = _noised(latent.samples * model.latent_scale, seed, sigmas[0], model.levels)
         sampling = sampling_of(sampler, start.to(model.device), sigmas, seed=seed)
         done = 0
