@@ -42,18 +42,11 @@ def write_single_file(
 ) -> None:
     """Write the weights in half precision to `out` and the configurations to `name.config/`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    configs = {
-        "unet": {"_class_name": "UNet2DConditionModel", **unet.config},
-        "vae": {"_class_name": "AutoencoderKL", **vae.config},
-    }
-    for part, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
-        configs[folder] = {"model_type": "clip_text_model", **part.config}
-    for name, config in configs.items():
-        _write_json(out.with_suffix(".config") / name / "config.json", config)
-    _write_json(
-        out.with_suffix(".config") / "scheduler" / "scheduler_config.json",
-        {"_class_name": "EulerDiscreteScheduler", **scheduler},
+    configs = configs_of(
+        unet=unet, vae=vae, text_encoders=text_encoders, scheduler=scheduler, family=family
     )
+    for name, config in configs.items():
+        write_json(out.with_suffix(".config") / name, config)
     tensors = _packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
     for part, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
         tensors |= _text_keys(part.state, prefix)
@@ -64,7 +57,26 @@ def write_single_file(
     unfinished.replace(out)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def configs_of(
+    *,
+    unet: Part,
+    vae: Part,
+    text_encoders: Sequence[Part],
+    scheduler: Mapping[str, Any],
+    family: Family,
+) -> dict[str, dict[str, Any]]:
+    """The configurations by their paths in a diffusers folder."""
+    configs: dict[str, dict[str, Any]] = {
+        "unet/config.json": {"_class_name": "UNet2DConditionModel", **unet.config},
+        "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
+        "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler", **scheduler},
+    }
+    for part, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
+        configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **part.config}
+    return configs
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
 

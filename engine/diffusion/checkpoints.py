@@ -12,13 +12,13 @@ from torch import nn
 
 from engine.diffusion.embeddings import find_embedding
 from engine.diffusion.model import Model
-from engine.diffusion.on_disk import Part, look_at
+from engine.diffusion.on_disk import Part, look_at, look_at_vae
 from engine.diffusion.store import ModelStore, identity_of
 from engine.diffusion.text import Clip
 from engine.diffusion.text_encoders import Style, TextEncoder, made_on_meta
 from engine.diffusion.vae import Vae
 from engine.diffusion.weights import Place
-from engine.models_folder import CHECKPOINTS
+from engine.models_folder import CHECKPOINTS, VAES
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -90,3 +90,14 @@ def _filled(store: ModelStore, module: M, part: Part, place: Place) -> M:
     weights = module.state_dict()
     store.make_room(sum(each.numel() for each in weights.values()) * place.dtype.itemsize)
     return part.weights.fill(module, part.locate(weights), place)
+
+
+def load_vae(store: ModelStore, name: str) -> Vae:
+    """A VAE that lies by itself; raises CheckpointUnavailable."""
+    path = store.models.path(VAES, name)
+    part = look_at_vae(path)
+    place = Place(store.device, torch.float32)
+    autoencoder = store.made(
+        ("vae", identity_of(path)), lambda: read_module(store, AutoencoderKL, part, place)
+    )
+    return Vae(autoencoder)

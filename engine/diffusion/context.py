@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,16 +14,17 @@ from torch import Tensor
 from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules
-from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint
+from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint, load_vae
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.latents import Images, Latent
+from engine.diffusion.lora import Networks, with_lora
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.store import Load, ModelStore, Read
 from engine.diffusion.text import as_long, chunks_of, encode, encode_each
 from engine.diffusion.vae import Decode
-from engine.models_folder import CHECKPOINTS
+from engine.models_folder import CHECKPOINTS, LORAS, VAES
 
 T = TypeVar("T")
 
@@ -48,18 +49,41 @@ class Context:
         model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
         return model
 
+    def load_vae(self, name: str) -> Work[Vae]:
+        """The VAE of that name."""
+        vae: Vae = yield Load((VAES, name), lambda: load_vae(self._store, name))
+        return vae
+
+    def lora(
+        self, name: str, model: Model, clip: Clip | None, strengths: tuple[float, float]
+    ) -> Work[tuple[Model, Clip | None]]:
+        """The model and its text encoder changed by a LoRA, by the strength for each."""
+        if not any(strengths):
+            return model, clip
+        networks = Networks(model.unet, clip.encoders if clip is not None else ())
+        changed: Networks = yield Load(
+            (LORAS, name, networks, strengths),
+            lambda: with_lora(self._store, name, networks, strengths),
+        )
+        if clip is not None:
+            clip = replace(clip, encoders=changed.text_encoders)
+        return replace(model, unet=changed.unet), clip
+
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
         return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.find_embedding)))
 
-    def encode_pair(self, clip: Clip, first: str, second: str) -> Work[Conditioning]:
-        """The conditioning of one prompt for each of SDXL's text encoders; others take the first or
-        the second by what they are.
+    def encode_pair(
+        self, clip: Clip, first: str, second: str, *, sizes: Sequence[float]
+    ) -> Work[Conditioning]:
+        """The conditioning of a prompt for each of SDXL's text encoders, with the sizes that the
+        model is told.
         """
         prompts = [second if each.style.projects else first for each in clip.encoders]
         texts = [chunks_of(each, clip.tokenizer, clip.find_embedding) for each in prompts]
         length = max(map(len, texts))
-        return (yield from encode_each(clip, [as_long(each, length) for each in texts]))
+        found = yield from encode_each(clip, [as_long(each, length) for each in texts])
+        return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)
 
     def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
         """Zeros for images of `width` x `height` pixels."""

@@ -42,6 +42,8 @@ _PREDICTIONS: dict[str, Prediction] = {
 _V_MARK = "v_pred"
 _LAST_NORM = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 _LEAST_V_SPREAD = 0.09
+_OF_DIFFUSERS = "decoder.mid_block.resnets.0.norm1.weight"
+_OF_SINGLE_FILE = "decoder.mid.block_1.norm1.weight"
 _WHOLE_CLIP_H = 24
 
 
@@ -68,6 +70,24 @@ class OnDisk:
 def look_at(path: Path) -> OnDisk:
     """What a file or folder is; raises CheckpointUnavailable, saying what is wrong with it."""
     return _folder(path) if path.is_dir() else _single_file(path)
+
+
+def look_at_vae(path: Path) -> Part:
+    """A VAE that lies by itself: a single file's part of a checkpoint, or diffusers' file.
+
+    Its sizes come from `name.config/config.json`, from the `config.json` beside diffusers' file, or
+    are the usual ones. Raises CheckpointUnavailable.
+    """
+    weights = Weights(path)
+    places = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / "sd15" / "vae")
+    config = read_json(next(p for p in (each / "config.json" for each in places) if p.is_file()))
+    keys = weights.shapes.keys()
+    if _OF_DIFFUSERS in keys:
+        return Part(config, weights, lambda names: layout.diffusers_vae(names, keys))
+    prefix = VAE if f"{VAE}{_OF_SINGLE_FILE}" in keys else ""
+    if f"{prefix}{_OF_SINGLE_FILE}" in keys:
+        return Part(config, weights, lambda names: layout.vae(names, config, prefix))
+    raise CheckpointUnavailable(f"{path.name} is no VAE of Stable Diffusion 1, 2 or XL")
 
 
 def _single_file(path: Path) -> OnDisk:

@@ -87,12 +87,16 @@ class TextEncoder(nn.Module):
     def __init__(self, config: CLIPTextConfig, style: Style) -> None:
         super().__init__()
         self.style = style
-        self.serial = next(_serials)
-        """Unlike an id, never given twice."""
+        self.renew()
         self.text_model = CLIPTextModel(config)
         if style.projects:
             width = config.projection_dim or config.hidden_size
             self.text_projection = nn.Linear(config.hidden_size, width, bias=False)
+
+    def renew(self) -> None:
+        """Be another one, with other weights, than the one that it is a copy of."""
+        self.serial = next(_serials)
+        """Unlike an id, never given twice."""
 
     @property
     def device(self) -> torch.device:
