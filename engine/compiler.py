@@ -75,8 +75,8 @@ def _require_limits(parameters: DiffusionParameters, passes: list[Pass], limits:
     sides = (limits.min_side, limits.max_side)
     steps = sum(each.steps for each in passes)
     ranges = {
-        "width": (parameters.width, *sides),
-        "height": (parameters.height, *sides),
+        "width": (passes[0].width, *sides),
+        "height": (passes[0].height, *sides),
         "steps": (steps, 1, limits.max_steps),
         "batch_size": (parameters.images, 1, limits.max_batch),
     }

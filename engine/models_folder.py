@@ -24,7 +24,7 @@ EMBEDDINGS = "embeddings"
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
-_FOLDER_MARK = "model_index.json"
+FOLDER_MARK = "model_index.json"
 
 
 class ModelsFolder:
@@ -103,4 +103,4 @@ def _is_model_file(name: str) -> bool:
 
 
 def _is_model_folder(path: Path) -> bool:
-    return not path.name.endswith(CONFIG_SUFFIX) and (path / _FOLDER_MARK).is_file()
+    return not path.name.endswith(CONFIG_SUFFIX) and (path / FOLDER_MARK).is_file()

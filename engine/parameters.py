@@ -112,8 +112,9 @@ class DiffusionParameters(HiresFix):
     prompt: _Text
     negative_prompt: _Text = ""
     sd_model_checkpoint: _Text | None = None
-    width: _Side = 512
-    height: _Side = 512
+    width: _Side | None = None
+    """None: what is usual for the checkpoint."""
+    height: _Side | None = None
     sampler_name: _SamplerName = "Euler"
     sampler_index: _SamplerName | None = None
     scheduler: _SchedulerName = names.AUTOMATIC

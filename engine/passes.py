@@ -10,14 +10,13 @@ from engine.catalogue import Catalogue
 from engine.errors import FieldError, ParametersInvalid
 from engine.extra_networks import Lora, split_networks
 from engine.model_names import listed_name
-from engine.models_folder import CHECKPOINTS
+from engine.models_folder import CHECKPOINTS, LORAS, VAES
 from engine.parameters import DiffusionParameters
+from engine.usual_size import usual_side
 from engine.webui_prompt import PromptInvalid, read_negative_prompt, read_prompt
 
 _MULTIPLE = 8
 _UPSCALE_MODELS = "upscale_models"
-_LORAS = "loras"
-_VAE = "vae"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +68,20 @@ def first_pass(
     """Raises ParametersInvalid."""
     sampler, scheduler = names.resolve(parameters.sampler_name, parameters.scheduler)
     prompt, loras = _split(parameters.prompt, "prompt", catalogue)
+    checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
+    side = usual_side(catalogue.models.path(CHECKPOINTS, checkpoint))
     vae = parameters.override_settings.sd_vae
     made = Pass(
-        checkpoint=_checkpoint(parameters.checkpoint or default_checkpoint, catalogue),
-        vae=_listed("override_settings.sd_vae", vae, catalogue.models.names(_VAE)) if vae else None,
+        checkpoint=checkpoint,
+        vae=_listed("override_settings.sd_vae", vae, catalogue.models.names(VAES)) if vae else None,
         loras=loras,
         prompt=prompt,
         negative_prompt=parameters.negative_prompt,
         sampler=sampler,
         scheduler=scheduler,
         steps=parameters.steps,
-        width=_whole_cells(parameters.width),
-        height=_whole_cells(parameters.height),
+        width=_whole_cells(parameters.width or side),
+        height=_whole_cells(parameters.height or side),
     )
     _check_prompts(made, "prompt", "negative_prompt")
     return made
@@ -99,7 +100,7 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
     if asked := parameters.hr_checkpoint_name:
         known = catalogue.models.names(CHECKPOINTS)
         checkpoint = _listed("hr_checkpoint_name", asked, known)
-    width, height = target_size(parameters)
+    width, height = _target_size(parameters, first)
     made = Pass(
         checkpoint=checkpoint,
         vae=first.vae,
@@ -118,9 +119,9 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
     return made
 
 
-def target_size(parameters: DiffusionParameters) -> tuple[int, int]:
-    """Width and height of the second pass; a side that is not given follows the other."""
-    width, height = parameters.width, parameters.height
+def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:
+    """Width and height; a side that is not given follows the other."""
+    width, height = first.width, first.height
     wide, high = parameters.hr_resize_x, parameters.hr_resize_y
     if not wide and not high:
         wide, high = int(width * parameters.hr_scale), int(height * parameters.hr_scale)
@@ -161,7 +162,7 @@ def _listed(field: str, asked: str, known: tuple[str, ...]) -> str:
 
 def _split(prompt: str, field: str, catalogue: Catalogue) -> tuple[str, tuple[Lora, ...]]:
     try:
-        return split_networks(prompt, catalogue.models.names(_LORAS))
+        return split_networks(prompt, catalogue.models.names(LORAS))
     except PromptInvalid as error:
         raise _refusal("invalid_prompt", str(error), field) from error
 

@@ -36,7 +36,7 @@ def compiled(catalogue: Catalogue, limits: Limits | None = None, **body: Any) ->
 
 def test_defaults_are_those_of_the_api() -> None:
     parameters = parse_parameters({"prompt": "x"})
-    assert (parameters.width, parameters.height, parameters.steps) == (512, 512, 20)
+    assert (parameters.width, parameters.height, parameters.steps) == (None, None, 20)
     assert (parameters.sampler_name, parameters.scheduler) == ("Euler", "Automatic")
     assert (parameters.cfg_scale, parameters.batch_size, parameters.clip_skip) == (7, 1, 1)
     assert (parameters.negative_prompt, parameters.seed) == ("", -1)
