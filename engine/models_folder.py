@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.errors import CheckpointUnavailable
 
 CHECKPOINTS = "checkpoints"
+UPSCALE_MODELS = "upscale_models"
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
 _FOLDER_MARK = "model_index.json"

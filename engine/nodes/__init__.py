@@ -31,6 +31,7 @@ from engine.nodes.mask import (
 )
 from engine.nodes.sampling import k_sampler
 from engine.nodes.text import clip_set_last_layer, clip_text_encode
+from engine.nodes.upscale_model import image_upscale_with_model, upscale_model_loader
 
 NODE_TYPES: tuple[NodeType, ...] = (
     checkpoint_loader,
@@ -62,6 +63,8 @@ NODE_TYPES: tuple[NodeType, ...] = (
     image_invert,
     image_batch,
     image_pad_for_outpaint,
+    upscale_model_loader,
+    image_upscale_with_model,
     save_image,
     preview_image,
 )
