@@ -21,6 +21,7 @@ CHECKPOINTS = "checkpoints"
 LORAS = "loras"
 VAES = "vae"
 EMBEDDINGS = "embeddings"
+UPSCALE_MODELS = "upscale_models"
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")

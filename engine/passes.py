@@ -10,13 +10,12 @@ from engine.catalogue import Catalogue
 from engine.errors import FieldError, ParametersInvalid
 from engine.extra_networks import Lora, split_networks
 from engine.model_names import listed_name
-from engine.models_folder import CHECKPOINTS, LORAS, VAES
+from engine.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
 from engine.parameters import DiffusionParameters
 from engine.usual_size import usual_side
 from engine.webui_prompt import PromptInvalid, read_negative_prompt, read_prompt
 
 _MULTIPLE = 8
-_UPSCALE_MODELS = "upscale_models"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +133,7 @@ def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscal
     asked = parameters.hr_upscaler or "Latent"
     if known := _BY_KEY.get(asked.casefold()):
         return known
-    models = catalogue.models.names(_UPSCALE_MODELS)
+    models = catalogue.models.names(UPSCALE_MODELS)
     try:
         return Upscaler("model", listed_name(asked, models))
     except ValueError:

@@ -27,12 +27,14 @@ from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.store import Load, ModelStore, Read
 from engine.diffusion.text import as_long, chunks_of, encode, encode_each
+from engine.diffusion.upscale_models import read_upscale_model, upscaled
+from engine.diffusion.upscale_networks import UpscaleNetwork
 from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
 from engine.diffusion.vae import Encode as EncodeImage
 from engine.diffusion.webui_text import Parts
 from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
-from engine.models_folder import CHECKPOINTS, LORAS, VAES
+from engine.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
 from engine.reports import SavedLatent
 
 T = TypeVar("T")
@@ -199,6 +201,14 @@ class Context:
         images, mask = prepared_for_inpainting(images, mask, grow_by)
         latent = yield from self.encode_images(vae, images)
         return replace(latent, noise_mask=mask)
+
+    def upscale_model(self, name: str) -> Work[UpscaleNetwork]:
+        """The upscale model of that name."""
+        return self.model(UPSCALE_MODELS, name, read_upscale_model)
+
+    def upscaled(self, network: UpscaleNetwork, images: Images) -> Work[Images]:
+        """Enlarged images, asked for tile by tile."""
+        return upscaled(network, images, self._limits)
 
     def saved(self, latent: Latent) -> SavedLatent:
         """A latent as a result of the run."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.diffusion.feathering import ramp
 from engine.diffusion.latents import PIXELS_PER_LATENT, Latent, empty_latent
 from engine.diffusion.resampling import kept_ratio, resampled
 from engine.errors import EngineError
@@ -78,9 +79,10 @@ class LatentOperations:
                 f"A batch of {len(source)} latents goes over a batch of 1 or as many, "
                 f"not over {len(window)}."
             )
+        bottom, right = y + window.shape[-2], x + window.shape[-1]
         share = torch.outer(
-            _ramps(window.shape[-2], feather, y > 0, y + window.shape[-2] < target.shape[-2]),
-            _ramps(window.shape[-1], feather, x > 0, x + window.shape[-1] < target.shape[-1]),
+            ramp(window.shape[-2], feather, first=y > 0, last=bottom < target.shape[-2]),
+            ramp(window.shape[-1], feather, first=x > 0, last=right < target.shape[-1]),
         ).to(target.device)
         window.copy_(source * share + window * (1 - share))
         return replace(below, samples=target)
@@ -100,14 +102,3 @@ class LatentOperations:
 def _cycled(masks: Tensor, count: int) -> Tensor:
     """As many masks as latents, from the first again where there are fewer."""
     return masks[torch.arange(count) % len(masks)] if len(masks) < count else masks
-
-
-def _ramps(length: int, feather: int, first: bool, last: bool) -> Tensor:
-    """1, rising over `feather` cells at the ends that are to be soft."""
-    share = torch.ones(length)
-    rise = (torch.arange(1, feather + 1) / max(1, feather))[:length]
-    if first:
-        share[: len(rise)] *= rise
-    if last:
-        share[length - len(rise) :] *= rise.flip(0)
-    return share

@@ -36,6 +36,7 @@ from engine.nodes.text import (
     clip_text_encode_sdxl,
     clip_text_encode_sdxl_refiner,
 )
+from engine.nodes.upscale_model import image_upscale_with_model, upscale_model_loader
 from engine.nodes.webui import webui_text_encode
 
 NODE_TYPES: tuple[NodeType, ...] = (
@@ -73,6 +74,8 @@ NODE_TYPES: tuple[NodeType, ...] = (
     image_invert,
     image_batch,
     image_pad_for_outpaint,
+    upscale_model_loader,
+    image_upscale_with_model,
     save_image,
     preview_image,
     # as in the WebUI

@@ -179,6 +179,7 @@ def test_hires_fix_samples_again_at_the_larger_size(
 
 def test_hires_fix_takes_an_upscale_model(models: Catalogue) -> None:
     prompt = compiled(models, enable_hr=True, hr_upscaler="4x").prompt
+    validate(prompt, models, Limits())
     assert prompt["upscaler"]["inputs"]["model_name"] == "4x.safetensors"
     assert prompt["upscaled-0"]["inputs"]["image"] == ["small-0", 0]
     assert prompt["larger-0"]["inputs"]["image"] == ["upscaled-0", 0]
