@@ -180,15 +180,20 @@ class _Writer:
 
     def _sample(self, stage: _Stage, index: int, *, seed: int, latent: _Link) -> _Link:
         text = f"{stage.prefix}text"
+        delta = self._parameters.override_settings.eta_noise_seed_delta
+        noise = {}
+        if delta and names.SAMPLER_OF[stage.made.sampler].noise == "fresh":
+            noise = {"eta_noise_seed_delta": delta}
         return self._add(
             f"{stage.prefix}sample-{index}",
-            "KSampler",
+            "WebUISampler" if noise else "KSampler",
             model=stage.model,
             positive=[text, 0],
             negative=[text, 1],
             latent_image=latent,
             seed=seed,
             cfg=self._parameters.cfg_scale,
+            **noise,
             **_schedule(stage.made),
         )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.diffusion.checkpoints import Clip, Model
     from engine.diffusion.conditioning import Conditioning
     from engine.diffusion.context import Context
+    from engine.diffusion.latents import Latent
 
 _SCHEDULE = ("steps", "sampler_name", "scheduler", "denoise")
 
@@ -70,3 +71,47 @@ def webui_text_encode(
             sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
         )
     )
+
+
+@node(
+    "WebUISampler",
+    inputs={
+        **k_sampler.inputs,
+        "eta_noise_seed_delta": Int(
+            0, min=0, max=2**32 - 1, tooltip="How far the seed of the noise in steps is from seed."
+        ),
+    },
+    outputs=("LATENT",),
+    category="darkroom",
+    display_name="WebUI Sampler",
+    steps_input="steps",
+)
+def webui_sampler(
+    context: Context,
+    *,
+    model: Model,
+    seed: int,
+    steps: int,
+    cfg: float,
+    sampler_name: str,
+    scheduler: str,
+    positive: Conditioning,
+    negative: Conditioning,
+    latent_image: Latent,
+    denoise: float,
+    eta_noise_seed_delta: int,
+) -> Work[tuple[Latent]]:
+    """Denoises a latent; the noise that the sampler adds on its way has a seed of its own."""
+    latent, _ = yield from context.sample(
+        model,
+        latent_image,
+        sampler=sampler_name,
+        sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
+        steps=steps,
+        seed=seed,
+        positive=positive,
+        negative=negative,
+        cfg=cfg,
+        step_seed_offset=eta_noise_seed_delta,
+    )
+    return (latent,)

@@ -140,6 +140,14 @@ def test_override_settings_reach_their_nodes(models: Catalogue) -> None:
     assert "soft.safetensors" in unknown["override_settings.sd_vae"]
 
 
+def test_a_noise_seed_delta_is_for_samplers_that_draw_at_each_step(models: Catalogue) -> None:
+    settings = {"eta_noise_seed_delta": 31337}
+    for sampler, kind in (("Euler a", "WebUISampler"), ("Euler", "KSampler")):
+        sample = graph_of(models, sampler_name=sampler, override_settings=settings).node("sample-0")
+        assert sample.class_type == kind
+        assert sample.literals.get("eta_noise_seed_delta", 31337) == 31337
+
+
 # The hires fix.
 
 

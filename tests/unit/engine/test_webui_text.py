@@ -152,6 +152,20 @@ def test_texts_that_pull_against_each_other_leave_the_negative(run_all: RunAll) 
     assert farthest(none, unguided) <= 1
 
 
+def test_a_noise_seed_delta_changes_the_noise_in_steps_alone(run_all: RunAll) -> None:
+    def graph(sampler: str, delta: int) -> dict[str, Any]:
+        found = text_to_image(sampler_name=sampler)
+        found["3"]["class_type"] = "WebUISampler"
+        found["3"]["inputs"]["eta_noise_seed_delta"] = delta
+        return found
+
+    noisy, other, plain, same = run_all(
+        [graph(sampler, delta) for sampler in ("euler_ancestral", "euler") for delta in (0, 31337)]
+    )
+    assert farthest(noisy, other) > 10
+    assert farthest(plain, same) <= 1
+
+
 def test_an_edited_prompt_takes_no_more_rows_than_another(submit: Callable[..., Watched]) -> None:
     ends = [submit(webui("[a|b|c|d|e|f|g|h] circle", steps=8)) for _ in range(4)]
     assert all(len(each.images()) == 1 for each in ends)
