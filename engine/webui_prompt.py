@@ -23,6 +23,7 @@ from typing import TypeAlias
 _MOST_PARTS = 16
 """Texts side by side: each is a row of the model's calls."""
 _LONGEST = 2**15
+_MOST_STRETCHES = 256
 _MOST_TEXT = 2**18
 """Characters of all texts that a prompt comes to in its steps."""
 _DEEPEST = 64
@@ -76,14 +77,15 @@ def read_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part
     if len(sides) > _MOST_PARTS:
         raise PromptInvalid(f"AND joins {len(sides)} texts, at most {_MOST_PARTS}")
     parts = [_split_weight(side) for side in sides]
-    stretches = [_stretches(text, steps, steps_before) for text, _ in parts]
+    counted, most = _Steps(steps, steps_before), _MOST_TEXT // len(sides)
+    stretches = [_stretches(text, counted, most) for text, _ in parts]
     return tuple(Part(weight, found) for (_, weight), found in zip(parts, stretches, strict=True))
 
 
 def read_negative_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part, ...]:
     """The same for a negative prompt, where AND and a weight at the end are words as any."""
     _require_length(prompt)
-    return (Part(1.0, _stretches(prompt, steps, steps_before)),)
+    return (Part(1.0, _stretches(prompt, _Steps(steps, steps_before), _MOST_TEXT)),)
 
 
 def _require_length(prompt: str) -> None:
@@ -198,14 +200,16 @@ class _Steps:
         return int(min(max(number, 0), self.count))
 
 
-def _stretches(text: str, steps: int, steps_before: int) -> tuple[Stretch, ...]:
-    nodes, counted = _parse(text), _Steps(steps, steps_before)
-    ends = sorted({steps, *_ends(nodes, counted)})
-    if len(ends) * len(text) > _MOST_TEXT:
-        raise PromptInvalid(f"it comes to more than {_MOST_TEXT} characters in {steps} steps")
+def _stretches(text: str, steps: _Steps, most: int) -> tuple[Stretch, ...]:
+    nodes = _parse(text)
+    ends = _ends(nodes, steps)
+    if len(ends) > _MOST_STRETCHES:
+        raise PromptInvalid(f"it changes {len(ends)} times, at most {_MOST_STRETCHES}")
+    if len(ends) * len(text) > most:
+        raise PromptInvalid(f"its steps come to more than {_MOST_TEXT} characters of text")
     found: list[tuple[int, str]] = []
     for end in ends:
-        written = "".join(_at(nodes, end, counted))
+        written = "".join(_at(nodes, end, steps))
         if found and found[-1][1] == written:
             found.pop()
         found.append((end, written))
@@ -213,19 +217,27 @@ def _stretches(text: str, steps: int, steps_before: int) -> tuple[Stretch, ...]:
     return tuple(Stretch(end, sections[written]) for end, written in found)
 
 
-def _ends(nodes: Sequence[_Node], steps: _Steps) -> Iterator[int]:
-    """The steps behind which the text may change."""
+def _ends(nodes: Sequence[_Node], steps: _Steps) -> list[int]:
+    """The steps behind which the text may change, and the last."""
+    changing = list(_changing(nodes))
+    ends = {steps.of(each.until) for each in changing if isinstance(each, _Edit)}
+    if any(isinstance(each, _Turns) for each in changing):
+        ends |= set(range(steps.count))
+    return sorted(ends - {0} | {steps.count})
+
+
+def _changing(nodes: Sequence[_Node]) -> Iterator[_Edit | _Turns]:
+    """What is not the same at every step, however deep."""
     for node in nodes:
         match node:
-            case _Edit(before, after, until):
-                if end := steps.of(until):
-                    yield end
-                yield from _ends(before, steps)
-                yield from _ends(after, steps)
+            case _Edit(before, after, _):
+                yield node
+                yield from _changing(before)
+                yield from _changing(after)
             case _Turns(options):
-                yield from range(1, steps.count)
+                yield node
                 for option in options:
-                    yield from _ends(option, steps)
+                    yield from _changing(option)
 
 
 def _at(nodes: Sequence[_Node], step: int, steps: _Steps) -> Iterator[str]:
