@@ -81,16 +81,18 @@ def _models(settings: Settings) -> ModelsFolder:
 
 def build_engine_host(settings: Settings, *, device: str) -> EngineHost:
     models = _models(settings)
+    limits = graph_limits(settings)
     engine = Engine(
         models=models,
         device=device,
         max_rows=settings.max_rows,
         cache_bytes=settings.model_cache_bytes,
         threads=os.cpu_count(),
+        limits=limits,
         step_seed_offset=settings.step_seed_offset,
     )
     engine.start()
-    return EngineHost(engine=engine, catalogue=Catalogue(models), limits=graph_limits(settings))
+    return EngineHost(engine=engine, catalogue=Catalogue(models), limits=limits)
 
 
 async def build_job_runner(

@@ -23,11 +23,12 @@ from actors.engine import (
     Order,
     Picture,
     Refused,
+    SavedLatent,
     StepDone,
 )
 from actors.lease import Lease, Loss
 from actors.plan import Plan, plan_text
-from actors.png import encode_png
+from actors.result_file import encode_result
 from engine.errors import EngineError, InputFileUnavailable
 from events.decisions import (
     Command,
@@ -42,7 +43,7 @@ from events.log import JobWriter
 from events.streams import progress_subject
 from events.types import ImageStored
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
-from storage.keys import image_key
+from storage.keys import file_key, file_name
 
 logger = logging.getLogger(__name__)
 
@@ -164,31 +165,31 @@ class Attempt:
             case StepDone(done=done, total=total):
                 self._stepping = True
                 await self._tell_progress(done, total)
-            case Picture():
+            case Picture() | SavedLatent():
                 await self._store(message, plan)
             case AllDone():
                 await self._complete()
             case Refused(message=text, is_final=final):
                 await self._write(FailAttempt(self._actor, text, final=final))
 
-    async def _store(self, picture: Picture, plan: Plan) -> None:
-        """An image that an earlier attempt has stored is not stored again."""
-        if self._job.image(picture.index) is not None:
+    async def _store(self, result: Picture | SavedLatent, plan: Plan) -> None:
+        """What an earlier attempt has stored is not stored again."""
+        if self._job.image(result.index) is not None:
             return
-        text = plan_text(plan, picture)
-        png = await asyncio.to_thread(encode_png, picture.pixels, text)
-        key = image_key(self._job.id, self._job.attempts, picture.index)
-        await self._reach_store(partial(self._images.put, key, png))
-        height, width, _ = picture.pixels.shape
+        file = await asyncio.to_thread(encode_result, result, plan_text(plan, result))
+        name = file_name(result.index, file.media_type)
+        key = file_key(self._job.id, self._job.attempts, name)
+        await self._reach_store(partial(self._images.put, key, file.content))
         image = ImageStored(
-            index=picture.index,
+            index=result.index,
             attempt=self._job.attempts,
             key=key,
-            size_bytes=len(png),
-            digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
-            width=width,
-            height=height,
-            seed=picture.seed,
+            size_bytes=len(file.content),
+            digest=f"sha256:{hashlib.sha256(file.content).hexdigest()}",
+            width=file.width,
+            height=file.height,
+            seed=result.seed,
+            media_type=file.media_type,
         )
         await self._write(StoreImage(self._actor, image))
 

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.catalogue import Catalogue
-from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady, Progress, Run
+from engine.engine import (
+    Engine,
+    EngineEvent,
+    Errored,
+    Finished,
+    ImageReady,
+    LatentReady,
+    Progress,
+    Run,
+)
 from engine.errors import EngineError, NodeFailed
 from engine.graph import Limits, validate
 
@@ -33,6 +42,14 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedLatent:
+    index: int
+    samples: NDArray[np.float32]
+    """(batch, 4, height/8, width/8)"""
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AllDone:
     images: int
 
@@ -45,7 +62,7 @@ class Refused:
     is_final: bool = True
 
 
-EngineMessage = StepDone | Picture | AllDone | Refused
+EngineMessage = StepDone | Picture | SavedLatent | AllDone | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +183,8 @@ def _translate(event: EngineEvent) -> EngineMessage:
             return StepDone(done, total)
         case ImageReady(index=index, pixels=pixels, seed=seed):
             return Picture(index, pixels, seed)
+        case LatentReady(index=index, samples=samples, seed=seed):
+            return SavedLatent(index, samples, seed)
         case Finished(images=images):
             return AllDone(images)
         case Errored(error=NodeFailed() as error):

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engine import Picture
+from actors.engine import Picture, SavedLatent
 from engine.catalogue import Catalogue
+from engine.compiler import compile_parameters
 from engine.graph import Limits
-from engine.parameters import compile_parameters, parse_parameters
+from engine.infotext import infotext
+from engine.parameters import parse_parameters
 from events.job import Job
 from events.types import Flavour
+from settings.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Plan:
     first_index: Mapping[str, int] | None
     """Index of each output node's first image; None: counted in the graph's order."""
     extra_pnginfo: Mapping[str, Any]
+    describe: Callable[[int], str] | None = None
+    """The WebUI's text for the image of that index, in the flavour that is its own."""
 
 
 def planner(
@@ -34,23 +39,34 @@ def planner(
         if job.submitted.flavour is Flavour.WORKFLOW:
             extra = (request.get("extra_data") or {}).get("extra_pnginfo") or {}
             return Plan(request["prompt"], None, extra)
+        parameters = parse_parameters(request)
         compiled = compile_parameters(
-            parse_parameters(request),
+            parameters,
             catalogue,
             limits,
             default_checkpoint=default_checkpoint,
             skip=frozenset(image.index for image in job.images),
         )
-        return Plan(compiled.prompt, compiled.first_index, {})
+        return Plan(
+            compiled.prompt,
+            compiled.first_index,
+            {},
+            describe=lambda index: infotext(parameters, compiled, index, version=VERSION),
+        )
 
     return plan
 
 
-def plan_text(plan: Plan, picture: Picture) -> dict[str, str]:
-    """PNG text of one image, as ComfyUI writes it: the graph, and what its front end sent along."""
+def plan_text(plan: Plan, result: Picture | SavedLatent) -> dict[str, str]:
+    """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
+
+    In the diffusion flavour the WebUI's `parameters` too.
+    """
     text = {"prompt": json.dumps(plan.prompt)}
-    if picture.seed is not None:
-        text["seed"] = str(picture.seed)
+    if plan.describe is not None:
+        text["parameters"] = plan.describe(result.index)
+    if result.seed is not None:
+        text["seed"] = str(result.seed)
     return text | {name: json.dumps(value) for name, value in plan.extra_pnginfo.items()}
 
 

@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import quote, urlsplit
 from uuid import UUID
 
@@ -31,6 +30,7 @@ from actors.guarded_backend import GuardedBackend, Resolver
 from events.callback_address import AddressRule, Resolve, Target
 from events.errors import AddressNotAllowed
 from settings import Settings
+from settings.version import VERSION
 
 _MOST_IDLE_POOLS = 128
 _KEEP_ALIVE_S = 10.0
@@ -228,11 +228,4 @@ def _retry_after_s(answer: httpcore.Response) -> float | None:
     return max(0.0, from_now.total_seconds())
 
 
-def _version() -> str:
-    try:
-        return version("darkroom")
-    except PackageNotFoundError:  # run from its sources
-        return "0"
-
-
-_USER_AGENT = f"Darkroom/{_version()}"
+_USER_AGENT = f"Darkroom/{VERSION}"

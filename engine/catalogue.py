@@ -55,14 +55,15 @@ class Catalogue:
                 return [type_name(declared), options]
 
     def _info(self, declared: NodeType, input_files: Collection[str]) -> dict[str, Any]:
+        inputs = {"required": declared.inputs}
+        if declared.optional:
+            inputs["optional"] = declared.optional
         return {
             "input": {
-                "required": {
-                    name: self.input_config(each, input_files)
-                    for name, each in declared.inputs.items()
-                }
+                kind: {name: self.input_config(each, input_files) for name, each in some.items()}
+                for kind, some in inputs.items()
             },
-            "input_order": {"required": list(declared.inputs)},
+            "input_order": {kind: list(some) for kind, some in inputs.items()},
             "output": list(declared.outputs),
             "output_is_list": [False] * len(declared.outputs),
             "output_name": list(declared.output_names or declared.outputs),

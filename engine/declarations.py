@@ -6,11 +6,11 @@ The declaration is the source of validation, of `object_info` and of the documen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-LimitName: TypeAlias = Literal["side", "steps", "batch"]
-"""Which of the service's limits narrows an integer's declared range."""
+LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
+"""Which of the service's limits narrows an integer's range; "longest_side" lets 0 be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ Input: TypeAlias = Int | Float | String | Boolean | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
 
-A generator yields `Request`s and receives their results. An output node answers its images.
+A generator yields `Request`s and receives their results. An output node answers its images or
+latents.
 """
 
 
@@ -98,6 +99,8 @@ class NodeType:
     class_type: str
     body: Body
     inputs: Mapping[str, Input]
+    optional: Mapping[str, Input] = field(default_factory=dict)
+    """Inputs that a graph may leave out: the body has a default for each."""
     outputs: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     """Where they are not called by their types."""
@@ -112,6 +115,13 @@ class NodeType:
     """The inputs that say from which of these steps up to which it goes, where it cuts them."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node asks for."""
+    check: Callable[[Mapping[str, Any]], object] | None = None
+    """Called with the literals once each is valid; raises ValueError where they do not do."""
+
+    @property
+    def all_inputs(self) -> dict[str, Input]:
+        """The required and the optional ones."""
+        return {**self.inputs, **self.optional}
 
 
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:

@@ -12,16 +12,25 @@ from typing import TYPE_CHECKING, TypeAlias
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
-from engine.graph import Graph
+from engine.graph import Graph, Limits
 from engine.models_folder import ModelsFolder
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from engine.row_limits import RowLimits
 from engine.run import Run
 
 if TYPE_CHECKING:
     from engine.diffusion.device import Device
 
-__all__ = ["Engine", "EngineEvent", "Errored", "Finished", "ImageReady", "Progress", "Run"]
+__all__ = [
+    "Engine",
+    "EngineEvent",
+    "Errored",
+    "Finished",
+    "ImageReady",
+    "LatentReady",
+    "Progress",
+    "Run",
+]
 
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]
@@ -33,8 +42,9 @@ class Engine:
 
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
     fewer where memory is short; `cache_bytes` what the loaded checkpoints may take, `threads`
-    torch's on a CPU. The noise that samplers draw at their steps is of the seed `step_seed_offset`
-    from that of the start.
+    torch's on a CPU. `limits` hold while a graph runs, too: what a node makes of files and other
+    nodes is not known before. The noise that samplers draw at
+    their steps is of the seed `step_seed_offset` from that of the start.
     """
 
     def __init__(
@@ -45,12 +55,14 @@ class Engine:
         max_rows: int = 32,
         cache_bytes: int = 8 * 2**30,
         threads: int | None = None,
+        limits: Limits | None = None,
         step_seed_offset: int = 0,
     ) -> None:
         self._models = models
         self._device_name = device
         self._cache_bytes = cache_bytes
         self._threads = threads
+        self._limits = limits or Limits()
         self._step_seed_offset = step_seed_offset
         self._max_rows = max_rows
         self._batcher = Batcher()
@@ -71,6 +83,7 @@ class Engine:
             self._device_name,
             cache_bytes=self._cache_bytes,
             threads=self._threads,
+            limits=self._limits,
             step_seed_offset=self._step_seed_offset,
         )
         self._batcher.limits = RowLimits(self._max_rows, self._device.gauge)

@@ -5,6 +5,7 @@ EngineError
 ├── ParametersInvalid      the diffusion request is refused, one entry per field
 ├── CheckpointUnavailable  a model file is missing, damaged or of a kind that is not supported
 ├── InputFileUnavailable   a file that a node needs is missing or cannot be read
+├── TooLarge               a node would make more images or pixels than is taken
 ├── OutOfMemory            the device's memory does not hold the work
 ├── NodeFailed             a node's body raised
 └── Cancelled              the run was cancelled
@@ -90,6 +91,10 @@ class CheckpointUnavailable(EngineError):
 
 class InputFileUnavailable(EngineError):
     """A file that a node needs is missing or cannot be read."""
+
+
+class TooLarge(EngineError):
+    """A node would make more images or pixels than is taken."""
 
 
 class OutOfMemory(EngineError):

@@ -238,7 +238,7 @@ def _dependent_outputs(
 
 
 def _node(node_id: str, declared: NodeType, checked: Checked, steps: int) -> Node:
-    files = [name for name, each in declared.inputs.items() if isinstance(each, InputFile)]
+    files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
     return Node(
         node_id,
         declared.class_type,

@@ -20,6 +20,7 @@ from engine.declarations import (
     String,
     type_name,
 )
+from engine.errors import TooLarge
 
 _LISTED_CHOICES = 20
 
@@ -41,12 +42,23 @@ class Limits:
         match declared.limit:
             case "side":
                 return max(declared.min, self.min_side), min(declared.max, self.max_side)
+            case "longest_side":
+                return declared.min, min(declared.max, self.max_side)
             case "steps":
                 return declared.min, min(declared.max, self.max_steps)
             case "batch":
                 return declared.min, min(declared.max, self.max_batch)
             case None:
                 return declared.min, declared.max
+
+    def require_batch(self, count: int, *, width: int, height: int) -> None:
+        """Raises TooLarge where so many images of that size are more than is taken."""
+        pixels = count * width * height
+        if count > self.max_batch or pixels > self.max_pixels:
+            raise TooLarge(
+                f"{count} images of {width} x {height} pixels are too large: at most "
+                f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +119,21 @@ def check_inputs(
     """Check what is declared, ignore what is not. `types` has all nodes of the graph."""
     checked = Checked()
     check = _Check(types, catalogue, limits, input_files)
-    for name, each in declared.inputs.items():
+    for name, each in declared.all_inputs.items():
+        if name in declared.optional and name not in inputs:
+            continue
         try:
             check.one(name, each, inputs, checked)
         except _Refused as refused:
             checked.errors.append(refused.error)
     if declared.pixel_inputs and not checked.errors:
         checked.errors += check.pixels(declared.pixel_inputs, checked.literals)
+    if declared.check and not checked.errors:
+        try:
+            declared.check(checked.literals)
+        except ValueError as error:
+            message = "A node refuses its inputs"
+            checked.errors.append(InputError("custom_validation_failed", message, str(error)))
     return checked
 
 

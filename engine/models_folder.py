@@ -5,6 +5,7 @@ root/checkpoints/sub/name.safetensors named "sub/name.safetensors"
 root/checkpoints/name/model_index.json a diffusers folder, named "name"
 root/name.safetensors                 a checkpoint may also lie at the top
 root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
+root/loras/, vae/, embeddings/, ...   the other kinds, in the same way
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from pathlib import Path
 from engine.errors import CheckpointUnavailable
 
 CHECKPOINTS = "checkpoints"
+LORAS = "loras"
+VAES = "vae"
+EMBEDDINGS = "embeddings"
+UPSCALE_MODELS = "upscale_models"
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
-_FOLDER_MARK = "model_index.json"
+_PICKLED = (".ckpt", ".pt", ".pth", ".bin")
+FOLDER_MARK = "model_index.json"
 
 
 class ModelsFolder:
@@ -41,10 +47,24 @@ class ModelsFolder:
         """Where a model lies. Only listed names have one, so none leads out of the folder."""
         path = self._listing(kind).get(name)
         if path is None or not path.exists():
+            self.refuse_pickled(kind, name)
             raise CheckpointUnavailable(
                 f"no {name!r} in {kind}: put it there or name one of GET /v1/models"
             )
         return path
+
+    def refuse_pickled(self, kind: str, name: str) -> None:
+        """Raises CheckpointUnavailable where the name is that of a pickled file, which is not
+        listed.
+        """
+        folder = self._root / kind
+        wanted = {name, *(f"{name}{suffix}" for suffix in _PICKLED)}
+        for path in folder.rglob("*") if name and folder.is_dir() else ():
+            if path.suffix in _PICKLED and path.relative_to(folder).as_posix() in wanted:
+                raise CheckpointUnavailable(
+                    f"{path.name} is pickled, and a pickled file can run any code when it is read: "
+                    "convert it to .safetensors and put that there"
+                )
 
     def _listing(self, kind: str) -> dict[str, Path]:
         read_at, listing = self._listings.get(kind, (float("-inf"), {}))
@@ -84,4 +104,4 @@ def _is_model_file(name: str) -> bool:
 
 
 def _is_model_folder(path: Path) -> bool:
-    return not path.name.endswith(CONFIG_SUFFIX) and (path / _FOLDER_MARK).is_file()
+    return not path.name.endswith(CONFIG_SUFFIX) and (path / FOLDER_MARK).is_file()

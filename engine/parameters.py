@@ -1,29 +1,21 @@
-"""The diffusion flavour: flat parameters, compiled to the same node graph as a workflow."""
+"""The diffusion flavour: flat parameters by the WebUI's names, and what they may be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from engine import names
-from engine.catalogue import Catalogue
 from engine.errors import FieldError, ParametersInvalid, encodable
-from engine.inputs import Limits
-from engine.models_folder import CHECKPOINTS
+from engine.webui_members import Strict, WebUIMembers
 
-_SEEDS = 2**64
-_SHOWN_NAMES = 20
+SEEDS = 2**64
 _SHOWN_ERRORS = 50
+_LEAST_DENOISE = 0.001
+_OWN_VAE = ("", "Automatic", "None")
+_SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
 
 
 def _no_boolean(value: Any) -> Any:
@@ -50,53 +42,115 @@ def _known_scheduler(value: str) -> str:
     return value
 
 
+def _not_tiny(value: float) -> float:
+    if 0 < value < _LEAST_DENOISE:
+        raise ValueError(f"must be 0 or at least {_LEAST_DENOISE}")
+    return value
+
+
+def _same(value: str) -> str:
+    return "" if value in _SAME else value
+
+
+def _same_or_sampler(value: str) -> str:
+    return _same(value) and _known_sampler(value)
+
+
+def _same_or_scheduler(value: str) -> str:
+    return _same(value) and _known_scheduler(value)
+
+
+def _own_vae(value: str) -> str:
+    return "" if value in _OWN_VAE else value
+
+
 _Text = Annotated[str, AfterValidator(_unicode)]
 _Whole = Annotated[int, BeforeValidator(_no_boolean)]
 _Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+_Side = Annotated[_Whole, Field(ge=16, le=4096)]
+_SideOrNone = Annotated[_Whole, Field(ge=0, le=4096)]
+_Count = Annotated[_Whole, Field(ge=1, le=16)]
+_ClipSkip = Annotated[_Whole, Field(ge=1, le=12)]
+_Share = Annotated[_Number, Field(ge=0, le=1)]
+_SamplerName = Annotated[str, AfterValidator(_known_sampler)]
+_SchedulerName = Annotated[str, AfterValidator(_known_scheduler)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class OverrideSettings(_Strict):
+class OverrideSettings(Strict):
     """Settings for this job alone."""
 
     sd_model_checkpoint: _Text | None = None
+    sd_vae: Annotated[_Text, AfterValidator(_own_vae)] = ""
+    CLIP_stop_at_last_layers: _ClipSkip | None = None
+    eta_noise_seed_delta: Annotated[_Whole, Field(ge=0, lt=2**32)] = 0
 
 
-class DiffusionParameters(_Strict):
+class HiresFix(WebUIMembers):
+    """A second pass at a larger size, over what the first has made.
+
+    Where `hr_resize_x` or `hr_resize_y` is not 0 it is the size, in pixels, and `hr_scale` is not
+    looked at. Empty names and texts, and 0 steps, stand for those of the first pass.
+    """
+
+    enable_hr: bool = False
+    denoising_strength: Annotated[_Share, AfterValidator(_not_tiny)] = 0.75
+    hr_scale: Annotated[_Number, Field(ge=1, le=8)] = 2.0
+    hr_resize_x: _SideOrNone = 0
+    hr_resize_y: _SideOrNone = 0
+    hr_upscaler: _Text = ""
+    hr_second_pass_steps: Annotated[_Whole, Field(ge=0, le=150)] = 0
+    hr_prompt: _Text = ""
+    hr_negative_prompt: _Text = ""
+    hr_sampler_name: Annotated[str, AfterValidator(_same_or_sampler)] = ""
+    hr_scheduler: Annotated[str, AfterValidator(_same_or_scheduler)] = ""
+    hr_checkpoint_name: Annotated[_Text, AfterValidator(_same)] = ""
+
+
+class DiffusionParameters(HiresFix):
     """A diffusion request. Sides in pixels; a negative seed means that one is to be drawn."""
 
     prompt: _Text
     negative_prompt: _Text = ""
     sd_model_checkpoint: _Text | None = None
-    width: Annotated[_Whole, Field(ge=16, le=4096)] = 512
-    height: Annotated[_Whole, Field(ge=16, le=4096)] = 512
-    sampler_name: Annotated[str, AfterValidator(_known_sampler)] = "Euler"
-    scheduler: Annotated[str, AfterValidator(_known_scheduler)] = names.AUTOMATIC
+    width: _Side | None = None
+    """None: what is usual for the checkpoint."""
+    height: _Side | None = None
+    sampler_name: _SamplerName = "Euler"
+    sampler_index: _SamplerName | None = None
+    scheduler: _SchedulerName = names.AUTOMATIC
     steps: Annotated[_Whole, Field(ge=1, le=150)] = 20
     cfg_scale: Annotated[_Number, Field(ge=0, le=100)] = 7.0
-    batch_size: Annotated[_Whole, Field(ge=1, le=16)] = 1
-    clip_skip: Annotated[_Whole, Field(ge=1, le=12)] = 1
-    seed: Annotated[_Whole, Field(lt=_SEEDS)] = -1
-    override_settings: OverrideSettings | None = None
+    batch_size: _Count = 1
+    n_iter: _Count = 1
+    clip_skip: _ClipSkip = 1
+    seed: Annotated[_Whole, Field(lt=SEEDS)] = -1
+    eta: _Number | None = None
+    override_settings: OverrideSettings = OverrideSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, body: Any) -> Any:
+        """`sampler_index` is what `sampler_name` was called."""
+        if not isinstance(body, dict) or body.get("sampler_index") is None:
+            return body
+        if body.get("sampler_name") is not None:
+            return body
+        return {**body, "sampler_name": body["sampler_index"]}
+
+    @property
+    def images(self) -> int:
+        """How many images are asked for."""
+        return self.batch_size * self.n_iter
 
     @property
     def checkpoint(self) -> str | None:
         """The checkpoint that was asked for."""
-        overridden = self.override_settings and self.override_settings.sd_model_checkpoint
-        return overridden or self.sd_model_checkpoint or None
+        return self.override_settings.sd_model_checkpoint or self.sd_model_checkpoint or None
 
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A node graph in ComfyUI's API format, and which image each of its output nodes makes."""
-
-    prompt: dict[str, Any]
-    first_index: dict[str, int]
-    seeds: tuple[int, ...]
-    """The seed of every image asked for, skipped or not."""
+    @property
+    def stops_at_layer(self) -> int:
+        """The text encoder's layer, counted from the last, 1."""
+        return self.override_settings.CLIP_stop_at_last_layers or self.clip_skip
 
 
 def parse_parameters(body: object) -> DiffusionParameters:
@@ -118,104 +172,3 @@ def _field_error(error: Any) -> FieldError:
 def with_seed(parameters: DiffusionParameters, draw: Callable[[], int]) -> DiffusionParameters:
     """The parameters with a seed drawn where they ask for one."""
     return parameters.model_copy(update={"seed": draw()}) if parameters.seed < 0 else parameters
-
-
-def compile_parameters(
-    parameters: DiffusionParameters,
-    catalogue: Catalogue,
-    limits: Limits,
-    *,
-    default_checkpoint: str | None,
-    skip: frozenset[int] = frozenset(),
-) -> Compiled:
-    """The node graph: one sampler per image with seed + i; images in `skip` are left out.
-
-    Raises ParametersInvalid where the checkpoint is not known or a limit is passed. The seed must
-    have been drawn.
-    """
-    if parameters.seed < 0:
-        raise ValueError("draw the seed first: see with_seed")
-    _require_limits(parameters, limits)
-    checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
-    seeds = tuple((parameters.seed + i) % _SEEDS for i in range(parameters.batch_size))
-    prompt = _shared_nodes(parameters, checkpoint)
-    images = [index for index in range(parameters.batch_size) if index not in skip]
-    for index in images:
-        prompt |= _image_nodes(parameters, index, seeds[index])
-    return Compiled(prompt, {f"save-{index}": index for index in images}, seeds)
-
-
-def _require_limits(parameters: DiffusionParameters, limits: Limits) -> None:
-    sides = (limits.min_side, limits.max_side)
-    ranges = {
-        "width": (parameters.width, *sides),
-        "height": (parameters.height, *sides),
-        "steps": (parameters.steps, 1, limits.max_steps),
-        "batch_size": (parameters.batch_size, 1, limits.max_batch),
-    }
-    errors = [
-        FieldError("out_of_range", f"must be {least} to {most}", name)
-        for name, (value, least, most) in ranges.items()
-        if not least <= value <= most
-    ]
-    pixels = parameters.width * parameters.height * parameters.batch_size
-    if pixels > limits.max_pixels:
-        message = f"width x height x batch_size is {pixels}, at most {limits.max_pixels}"
-        errors.append(FieldError("too_many_pixels", message, "width"))
-    if errors:
-        raise ParametersInvalid(tuple(errors))
-
-
-def _checkpoint(asked: str | None, catalogue: Catalogue) -> str:
-    """The listed name of one given with or without extension, or with WebUI's " [hash]"."""
-    known = catalogue.models.names(CHECKPOINTS)
-    if asked is None:
-        message = "is required: this endpoint has no checkpoint of its own"
-        raise ParametersInvalid((FieldError("missing", message, "sd_model_checkpoint"),))
-    plain = asked.rpartition(" [")[0] if asked.endswith("]") and " [" in asked else asked
-    for name in (asked, plain, f"{plain}.safetensors"):
-        if name in known:
-            return name
-    shown = ", ".join(known[:_SHOWN_NAMES]) or "none"
-    message = f"is not known; there are: {shown}"
-    raise ParametersInvalid((FieldError("value_not_in_list", message, "sd_model_checkpoint"),))
-
-
-def _shared_nodes(parameters: DiffusionParameters, checkpoint: str) -> dict[str, Any]:
-    nodes = {"checkpoint": _node("CheckpointLoaderSimple", ckpt_name=checkpoint)}
-    clip: list[Any] = ["checkpoint", 1]
-    if parameters.clip_skip > 1:
-        nodes["clip"] = _node(
-            "CLIPSetLastLayer", clip=clip, stop_at_clip_layer=-parameters.clip_skip
-        )
-        clip = ["clip", 0]
-    nodes["positive"] = _node("CLIPTextEncode", text=parameters.prompt, clip=clip)
-    nodes["negative"] = _node("CLIPTextEncode", text=parameters.negative_prompt, clip=clip)
-    nodes["latent"] = _node(
-        "EmptyLatentImage", width=parameters.width, height=parameters.height, batch_size=1
-    )
-    return nodes
-
-
-def _image_nodes(parameters: DiffusionParameters, index: int, seed: int) -> dict[str, Any]:
-    sampler, scheduler = names.resolve(parameters.sampler_name, parameters.scheduler)
-    sample = _node(
-        "KSampler",
-        model=["checkpoint", 0],
-        positive=["positive", 0],
-        negative=["negative", 0],
-        latent_image=["latent", 0],
-        seed=seed,
-        steps=parameters.steps,
-        cfg=parameters.cfg_scale,
-        sampler_name=sampler,
-        scheduler=scheduler,
-        denoise=1.0,
-    )
-    decode = _node("VAEDecode", samples=[f"sample-{index}", 0], vae=["checkpoint", 2])
-    save = _node("SaveImage", images=[f"decode-{index}", 0], filename_prefix="darkroom")
-    return {f"sample-{index}": sample, f"decode-{index}": decode, f"save-{index}": save}
-
-
-def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": class_type, "inputs": inputs}

@@ -29,9 +29,19 @@ class ImageReady:
     seed: int | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentReady:
+    """A batch of latents to be kept: `samples` is (batch, 4, height/8, width/8) float32."""
+
+    index: int
+    node_id: str
+    samples: NDArray[np.float32]
+    seed: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run went through, with so many images."""
+    """The run went through, with so many images and latents."""
 
     images: int
 
@@ -43,4 +53,11 @@ class Errored:
     error: EngineError
 
 
-EngineEvent: TypeAlias = Progress | ImageReady | Finished | Errored
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedLatent:
+    """What an output node answers in place of an image: see `LatentReady`."""
+
+    samples: NDArray[np.float32]
+
+
+EngineEvent: TypeAlias = Progress | ImageReady | LatentReady | Finished | Errored

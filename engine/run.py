@@ -7,7 +7,15 @@ from typing import Any, TypeAlias
 
 from engine.errors import EngineError
 from engine.graph import Graph
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
+from engine.reports import (
+    EngineEvent,
+    Errored,
+    Finished,
+    ImageReady,
+    LatentReady,
+    Progress,
+    SavedLatent,
+)
 
 OnEvent: TypeAlias = Callable[[EngineEvent], None]
 
@@ -42,7 +50,7 @@ class Run:
         self._tell(Progress(self._steps_done, self._total_steps))
 
     def take_images(self, node_id: str, images: Sequence[Any]) -> None:
-        """An output node's images, each (height, width, 3) uint8."""
+        """An output node's images, each (height, width, 3) uint8, or latents."""
         for ready in self._images.take(node_id, images):
             self._told += 1
             self._tell(ready)
@@ -79,18 +87,25 @@ class _ImageOrder:
         if first_index is not None and (missing := set(self._expected) - set(first_index)):
             raise ValueError(f"first_index lacks {sorted(missing)}")
 
-    def take(self, node_id: str, images: Sequence[Any]) -> list[ImageReady]:
+    def take(self, node_id: str, images: Sequence[Any]) -> list[ImageReady | LatentReady]:
         """Hand in a node's images; those that may be told now."""
         if self._first_index is not None:
             return self._numbered(node_id, images, self._first_index[node_id])
         self._held[node_id] = images
-        ready: list[ImageReady] = []
+        ready: list[ImageReady | LatentReady] = []
         while self._expected and self._expected[0] in self._held:
             next_id = self._expected.pop(0)
             ready += self._numbered(next_id, self._held.pop(next_id), self._next_index + len(ready))
         self._next_index += len(ready)
         return ready
 
-    def _numbered(self, node_id: str, images: Sequence[Any], first: int) -> list[ImageReady]:
+    def _numbered(
+        self, node_id: str, images: Sequence[Any], first: int
+    ) -> list[ImageReady | LatentReady]:
         seed = self._graph.seed_of(node_id)
-        return [ImageReady(first + k, node_id, pixels, seed) for k, pixels in enumerate(images)]
+        return [
+            LatentReady(index, node_id, each.samples, seed)
+            if isinstance(each, SavedLatent)
+            else ImageReady(index, node_id, each, seed)
+            for index, each in enumerate(images, first)
+        ]

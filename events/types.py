@@ -88,6 +88,8 @@ class ImageStored(JobFact):
     width: int
     height: int
     seed: int | None = None
+    media_type: str | None = None
+    """None: `image/png`. A latent has the sides of the image that it decodes to."""
 
 
 class AttemptFailed(JobFact):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,6 +28,7 @@ from serve_app.rates import Rates
 from serve_app.services import Services
 from serve_app.token_buckets import TokenBuckets
 from serve_app.withdrawals import Withdrawals
+from settings.version import VERSION
 
 TITLE = "Darkroom"
 _DESCRIPTION = """\
@@ -55,7 +55,7 @@ def create_api(
 
     app = _Api(
         title=TITLE,
-        version=_version(),
+        version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
@@ -105,10 +105,3 @@ def _remove_422(paths: dict[str, Any]) -> None:
             operation["responses"].pop("422", None)
             for callback in operation.get("callbacks", {}).values():
                 _remove_422(callback)
-
-
-def _version() -> str:
-    try:
-        return version("darkroom")
-    except PackageNotFoundError:
-        return "0"  # run from a working folder that was never installed

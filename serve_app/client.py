@@ -57,12 +57,13 @@ class Client:
         return self._call("GET", f"/{flavours[-1]}/v1/result", params=query)
 
     def save(self, result: dict[str, Any], folder: Path) -> list[Path]:
-        """Download the finished pictures of `result`; where they are."""
+        """Download the finished files of `result`; where they are."""
         paths = []
         for index, item in enumerate(result["results"]):
             if item["status"] == 1:
                 folder.mkdir(parents=True, exist_ok=True)
-                path = folder / f"{result['request_id']}_{index}.png"
+                suffix = Path(httpx.URL(item["url"]).path).suffix
+                path = folder / f"{result['request_id']}_{index}{suffix}"
                 path.write_bytes(self._http.get(item["url"]).raise_for_status().content)
                 paths.append(path)
         return paths

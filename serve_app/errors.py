@@ -25,6 +25,7 @@ from engine.errors import (
     NodeFailed,
     OutOfMemory,
     ParametersInvalid,
+    TooLarge,
 )
 from events.errors import (
     AddressNotAllowed,
@@ -181,6 +182,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     InputFileUnavailable: _internal,
     NodeFailed: _internal,
     OutOfMemory: _internal,
+    TooLarge: _internal,
     EngineError: _internal,
     ServiceError: _internal,
     Exception: _internal,

@@ -12,18 +12,19 @@ from events.types import ImageStored
 from serve_app.errors import ApiError, documented, not_found
 from serve_app.job_state import current_job
 from serve_app.services import Services, ServicesGiven
+from storage.keys import PNG, SAFETENSORS, file_name
 from storage.tokens import is_file_token
 
-_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.png")
+_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z]+")
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
-_PNG = "image/png"
 _PATH = "/{request_id}/{name}"
 
 router = APIRouter(prefix="/files", tags=["files"], responses=documented(400, 404, 500, 503))
 
 
 def _image(description: str) -> dict[str, Any]:
-    content = {_PNG: {"schema": {"type": "string", "format": "binary"}}}
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content = {PNG: binary, SAFETENSORS: binary}
     return {"description": description, "content": content}
 
 
@@ -52,20 +53,22 @@ async def get_file(
     if_range: IfRange = None,
     range_: Range = None,
 ) -> Response:
-    """An image, or a part of it. Its bytes never change."""
+    """An image (or a latent), or a part of it. Its bytes never change."""
     image = await _find(services, request_id, name, token=token)
     headers = _headers(image)
+    media_type = image.media_type or PNG
     if _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     if request.method == "HEAD":
         headers["Content-Length"] = str(image.size_bytes)
-        return Response(headers=headers, media_type=_PNG)
+        return Response(headers=headers, media_type=media_type)
     part = _part(range_, image) if if_range in {None, headers["ETag"]} else None
     if part is None:
-        return Response(await services.images.get(image.key), headers=headers, media_type=_PNG)
+        data = await services.images.get(image.key)
+        return Response(data, headers=headers, media_type=media_type)
     data = await services.images.get(image.key, part)
     headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{image.size_bytes}"
-    return Response(data, 206, headers, media_type=_PNG)
+    return Response(data, 206, headers, media_type=media_type)
 
 
 async def _find(services: Services, request_id: str, name: str, *, token: str) -> ImageStored:
@@ -80,7 +83,7 @@ async def _find(services: Services, request_id: str, name: str, *, token: str) -
         raise not_found("There is no such file.")
     job = await current_job(services, request_id)
     image = None if job is None else job.image(int(parts["index"]))
-    if image is None:
+    if image is None or name != file_name(image.index, image.media_type):
         raise not_found("There is no such file.")
     return image
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.catalogue import Catalogue
+from engine.compiler import compile_parameters
 from engine.errors import FieldError, ParametersInvalid
 from engine.graph import Limits, resolve_seeds, validate
 from engine.models_folder import CHECKPOINTS
-from engine.parameters import compile_parameters, parse_parameters, with_seed
+from engine.parameters import parse_parameters, with_seed
 from events.records import Endpoint
 from events.types import Flavour
 from settings import Settings
@@ -68,7 +69,7 @@ class Checker:
         if sent.checkpoint is None:
             # The default may be another one when the job is repeated.
             recorded["sd_model_checkpoint"] = self.default_checkpoint
-        return Asked(recorded, images=parameters.batch_size)
+        return Asked(recorded, images=parameters.images)
 
 
 def checker_for(endpoint: Endpoint, catalogue: Catalogue, settings: Settings) -> Checker:

@@ -8,16 +8,17 @@ import hmac
 from collections.abc import Callable
 from typing import Protocol
 
+from storage.keys import file_name
 
-class Indexed(Protocol):
-    """What a URL needs of a stored image."""
+
+class Named(Protocol):
+    """What a URL needs of a stored file."""
 
     @property
     def index(self) -> int: ...
 
-
-def image_name(index: int) -> str:
-    return f"{index}.png"
+    @property
+    def media_type(self) -> str | None: ...
 
 
 def file_token(secret: bytes, job_id: str, name: str) -> str:
@@ -32,11 +33,11 @@ def is_file_token(token: str, *, secret: bytes, job_id: str, name: str) -> bool:
     return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), expected.encode())
 
 
-def url_for(public_url: str, secret: bytes) -> Callable[[str, Indexed], str]:
-    """The `UrlFor` of `events.result`: `{public_url}/files/{request_id}/{index}.png?token=...`."""
+def url_for(public_url: str, secret: bytes) -> Callable[[str, Named], str]:
+    """The `UrlFor` of `events.result`: `{public_url}/files/{request_id}/{name}?token=...`."""
 
-    def url(job_id: str, image: Indexed) -> str:
-        name = image_name(image.index)
+    def url(job_id: str, file: Named) -> str:
+        name = file_name(file.index, file.media_type)
         return f"{public_url}/files/{job_id}/{name}?token={file_token(secret, job_id, name)}"
 
     return url

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,14 +13,29 @@ from torch import Tensor
 
 from engine import names
 from engine.batcher import Work
-from engine.diffusion import latents, schedules
-from engine.diffusion.checkpoints import Checkpoint, CheckpointStore, Clip, Load, Model, Vae
+from engine.diffusion import latents, schedules, webui_text
+from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint, load_vae
 from engine.diffusion.conditioning import Conditioning
-from engine.diffusion.latents import Images, Latent
-from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
+from engine.diffusion.image_files import read_images, read_mask
+from engine.diffusion.images import ImageOperations
+from engine.diffusion.latent_files import read_latent
+from engine.diffusion.latent_operations import LatentOperations
+from engine.diffusion.latents import Images, Latent, Mask
+from engine.diffusion.lora import Networks, with_lora
+from engine.diffusion.store import Load, ModelStore, Read
+from engine.diffusion.text import as_long, chunks_of, encode, encode_each
 from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
-from engine.diffusion.vae import Decode
+from engine.diffusion.upscale_models import read_upscale_model, upscaled
+from engine.diffusion.upscale_networks import UpscaleNetwork
+from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
+from engine.diffusion.vae import Encode as EncodeImage
+from engine.diffusion.webui_text import Parts
 from engine.errors import InputFileUnavailable
+from engine.inputs import Limits
+from engine.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
+from engine.reports import SavedLatent
+
+T = TypeVar("T")
 
 
 class Context:
@@ -27,21 +43,33 @@ class Context:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: ModelStore,
         *,
         on_steps: Callable[[int], None],
         input_files: Mapping[str, bytes],
+        limits: Limits,
         step_seed_offset: int = 0,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
         self._input_files = input_files
+        self._limits = limits
+        self.images = ImageOperations(limits)
+        self.latents = LatentOperations(limits)
         self._step_seed_offset = step_seed_offset
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
-        checkpoint: Checkpoint = yield Load(self._store, name)
+        store = self._store
+        checkpoint: Checkpoint = yield Load(
+            (CHECKPOINTS, name), lambda: load_checkpoint(store, name)
+        )
         return checkpoint
+
+    def model(self, kind: str, name: str, read: Read[T]) -> Work[T]:
+        """A model of another kind, read by `read` unless it is in memory."""
+        model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
+        return model
 
     def input_file(self, name: str) -> bytes:
         """The file of that name that came with the job. Raises InputFileUnavailable."""
@@ -50,17 +78,59 @@ class Context:
         except KeyError as error:
             raise InputFileUnavailable(f"There is no input file {name!r}.") from error
 
+    def image_file(self, name: str) -> tuple[Images, Mask]:
+        """The images of a file that came with the job, and their masks; see `read_images`."""
+        return read_images(self.input_file(name), name, self._limits)
+
+    def mask_file(self, name: str, channel: str) -> Mask:
+        """A mask of a file that came with the job; see `read_mask`."""
+        return read_mask(self.input_file(name), name, channel=channel, limits=self._limits)
+
+    def latent_file(self, name: str) -> Latent:
+        """The latent of a file that came with the job; see `read_latent`."""
+        return read_latent(self.input_file(name), name, self._limits)
+
+    def load_vae(self, name: str) -> Work[Vae]:
+        """The VAE of that name."""
+        vae: Vae = yield Load((VAES, name), lambda: load_vae(self._store, name))
+        return vae
+
+    def lora(
+        self, name: str, model: Model, clip: Clip | None, strengths: tuple[float, float]
+    ) -> Work[tuple[Model, Clip | None]]:
+        """The model and its text encoder changed by a LoRA, by the strength for each."""
+        if not any(strengths):
+            return model, clip
+        networks = Networks(model.unet, clip.encoders if clip is not None else ())
+        changed: Networks = yield Load(
+            (LORAS, name, networks, strengths),
+            lambda: with_lora(self._store, name, networks, strengths),
+        )
+        if clip is not None:
+            clip = replace(clip, encoders=changed.text_encoders)
+        return replace(model, unet=changed.unet), clip
+
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        chunks = chunks_of(text, clip.tokenizer)
-        encoded: Encoded = {}
-        for some in tokens_in_parts(chunks):
-            encoded |= yield Encode(clip, some)
-        return weighted(chunks, encoded)
+        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.find_embedding)))
 
-    def empty_latent(self, width: int, height: int, batch_size: int) -> Latent:
-        """Zeros for images of `width` x `height` pixels."""
-        return latents.empty_latent(width, height, batch_size)
+    def encode_pair(
+        self, clip: Clip, first: str, second: str, *, sizes: Sequence[float]
+    ) -> Work[Conditioning]:
+        """The conditioning of a prompt for each of SDXL's text encoders, with the sizes that the
+        model is told.
+        """
+        prompts = [second if each.style.projects else first for each in clip.encoders]
+        texts = [chunks_of(each, clip.tokenizer, clip.find_embedding) for each in prompts]
+        length = max(map(len, texts))
+        found = yield from encode_each(clip, [as_long(each, length) for each in texts])
+        return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)
+
+    def encode_webui(
+        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
+    ) -> Work[tuple[Conditioning, Conditioning]]:
+        """The conditioning of both prompts in the WebUI's syntax, along the levels of a sampler."""
+        return (yield from webui_text.encode(clip, positive, negative, sigmas=sigmas))
 
     def sigmas(
         self,
@@ -101,6 +171,8 @@ class Context:
         Progress is told in `steps`, however many levels the schedule has. `step_seed_offset`: the
         noise on the way is of the seed that far from `seed`; None: as the engine was told.
         """
+        positive = model.sized(positive, latent.samples, negative=False)
+        negative = model.sized(negative, latent.samples, negative=True)
         progress = _Progress(self._on_steps, steps, levels=len(sigmas) - 1)
         if step_seed_offset is None:
             step_seed_offset = self._step_seed_offset
@@ -121,6 +193,33 @@ class Context:
         for samples in latent.samples.split(1):
             images.append((yield Decode(vae, samples)))  # noqa: PERF401 - a yield is no comprehension
         return torch.cat(images)
+
+    def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
+        """The latent of images, asked for one after the other; see `cropped`."""
+        samples: list[Tensor] = []
+        for image in cropped(images).split(1):
+            samples.append((yield EncodeImage(vae, image)))  # noqa: PERF401 - a yield is no comprehension
+        return Latent(torch.cat(samples))
+
+    def encode_for_inpainting(
+        self, vae: Vae, images: Images, mask: Mask, *, grow_by: int
+    ) -> Work[Latent]:
+        """The latent of images without what the mask covers, to be made anew there."""
+        images, mask = prepared_for_inpainting(images, mask, grow_by)
+        latent = yield from self.encode_images(vae, images)
+        return replace(latent, noise_mask=mask)
+
+    def upscale_model(self, name: str) -> Work[UpscaleNetwork]:
+        """The upscale model of that name."""
+        return self.model(UPSCALE_MODELS, name, read_upscale_model)
+
+    def upscaled(self, network: UpscaleNetwork, images: Images) -> Work[Images]:
+        """Enlarged images, asked for tile by tile."""
+        return upscaled(network, images, self._limits)
+
+    def saved(self, latent: Latent) -> SavedLatent:
+        """A latent as a result of the run."""
+        return SavedLatent(latent.samples.float().cpu().numpy())
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
         """Each image as (height, width, 3) of 0..255."""

@@ -53,9 +53,11 @@ class Denoise(Request):
 
     @property
     def halves(self) -> tuple[Guide, ...]:
-        if self.cfg == 1.0 and not self.both:
-            return (self.positive,)
-        return self.positive, self.negative
+        """What counts at this level."""
+        sigma = float(self.sigma)
+        is_guided = self.cfg != 1.0 or self.both
+        halves = (self.positive, self.negative) if is_guided else (self.positive,)
+        return tuple(tuple(each for each in half if each.counts_at(sigma)) for half in halves)
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
@@ -70,10 +72,7 @@ class Denoise(Request):
             ]
 
     def _rows(self, half: Guide) -> list[_Row]:
-        sigma = float(self.sigma)
-        return [
-            _Row(each.window(self.x), self.sigma, each) for each in half if each.counts_at(sigma)
-        ]
+        return [_Row(each.window(self.x), self.sigma, each) for each in half]
 
     def _mean(self, rows: Sequence[_Row], answers: Iterator[Tensor]) -> Tensor:
         """x0 under one half of the guidance: the weighted mean of those of its conditions."""
@@ -156,5 +155,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     timesteps = model.levels.timestep_of(levels).to(model.device)
     sigma = levels.to(model.device)[:, None, None, None]
     shown = model.scaled(x, sigma).to(model.dtype)
-    output = model.unet(shown, timesteps, tokens.to(model.dtype), return_dict=False)[0].float()
+    inputs = model.unet_inputs([row.condition for row in rows], sizes)
+    output = model.unet(shown, timesteps, tokens.to(model.dtype), return_dict=False, **inputs)[
+        0
+    ].float()
     return list(model.denoised(x, output, sigma).split(sizes))

@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.diffusion.checkpoints import CheckpointStore
 from engine.diffusion.context import Context
 from engine.diffusion.gauges import gauge_of
+from engine.diffusion.store import ModelStore
+from engine.inputs import Limits
 from engine.models_folder import ModelsFolder
 
 
 class Device:
-    """A torch device with the checkpoints that are on it."""
+    """A torch device with the models that are on it."""
 
     def __init__(
         self,
@@ -23,18 +24,20 @@ class Device:
         *,
         cache_bytes: int,
         threads: int | None,
+        limits: Limits,
         step_seed_offset: int = 0,
     ) -> None:
         self._threads = threads
+        self._limits = limits
         self._step_seed_offset = step_seed_offset
         device = _find(name)
         self.gauge = gauge_of(device)
-        self._store = CheckpointStore(models, device, cache_bytes)
+        self._store = ModelStore(models, device, cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Names of the checkpoints in memory."""
-        return self._store.names
+        return self._store.labels
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -52,6 +55,7 @@ class Device:
             self._store,
             on_steps=on_steps,
             input_files=input_files,
+            limits=self._limits,
             step_seed_offset=self._step_seed_offset,
         )
 

@@ -24,16 +24,53 @@ from engine.nodes.custom_sampling import (
     split_sigmas,
     vp_scheduler,
 )
-from engine.nodes.image import save_image
-from engine.nodes.latent import empty_latent_image, vae_decode
-from engine.nodes.loaders import checkpoint_loader
+from engine.nodes.image import (
+    empty_image,
+    image_batch,
+    image_invert,
+    image_pad_for_outpaint,
+    image_scale,
+    image_scale_by,
+    preview_image,
+    save_image,
+)
+from engine.nodes.image_files import load_image, load_image_mask
+from engine.nodes.latent import (
+    empty_latent_image,
+    latent_composite,
+    latent_upscale,
+    latent_upscale_by,
+    vae_decode,
+    vae_encode,
+)
+from engine.nodes.latent_batch import latent_from_batch, repeat_latent_batch
+from engine.nodes.latent_files import load_latent, save_latent
+from engine.nodes.loaders import checkpoint_loader, lora_loader, lora_loader_model_only, vae_loader
+from engine.nodes.mask import (
+    image_to_mask,
+    mask_to_image,
+    set_latent_noise_mask,
+    vae_encode_for_inpaint,
+)
 from engine.nodes.sampling import k_sampler, k_sampler_advanced
-from engine.nodes.text import clip_set_last_layer, clip_text_encode
+from engine.nodes.text import (
+    clip_set_last_layer,
+    clip_text_encode,
+    clip_text_encode_sdxl,
+    clip_text_encode_sdxl_refiner,
+)
+from engine.nodes.upscale_model import image_upscale_with_model, upscale_model_loader
+from engine.nodes.webui import webui_sampler, webui_text_encode
 
 NODE_TYPES: tuple[NodeType, ...] = (
     checkpoint_loader,
+    lora_loader,
+    lora_loader_model_only,
+    vae_loader,
     clip_set_last_layer,
     clip_text_encode,
+    clip_text_encode_sdxl,
+    clip_text_encode_sdxl_refiner,
     conditioning_average,
     conditioning_combine,
     conditioning_concat,
@@ -57,7 +94,36 @@ NODE_TYPES: tuple[NodeType, ...] = (
     split_sigmas,
     flip_sigmas,
     vae_decode,
+    # latents
+    vae_encode,
+    latent_upscale,
+    latent_upscale_by,
+    latent_composite,
+    latent_from_batch,
+    repeat_latent_batch,
+    load_latent,
+    save_latent,
+    # masks
+    vae_encode_for_inpaint,
+    set_latent_noise_mask,
+    image_to_mask,
+    mask_to_image,
+    # images
+    load_image,
+    load_image_mask,
+    empty_image,
+    image_scale,
+    image_scale_by,
+    image_invert,
+    image_batch,
+    image_pad_for_outpaint,
+    upscale_model_loader,
+    image_upscale_with_model,
     save_image,
+    preview_image,
+    # as in the WebUI
+    webui_text_encode,
+    webui_sampler,
 )
 
 __all__ = ["NODE_TYPES"]

@@ -1,17 +1,21 @@
-"""Nodes that hand images over."""
+"""Nodes that make images of images, and those that hand them over."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.declarations import Link, String, node
+from engine.declarations import Choice, Float, Int, Link, String, node
+from engine.nodes.sides import CROP, MAX_SIDE, side
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images
+    from engine.diffusion.latents import Images, Mask
+
+_METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
+_IN_PROPORTION = "In pixels; 0 keeps the proportions."
 
 
 @node(
@@ -29,3 +33,129 @@ if TYPE_CHECKING:
 def save_image(context: Context, images: Images, filename_prefix: str) -> list[NDArray[np.uint8]]:
     """Makes the images results of the job."""
     return context.pixels(images)
+
+
+@node(
+    "PreviewImage",
+    inputs={"images": Link("IMAGE")},
+    category="image",
+    display_name="Preview Image",
+    is_output=True,
+)
+def preview_image(context: Context, images: Images) -> list[NDArray[np.uint8]]:
+    """Makes the images results of the job, as Save Image does."""
+    return context.pixels(images)
+
+
+@node(
+    "EmptyImage",
+    inputs={
+        "width": Int(512, min=1, max=MAX_SIDE, limit="longest_side"),
+        "height": Int(512, min=1, max=MAX_SIDE, limit="longest_side"),
+        "batch_size": Int(1, min=1, max=4096, limit="batch"),
+        "color": Int(0, min=0, max=0xFFFFFF, tooltip="Red, green and blue, a byte each."),
+    },
+    outputs=("IMAGE",),
+    category="image",
+    pixel_inputs=("width", "height", "batch_size"),
+)
+def empty_image(
+    context: Context, width: int, height: int, *, batch_size: int, color: int
+) -> tuple[Images]:
+    """Makes images of one colour."""
+    return (context.images.empty(width, height, batch_size, colour=color),)
+
+
+@node(
+    "ImageScale",
+    inputs={
+        "image": Link("IMAGE"),
+        "upscale_method": _METHODS,
+        "width": side(512, step=1, tooltip=_IN_PROPORTION),
+        "height": side(512, step=1, tooltip=_IN_PROPORTION),
+        "crop": CROP,
+    },
+    outputs=("IMAGE",),
+    category="image/upscaling",
+    display_name="Upscale Image",
+    pixel_inputs=("width", "height"),
+)
+def image_scale(
+    context: Context, image: Images, *, upscale_method: str, width: int, height: int, crop: str
+) -> tuple[Images]:
+    """Brings images to a size."""
+    return (context.images.scaled(image, width, height, method=upscale_method, crop=crop),)
+
+
+@node(
+    "ImageScaleBy",
+    inputs={
+        "image": Link("IMAGE"),
+        "upscale_method": _METHODS,
+        "scale_by": Float(1.0, min=0.01, max=8.0),
+    },
+    outputs=("IMAGE",),
+    category="image/upscaling",
+    display_name="Upscale Image By",
+)
+def image_scale_by(
+    context: Context, image: Images, upscale_method: str, scale_by: float
+) -> tuple[Images]:
+    """Makes images larger or smaller by a factor."""
+    return (context.images.scaled_by(image, scale_by, method=upscale_method),)
+
+
+@node(
+    "ImageInvert",
+    inputs={"image": Link("IMAGE")},
+    outputs=("IMAGE",),
+    category="image",
+    display_name="Invert Image",
+)
+def image_invert(context: Context, image: Images) -> tuple[Images]:
+    """Makes the negative of images."""
+    return (1.0 - image,)
+
+
+@node(
+    "ImageBatch",
+    inputs={"image1": Link("IMAGE"), "image2": Link("IMAGE")},
+    outputs=("IMAGE",),
+    category="image",
+    display_name="Batch Images",
+)
+def image_batch(context: Context, image1: Images, image2: Images) -> tuple[Images]:
+    """Makes one batch of two; the second is brought to the size of the first."""
+    return (context.images.joined(image1, image2),)
+
+
+@node(
+    "ImagePadForOutpaint",
+    inputs={
+        "image": Link("IMAGE"),
+        "left": side(0),
+        "top": side(0),
+        "right": side(0),
+        "bottom": side(0),
+        "feathering": Int(
+            40, min=0, max=MAX_SIDE, tooltip="How far the mask reaches softly into the image."
+        ),
+    },
+    outputs=("IMAGE", "MASK"),
+    category="image",
+    display_name="Pad Image for Outpainting",
+)
+def image_pad_for_outpaint(
+    context: Context,
+    image: Images,
+    *,
+    left: int,
+    top: int,
+    right: int,
+    bottom: int,
+    feathering: int,
+) -> tuple[Images, Mask]:
+    """Puts a grey frame around images, and a mask over it, for a sampler to fill."""
+    return context.images.padded(
+        image, left=left, top=top, right=right, bottom=bottom, feathering=feathering
+    )

@@ -1,28 +1,30 @@
-"""Nodes that make latents and turn them into images."""
+"""Nodes that make latents, change their size, and turn them into images and back."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Int, Link, node
+from engine.declarations import Choice, Float, Int, Link, node
+from engine.nodes.sides import CROP, MAX_SIDE, side
 
 if TYPE_CHECKING:
     from engine.diffusion.checkpoints import Vae
     from engine.diffusion.context import Context
     from engine.diffusion.latents import Images, Latent
 
-_MAX_SIDE = 16384
+_METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
+_IN_PROPORTION = "In pixels; 0 keeps the proportions."
 
 
 @node(
     "EmptyLatentImage",
     inputs={
         "width": Int(
-            512, min=16, max=_MAX_SIDE, step=8, multiple=8, limit="side", tooltip="In pixels."
+            512, min=16, max=MAX_SIDE, step=8, multiple=8, limit="side", tooltip="In pixels."
         ),
         "height": Int(
-            512, min=16, max=_MAX_SIDE, step=8, multiple=8, limit="side", tooltip="In pixels."
+            512, min=16, max=MAX_SIDE, step=8, multiple=8, limit="side", tooltip="In pixels."
         ),
         "batch_size": Int(1, min=1, max=4096, limit="batch", tooltip="The number of images."),
     },
@@ -33,7 +35,7 @@ _MAX_SIDE = 16384
 )
 def empty_latent_image(context: Context, width: int, height: int, batch_size: int) -> tuple[Latent]:
     """Makes a batch of empty latents to be denoised."""
-    return (context.empty_latent(width, height, batch_size),)
+    return (context.latents.empty(width, height, batch_size),)
 
 
 @node(
@@ -47,3 +49,75 @@ def vae_decode(context: Context, samples: Latent, vae: Vae) -> Work[tuple[Images
     """Decodes latents into images."""
     images = yield from context.decode(vae, samples)
     return (images,)
+
+
+@node(
+    "VAEEncode",
+    inputs={"pixels": Link("IMAGE"), "vae": Link("VAE")},
+    outputs=("LATENT",),
+    category="latent",
+    display_name="VAE Encode",
+)
+def vae_encode(context: Context, pixels: Images, vae: Vae) -> Work[tuple[Latent]]:
+    """Encodes images into latents; sides that are no multiple of 8 are cropped evenly."""
+    latent = yield from context.encode_images(vae, pixels)
+    return (latent,)
+
+
+@node(
+    "LatentUpscale",
+    inputs={
+        "samples": Link("LATENT"),
+        "upscale_method": _METHODS,
+        "width": side(512, tooltip=_IN_PROPORTION),
+        "height": side(512, tooltip=_IN_PROPORTION),
+        "crop": CROP,
+    },
+    outputs=("LATENT",),
+    category="latent",
+    display_name="Upscale Latent",
+    pixel_inputs=("width", "height"),
+)
+def latent_upscale(
+    context: Context, samples: Latent, *, upscale_method: str, width: int, height: int, crop: str
+) -> tuple[Latent]:
+    """Brings latents to the size of images of `width` x `height` pixels."""
+    return (context.latents.scaled(samples, width, height, method=upscale_method, crop=crop),)
+
+
+@node(
+    "LatentUpscaleBy",
+    inputs={
+        "samples": Link("LATENT"),
+        "upscale_method": _METHODS,
+        "scale_by": Float(1.5, min=0.01, max=8.0),
+    },
+    outputs=("LATENT",),
+    category="latent",
+    display_name="Upscale Latent By",
+)
+def latent_upscale_by(
+    context: Context, samples: Latent, upscale_method: str, scale_by: float
+) -> tuple[Latent]:
+    """Makes latents larger or smaller by a factor."""
+    return (context.latents.scaled_by(samples, scale_by, method=upscale_method),)
+
+
+@node(
+    "LatentComposite",
+    inputs={
+        "samples_to": Link("LATENT"),
+        "samples_from": Link("LATENT"),
+        "x": Int(0, min=0, max=MAX_SIDE, step=8, tooltip="In pixels."),
+        "y": Int(0, min=0, max=MAX_SIDE, step=8, tooltip="In pixels."),
+        "feather": Int(0, min=0, max=MAX_SIDE, step=8, tooltip="Width of the soft edge."),
+    },
+    outputs=("LATENT",),
+    category="latent",
+    display_name="Latent Composite",
+)
+def latent_composite(
+    context: Context, samples_to: Latent, samples_from: Latent, *, x: int, y: int, feather: int
+) -> tuple[Latent]:
+    """Puts one latent over another."""
+    return (context.latents.pasted(samples_to, samples_from, x=x, y=y, feather=feather),)

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.catalogue import Catalogue
+from engine.compiler import compile_parameters
 from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady
 from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
-from engine.parameters import compile_parameters, parse_parameters
+from engine.parameters import parse_parameters
 from models.train.scenes import SIDE
 
 _DEADLINE_S = 600.0

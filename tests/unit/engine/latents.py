@@ -13,6 +13,7 @@ from engine.catalogue import Catalogue
 from engine.declarations import Body
 from engine.executor import BODIES, execute
 from engine.graph import Limits, validate
+from engine.reports import SavedLatent
 
 
 def latent_and_images(
@@ -30,18 +31,30 @@ def all_latents_and_images(
 
     `bodies`: of the nodes, where a test has some of its own.
     """
+    runs = recorded(prompts, catalogue, bodies=bodies)
+    return [(run.latents[0].numpy(), run.images) for run in runs]
+
+
+def recorded(
+    prompts: Sequence[dict[str, Any]],
+    catalogue: Catalogue,
+    input_files: Mapping[str, bytes] | None = None,
+    *,
+    bodies: Mapping[str, Body] = BODIES,
+) -> list[Recorded]:
+    """What each prompt made, all run at once."""
     import torch
 
     from engine.diffusion.device import Device
 
-    device = Device(catalogue.models, "cpu", cache_bytes=2**30, threads=None)
+    device = Device(catalogue.models, "cpu", cache_bytes=2**30, threads=None, limits=Limits())
     batcher = Batcher()
     errors: list[Exception | None] = []
-    runs = [_Run() for _ in prompts]
+    runs = [Recorded() for _ in prompts]
     for run, prompt in zip(runs, prompts, strict=True):
         execution = execute(
             validate(prompt, catalogue, Limits()),
-            device.context(on_steps=lambda _: None, input_files={}),
+            device.context(on_steps=lambda _: None, input_files=input_files or {}),
             on_output=run.take,
             bodies={**bodies, "VAEDecode": run.decode},
         )
@@ -50,20 +63,28 @@ def all_latents_and_images(
         while not batcher.idle:
             batcher.step()
     assert errors == [None] * len(prompts)
-    return [(run.latents[0].numpy(), run.images) for run in runs]
+    return runs
 
 
-class _Run:
+class Recorded:
+    """A run's results, and what it decoded."""
+
     def __init__(self) -> None:
         self.latents: list[Any] = []
         self.images: list[Any] = []
+        self.saved: dict[str, Any] = {}
+        """Latents by the node that saved them."""
 
     def decode(self, context: Any, samples: Any, vae: Any) -> Any:
         self.latents.append(samples.samples)
         return BODIES["VAEDecode"](context, samples=samples, vae=vae)
 
-    def take(self, _node_id: str, images: Any) -> None:
-        self.images.extend(images)
+    def take(self, node_id: str, results: Any) -> None:
+        for each in results:
+            if isinstance(each, SavedLatent):
+                self.saved[node_id] = each.samples
+            else:
+                self.images.append(each)
 
 
 def psnr_db_of(found: Any, expected: Any) -> float:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from engine.catalogue import Catalogue
+from engine.compiler import compile_parameters
 from engine.engine import Engine, Errored, Finished, ImageReady, Progress
 from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFailed
 from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
-from engine.parameters import compile_parameters, parse_parameters
+from engine.parameters import parse_parameters
 from tests.unit.engine.workflows import TINY, Watched, node, text_to_image
 
 Submit = Callable[..., Watched]

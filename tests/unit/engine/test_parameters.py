@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.catalogue import Catalogue
+from engine.compiler import Compiled, compile_parameters
 from engine.errors import ParametersInvalid
 from engine.graph import Limits, validate
 from engine.parameters import (
-    Compiled,
     DiffusionParameters,
-    compile_parameters,
     parse_parameters,
     with_seed,
 )
@@ -37,7 +36,7 @@ def compiled(catalogue: Catalogue, limits: Limits | None = None, **body: Any) ->
 
 def test_defaults_are_those_of_the_api() -> None:
     parameters = parse_parameters({"prompt": "x"})
-    assert (parameters.width, parameters.height, parameters.steps) == (512, 512, 20)
+    assert (parameters.width, parameters.height, parameters.steps) == (None, None, 20)
     assert (parameters.sampler_name, parameters.scheduler) == ("Euler", "Automatic")
     assert (parameters.cfg_scale, parameters.batch_size, parameters.clip_skip) == (7, 1, 1)
     assert (parameters.negative_prompt, parameters.seed) == ("", -1)
@@ -53,14 +52,14 @@ def test_every_bad_field_is_named() -> None:
             "scheduler": "nope",
             "clip_skip": 0,
             "unknown": 1,
-            "override_settings": {"sd_vae": "x"},
+            "override_settings": {"samples_format": "jpg"},
             "seed": 2**64,
             "negative_prompt": "\ud800",
         }
     )
     assert fields["prompt"] == "missing"
     assert fields["unknown"] == "extra_forbidden"
-    assert fields["override_settings.sd_vae"] == "extra_forbidden"
+    assert fields["override_settings.samples_format"] == "extra_forbidden"
     assert len(fields) == 11
 
 
@@ -137,7 +136,7 @@ def test_images_that_are_there_already_are_left_out(empty_catalogue: Catalogue) 
 def test_clip_skip_takes_an_earlier_layer(empty_catalogue: Catalogue) -> None:
     prompt = compiled(empty_catalogue, clip_skip=2).prompt
     assert prompt["clip"]["inputs"]["stop_at_clip_layer"] == -2
-    assert prompt["positive"]["inputs"]["clip"] == ["clip", 0]
+    assert prompt["text"]["inputs"]["clip"] == ["clip", 0]
     assert "clip" not in compiled(empty_catalogue).prompt
 
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from PIL import Image
 
 from engine.catalogue import Catalogue
 from engine.models_folder import ModelsFolder
-from tests.unit.engine.latents import latent_and_images, psnr_db_of
+from tests.unit.engine.latents import psnr_db_of, recorded
 
 PARITY = os.environ.get("DARKROOM_PARITY_DIR")
 FULL = os.environ.get("DARKROOM_PARITY_FULL")
@@ -38,7 +37,17 @@ SMALL_CASES = (
     "lms__sgm_uniform",
     "uni_pc__normal",
 )
-FULL_CASES = ("a_split_euler", "b_batch3", "p_clipskip2", "p_long", "p_weight13")
+FULL_CASES = (
+    "a_split_euler",
+    "b_batch3",
+    "h_hires_bilinear",
+    "i_img2img",
+    "p_clipskip2",
+    "p_long",
+    "p_weight13",
+)
+SAVED_LATENTS = {"10": "latent.safetensors", "14": "latent_14.safetensors"}
+"""The file that each of a case's SaveLatent nodes wrote."""
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
 
 pytestmark = [
@@ -93,20 +102,19 @@ def _compare(case: str, catalogue: Catalogue) -> None:
 
     folder = Path(str(PARITY)) / "cases" / case
     prompt = json.loads((folder / "graph.json").read_text())
-    latent, images = latent_and_images(_without_saved_latents(prompt), catalogue)
-    expected = load_file(folder / "latent.safetensors")["latent_tensor"]
-    psnr_db = psnr_db_of(latent, expected)
-    print(f"{case}: {psnr_db:.1f} dB")  # noqa: T201 - the figure, under -s
-    assert psnr_db >= 100
+    inputs = {path.name: path.read_bytes() for path in (Path(str(PARITY)) / "inputs").iterdir()}
+    (run,) = recorded([prompt], catalogue, inputs)
+    assert run.saved
+    for node_id, latent in run.saved.items():
+        expected = load_file(folder / SAVED_LATENTS[node_id])["latent_tensor"]
+        psnr_db = psnr_db_of(latent, expected)
+        print(f"{case}, node {node_id}: {psnr_db:.1f} dB")  # noqa: T201 - the figure, under -s
+        assert psnr_db >= 100
     shown = sorted(folder.glob("*.png"))
-    assert len(shown) == len(images)
-    for path, pixels in zip(shown, images, strict=True):
+    assert len(shown) == len(run.images)
+    for path, pixels in zip(shown, run.images, strict=True):
         reference = np.asarray(Image.open(path).convert("RGB"), dtype=int)
         assert np.abs(reference - pixels.astype(int)).max() <= 1
-
-
-def _without_saved_latents(prompt: dict[str, Any]) -> dict[str, Any]:
-    return {i: node for i, node in prompt.items() if node["class_type"] != "SaveLatent"}
 
 
 def _require_digest(path: Path) -> None:

@@ -2,14 +2,16 @@ from dataclasses import dataclass
 
 import pytest
 
+from storage.keys import SAFETENSORS
 from storage.tokens import file_token, is_file_token, url_for
 
 SECRET = b"a secret of sixteen"
 
 
 @dataclass
-class Image:
+class File:
     index: int
+    media_type: str | None
 
 
 def test_a_token_is_constant_and_safe_in_a_url() -> None:
@@ -34,7 +36,8 @@ def test_any_text_may_be_tried(token: str) -> None:
     assert not is_file_token(token, secret=SECRET, job_id="job", name="0.png")
 
 
-def test_a_url_names_the_file_and_carries_its_token() -> None:
-    url = url_for("https://images.example", SECRET)("job", Image(index=3))
-    token = file_token(SECRET, "job", "3.png")
-    assert url == f"https://images.example/files/job/3.png?token={token}"
+@pytest.mark.parametrize(("media_type", "name"), [(None, "3.png"), (SAFETENSORS, "3.latent")])
+def test_a_url_names_the_file_and_carries_its_token(media_type: str | None, name: str) -> None:
+    url = url_for("https://images.example", SECRET)("job", File(3, media_type))
+    token = file_token(SECRET, "job", name)
+    assert url == f"https://images.example/files/job/{name}?token={token}"

@@ -1,0 +1,84 @@
+"""Images and latents brought to another size."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+Method: TypeAlias = Literal["nearest-exact", "bilinear", "area", "bicubic", "lanczos", "bislerp"]
+Crop: TypeAlias = Literal["disabled", "center"]
+
+_NEARLY_PARALLEL = 1 - 1e-5
+
+
+def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: str) -> Tensor:
+    """(batch, channels, height, width) from any other size; `method` and `crop` as named above.
+
+    `crop` of "center" first cuts off what the new proportions have no room for.
+    """
+    if crop == "center":
+        samples = _centre(samples, width / height)
+    match method:
+        case "lanczos":
+            return torch.stack([_lanczos(each, width, height) for each in samples])
+        case "bislerp":
+            wide = _along_rows(samples, width)
+            return _along_rows(wide.transpose(-1, -2), height).transpose(-1, -2)
+        case _:
+            return functional.interpolate(samples, size=(height, width), mode=method)
+
+
+def kept_ratio(width: int, height: int, *, of: Tensor, least: int = 1) -> tuple[int, int]:
+    """Width and height, that of them which is 0 taken from the proportions of `of`."""
+    old_height, old_width = of.shape[-2:]
+    if width == 0:
+        width = max(least, round(old_width * height / old_height))
+    elif height == 0:
+        height = max(least, round(old_height * width / old_width))
+    return width, height
+
+
+def _centre(samples: Tensor, ratio: float) -> Tensor:
+    height, width = samples.shape[-2:]
+    old_ratio = width / height
+    x = max(0, round((width - width * (ratio / old_ratio)) / 2))
+    y = max(0, round((height - height * (old_ratio / ratio)) / 2))
+    return samples[..., y : height - y, x : width - x]
+
+
+def _lanczos(samples: Tensor, width: int, height: int) -> Tensor:
+    """By way of 8 bits a channel, as ComfyUI has it."""
+    levels = (samples.movedim(0, -1) * 255.0).clamp(0, 255).to(torch.uint8).cpu().numpy()
+    resized = Image.fromarray(levels).resize((width, height), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.array(resized, dtype=np.float32) / 255.0).movedim(-1, 0)
+
+
+def _along_rows(samples: Tensor, width: int) -> Tensor:
+    """Bilinear in one direction, on the sphere: Shoemake 1985, "Animating rotation"."""
+    old_width = samples.shape[-1]
+    places = torch.arange(old_width, dtype=torch.float32)[None, None]
+    places = functional.interpolate(places, size=width, mode="linear")[0, 0].to(samples.device)
+    left = places.long()
+    right = (left + 1).clamp(max=old_width - 1)
+    return _slerp(samples[..., left], samples[..., right], places - left)
+
+
+def _slerp(a: Tensor, b: Tensor, part: Tensor) -> Tensor:
+    """From `a` to `b` by `part`, direction (over the channels) and length each on its own."""
+    lengths = a.norm(dim=1, keepdim=True), b.norm(dim=1, keepdim=True)
+    first, second = (
+        torch.where(length > 0, each / length, 0.0)
+        for each, length in zip((a, b), lengths, strict=True)
+    )
+    cosine = (first * second).sum(1, keepdim=True)
+    angle = cosine.clamp(-1, 1).acos()
+    direction = ((1 - part) * angle).sin() * first + (part * angle).sin() * second
+    turned = direction / angle.sin() * lengths[0].lerp(lengths[1], part.expand_as(cosine))
+    straight = a * (1 - part) + b * part
+    turned = torch.where(cosine > _NEARLY_PARALLEL, a, turned)
+    return torch.where(cosine < -_NEARLY_PARALLEL, straight, turned)

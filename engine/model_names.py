@@ -1,0 +1,25 @@
+"""Models by the names that the WebUI's callers use for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+_SHOWN_NAMES = 20
+
+
+def listed_name(asked: str, known: Sequence[str]) -> str:
+    """The listed name of one given with or without folder, extension or the WebUI's " [hash]".
+
+    Raises ValueError, with the names that there are.
+    """
+    plain = asked.rpartition(" [")[0] if asked.endswith("]") and " [" in asked else asked
+    for name in (asked, plain, f"{plain}.safetensors"):
+        if name in known:
+            return name
+    for name in known:
+        path = PurePosixPath(name)
+        if plain in (path.name, path.name.removesuffix(".safetensors")):
+            return name
+    shown = ", ".join(known[:_SHOWN_NAMES]) + (" …" if known[_SHOWN_NAMES:] else "")
+    raise ValueError(f"is not known; there are: {shown or 'none'}")

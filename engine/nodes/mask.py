@@ -1,0 +1,70 @@
+"""Nodes that take masks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.batcher import Work
+from engine.declarations import Choice, Int, Link, node
+
+if TYPE_CHECKING:
+    from engine.diffusion.checkpoints import Vae
+    from engine.diffusion.context import Context
+    from engine.diffusion.latents import Images, Latent, Mask
+
+
+@node(
+    "MaskToImage",
+    inputs={"mask": Link("MASK")},
+    outputs=("IMAGE",),
+    category="mask",
+    display_name="Convert Mask to Image",
+)
+def mask_to_image(context: Context, mask: Mask) -> tuple[Images]:
+    """Makes grey images of a mask."""
+    return (context.images.from_mask(mask),)
+
+
+@node(
+    "ImageToMask",
+    inputs={"image": Link("IMAGE"), "channel": Choice(("red", "green", "blue", "alpha"))},
+    outputs=("MASK",),
+    category="mask",
+    display_name="Convert Image to Mask",
+)
+def image_to_mask(context: Context, image: Images, channel: str) -> tuple[Mask]:
+    """Makes a mask of one channel of images."""
+    return (context.images.to_mask(image, channel),)
+
+
+@node(
+    "SetLatentNoiseMask",
+    inputs={"samples": Link("LATENT"), "mask": Link("MASK")},
+    outputs=("LATENT",),
+    category="latent/inpaint",
+    display_name="Set Latent Noise Mask",
+)
+def set_latent_noise_mask(context: Context, samples: Latent, mask: Mask) -> tuple[Latent]:
+    """Has a sampler make a latent anew where the mask is, and keep the rest."""
+    return (replace(samples, noise_mask=mask.reshape(-1, *mask.shape[-2:])),)
+
+
+@node(
+    "VAEEncodeForInpaint",
+    inputs={
+        "pixels": Link("IMAGE"),
+        "vae": Link("VAE"),
+        "mask": Link("MASK"),
+        "grow_mask_by": Int(6, min=0, max=64, tooltip="In pixels, so that no seam shows."),
+    },
+    outputs=("LATENT",),
+    category="latent/inpaint",
+    display_name="VAE Encode (for Inpainting)",
+)
+def vae_encode_for_inpaint(
+    context: Context, pixels: Images, vae: Vae, mask: Mask, *, grow_mask_by: int
+) -> Work[tuple[Latent]]:
+    """Encodes images without what the mask covers, for a sampler to make anew."""
+    latent = yield from context.encode_for_inpainting(vae, pixels, mask, grow_by=grow_mask_by)
+    return (latent,)

@@ -1,0 +1,14 @@
+"""Declarations that several nodes share."""
+
+from __future__ import annotations
+
+from engine.declarations import Choice, Int
+
+MAX_SIDE = 16384
+
+CROP = Choice(("disabled", "center"), tooltip="Whether what does not fit is cut off evenly.")
+
+
+def side(default: int, *, step: int = 8, tooltip: str = "") -> Int:
+    """A length in pixels that may be 0."""
+    return Int(default, min=0, max=MAX_SIDE, step=step, limit="longest_side", tooltip=tooltip)

@@ -1,0 +1,117 @@
+"""Nodes that do what the WebUI does where it differs from ComfyUI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.batcher import Work
+from engine.declarations import Int, Link, String, node
+from engine.nodes.sampling import k_sampler
+from engine.webui_prompt import PromptInvalid, read_negative_prompt, read_prompt
+
+if TYPE_CHECKING:
+    from engine.diffusion.checkpoints import Clip, Model
+    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.context import Context
+    from engine.diffusion.latents import Latent
+
+_SCHEDULE = ("steps", "sampler_name", "scheduler", "denoise")
+
+
+def _check(literals: Mapping[str, Any]) -> None:
+    counted = {"steps": literals["steps"], "steps_before": literals["steps_before"]}
+    for name, read in (("text", read_prompt), ("negative_text", read_negative_prompt)):
+        try:
+            read(literals[name], **counted)
+        except PromptInvalid as error:
+            raise PromptInvalid(f"{name}: {error}") from error
+
+
+@node(
+    "WebUITextEncode",
+    inputs={
+        "clip": Link("CLIP"),
+        "model": Link("MODEL", tooltip="The model that is to be guided."),
+        "text": String(multiline=True, tooltip="What the image should show."),
+        "negative_text": String(multiline=True, tooltip="What it should not show."),
+        **{name: k_sampler.inputs[name] for name in _SCHEDULE},
+        "steps_before": Int(
+            0, min=0, max=10_000, tooltip="Steps of an earlier pass, which [a:b:step] counts too."
+        ),
+    },
+    outputs=("CONDITIONING", "CONDITIONING"),
+    category="darkroom",
+    display_name="WebUI Text Encode",
+    check=_check,
+)
+def webui_text_encode(
+    context: Context,
+    *,
+    clip: Clip,
+    model: Model,
+    text: str,
+    negative_text: str,
+    steps: int,
+    steps_before: int,
+    sampler_name: str,
+    scheduler: str,
+    denoise: float,
+) -> Work[tuple[Conditioning, Conditioning]]:
+    """Encodes a prompt and a negative prompt in the WebUI's syntax and with its weights.
+
+    The schedule must be that of the sampler that the two go to.
+    """
+    counted = {"steps": steps, "steps_before": steps_before}
+    return (
+        yield from context.encode_webui(
+            clip,
+            read_prompt(text, **counted),
+            read_negative_prompt(negative_text, **counted),
+            sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
+        )
+    )
+
+
+@node(
+    "WebUISampler",
+    inputs={
+        **k_sampler.inputs,
+        "eta_noise_seed_delta": Int(
+            0, min=0, max=2**32 - 1, tooltip="How far the seed of the noise in steps is from seed."
+        ),
+    },
+    outputs=("LATENT",),
+    category="darkroom",
+    display_name="WebUI Sampler",
+    steps_input="steps",
+)
+def webui_sampler(
+    context: Context,
+    *,
+    model: Model,
+    seed: int,
+    steps: int,
+    cfg: float,
+    sampler_name: str,
+    scheduler: str,
+    positive: Conditioning,
+    negative: Conditioning,
+    latent_image: Latent,
+    denoise: float,
+    eta_noise_seed_delta: int,
+) -> Work[tuple[Latent]]:
+    """Denoises a latent; the noise that the sampler adds on its way has a seed of its own."""
+    latent, _ = yield from context.sample(
+        model,
+        latent_image,
+        sampler=sampler_name,
+        sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
+        steps=steps,
+        seed=seed,
+        positive=positive,
+        negative=negative,
+        cfg=cfg,
+        step_seed_offset=eta_noise_seed_delta,
+    )
+    return (latent,)

@@ -1,0 +1,101 @@
+"""Members that the WebUI's clients send along, and that mean nothing but one thing here.
+
+Their neutral values are taken; any other is an error that says so, never a wish that is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """The values that are taken."""
+
+    values: tuple[Any, ...]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.values)}
+
+    def _check(self, value: Any) -> Any:
+        if value not in self.values:
+            taken = " or ".join(repr(each) for each in self.values)
+            raise ValueError(f"is supported as {taken} only")
+        return value
+
+
+_Off: TypeAlias = Annotated[bool, _Only((False,))]
+_On: TypeAlias = Annotated[bool, _Only((True,))]
+_Zero: TypeAlias = Annotated[float, _Only((0,))]
+_One: TypeAlias = Annotated[float, _Only((1,))]
+_Unset: TypeAlias = Annotated[int, _Only((-1, 0))]
+_NoText: TypeAlias = Annotated[str, _Only(("",))]
+_NoList: TypeAlias = Annotated[list[Any], _Only(([],))]
+_NoObject: TypeAlias = Annotated[dict[str, Any], _Only(({},))]
+
+
+class Strict(BaseModel):
+    """Unknown members are refused; null is as good as absent, as the WebUI has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        known = cls.model_fields
+        return {name: v for name, v in body.items() if v is not None or name not in known}
+
+
+class WebUIMembers(Strict):
+    """Every image is stored and answered by its URL, whatever these say of images."""
+
+    save_images: bool = False
+    send_images: bool = True
+    do_not_save_samples: bool = False
+    do_not_save_grid: bool = False
+    override_settings_restore_afterwards: _On = True
+
+    styles: _NoList = []
+    script_name: _NoText = ""
+    script_args: _NoList = []
+    alwayson_scripts: _NoObject = {}
+    comments: _NoObject = {}
+    infotext: _NoText = ""
+    force_task_id: _NoText = ""
+
+    restore_faces: _Off = False
+    tiling: _Off = False
+    disable_extra_networks: _Off = False
+    subseed: _Unset = -1
+    subseed_strength: _Zero = 0
+    seed_resize_from_h: _Unset = -1
+    seed_resize_from_w: _Unset = -1
+    s_min_uncond: _Zero = 0
+    s_churn: _Zero = 0
+    s_tmin: _Zero = 0
+    s_tmax: _Zero = 0
+    s_noise: _One = 1
+    firstphase_width: _Zero = 0
+    firstphase_height: _Zero = 0
+    firstpass_image: _NoText = ""
+    refiner_checkpoint: _NoText = ""
+    refiner_switch_at: _Zero = 0
