@@ -31,7 +31,8 @@ class Engine:
     """Runs graphs on one device, as many at once as are submitted.
 
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
-    `cache_bytes` what the loaded checkpoints may take, `threads` torch's on a CPU.
+    `cache_bytes` what the loaded models may take, `text_cache_bytes` the encoded texts, `threads`
+    torch's on a CPU.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class Engine:
         device: str = "cpu",
         max_rows: int = 32,
         cache_bytes: int = 8 * 2**30,
+        text_cache_bytes: int = 128 * 2**20,
         threads: int | None = None,
     ) -> None:
         self._models = models
         self._device_name = device
         self._cache_bytes = cache_bytes
+        self._text_cache_bytes = text_cache_bytes
         self._threads = threads
         self._batcher = Batcher(max_rows)
         self._device: Device | None = None
@@ -61,7 +64,11 @@ class Engine:
         from engine.diffusion.device import Device
 
         self._device = Device(
-            self._models, self._device_name, cache_bytes=self._cache_bytes, threads=self._threads
+            self._models,
+            self._device_name,
+            cache_bytes=self._cache_bytes,
+            text_cache_bytes=self._text_cache_bytes,
+            threads=self._threads,
         )
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
         self._thread.start()

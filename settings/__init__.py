@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     """Most latents in one UNet call."""
     model_cache_bytes: PositiveInt = 8 * 1024**3
     """Models that one engine keeps in memory."""
+    text_cache_bytes: PositiveInt = 128 * 1024**2
+    """Encoded texts that one engine keeps in memory, beside the models."""
 
     callback_require_https: bool = False
     """Refuse callback addresses without TLS."""

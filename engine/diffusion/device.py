@@ -16,10 +16,16 @@ class Device:
     """A torch device with the models that are on it."""
 
     def __init__(
-        self, models: ModelsFolder, name: str, *, cache_bytes: int, threads: int | None
+        self,
+        models: ModelsFolder,
+        name: str,
+        *,
+        cache_bytes: int,
+        text_cache_bytes: int = 128 * 2**20,
+        threads: int | None,
     ) -> None:
         self._threads = threads
-        self._store = ModelStore(models, _find(name), cache_bytes)
+        self._store = ModelStore(models, _find(name), cache_bytes, text_cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:

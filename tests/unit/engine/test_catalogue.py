@@ -17,9 +17,14 @@ def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
         "CheckpointLoaderSimple",
         "CLIPSetLastLayer",
         "CLIPTextEncode",
+        "CLIPTextEncodeSDXL",
+        "CLIPTextEncodeSDXLRefiner",
         "EmptyLatentImage",
         "KSampler",
+        "LoraLoader",
+        "LoraLoaderModelOnly",
         "VAEDecode",
+        "VAELoader",
         "SaveImage",
     }
     sampler = info["KSampler"]

@@ -38,7 +38,7 @@ SMALL_CASES = (
     "lms__sgm_uniform",
     "uni_pc__normal",
 )
-FULL_CASES = ("b_batch3", "p_clipskip2", "p_long", "p_weight13")
+FULL_CASES = ("b_batch3", "l_lora_08_05", "p_clipskip2", "p_long", "p_weight13")
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
 
 pytestmark = [
@@ -74,7 +74,15 @@ def small(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
 
 @pytest.fixture(scope="module")
 def full(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
-    return make_checkpoint("full", "sd15_rand.safetensors")
+    catalogue = make_checkpoint("full", "sd15_rand.safetensors")
+    checkpoint = catalogue.models.path("checkpoints", "sd15_rand.safetensors")
+    lora = checkpoint.parents[1] / "loras" / "rand_lora.safetensors"
+    lora.parent.mkdir()
+    script = Path(str(PARITY)) / "make_lora.py"
+    config = checkpoint.with_suffix(".config") / "unet" / "config.json"
+    command = [sys.executable, str(script), str(lora), str(config)]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    return catalogue
 
 
 @pytest.mark.parametrize("case", SMALL_CASES)
