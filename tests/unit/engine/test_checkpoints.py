@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,18 @@ def test_a_file_that_lacks_a_weight_names_it(folder: Path, store: MakeStore) -> 
     del tensors[key]
     save_file(tensors, folder / TINY)
     with pytest.raises(CheckpointUnavailable, match=f"{TINY} has no {key}"):
+        store().load(TINY)
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+@pytest.mark.parametrize("change", [{"block_out_channels": 3, "hidden_size": "x"}, None])
+def test_a_configuration_that_makes_no_model_says_so(
+    part: str, change: dict[str, Any] | None, folder: Path, store: MakeStore
+) -> None:
+    path = folder / "darkroom-tiny.config" / part / "config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps(given | change) if change else "{")
+    with pytest.raises(CheckpointUnavailable, match="makes no model" if change else "cannot be"):
         store().load(TINY)
 
 
