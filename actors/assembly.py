@@ -87,6 +87,7 @@ def build_engine_host(settings: Settings, *, device: str) -> EngineHost:
         device=device,
         max_rows=settings.max_rows,
         cache_bytes=settings.model_cache_bytes,
+        text_cache_bytes=settings.text_cache_bytes,
         threads=os.cpu_count(),
         limits=limits,
         step_seed_offset=settings.step_seed_offset,

@@ -54,6 +54,7 @@ class Engine:
         device: str = "cpu",
         max_rows: int = 32,
         cache_bytes: int = 8 * 2**30,
+        text_cache_bytes: int = 128 * 2**20,
         threads: int | None = None,
         limits: Limits | None = None,
         step_seed_offset: int = 0,
@@ -61,6 +62,7 @@ class Engine:
         self._models = models
         self._device_name = device
         self._cache_bytes = cache_bytes
+        self._text_cache_bytes = text_cache_bytes
         self._threads = threads
         self._limits = limits or Limits()
         self._step_seed_offset = step_seed_offset
@@ -82,6 +84,7 @@ class Engine:
             self._models,
             self._device_name,
             cache_bytes=self._cache_bytes,
+            text_cache_bytes=self._text_cache_bytes,
             threads=self._threads,
             limits=self._limits,
             step_seed_offset=self._step_seed_offset,

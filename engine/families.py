@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
 
 from engine.errors import CheckpointUnavailable
-from engine.safetensors_header import Header
+from engine.models_folder import CHECKPOINTS, LORAS, ModelsFolder
+from engine.safetensors_header import Header, read_header
 
 UNET = "model.diffusion_model."
 VAE = "first_stage_model."
@@ -46,6 +49,7 @@ _CHANNELS = {
 }
 _LATENT_CHANNELS = 4
 _LORA_MARKS = (".lora_down.", ".lora_A.", ".lora.down.")
+_REMEMBERED = 4096
 _TEXT_WIDTHS = {
     768: Family.SD1,
     1024: Family.SD2,
@@ -86,3 +90,24 @@ def lora_family(header: Header) -> Family | None:
         if "attn2" in key and "to_k" in key and ("down" in key or "lora_A" in key):
             return _TEXT_WIDTHS.get(shape[1]) if len(shape) > 1 else None
     return None
+
+
+def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
+    """Of a listed model, where its header tells it; None too for what cannot be read."""
+    try:
+        path = models.path(kind, name)
+        state = path.stat()
+    except (CheckpointUnavailable, OSError):
+        return None
+    return _family_of(kind, path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
+    if kind not in {CHECKPOINTS, LORAS} or path.is_dir():
+        return None
+    try:
+        header = read_header(path)
+        return checkpoint_family(header) if kind == CHECKPOINTS else lora_family(header)
+    except CheckpointUnavailable:
+        return None

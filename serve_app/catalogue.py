@@ -8,14 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from engine.models_folder import CHECKPOINTS
+from engine.families import Family, family_of
+from engine.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
 from engine.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from events.records import Scope
 from serve_app.auth import Reader, Requires
 from serve_app.errors import documented
 from serve_app.services import ServicesGiven
 
-KINDS = (CHECKPOINTS, "loras", "vae", "controlnet", "embeddings", "upscale_models")
+KINDS = (CHECKPOINTS, LORAS, VAES, "controlnet", EMBEDDINGS, "upscale_models")
 
 _LISTED_UPLOADS = 1000
 
@@ -30,6 +31,9 @@ router = APIRouter(
 class ModelItem(BaseModel):
     kind: str = Field(description="Folder that it lies in: checkpoints, loras, ...")
     name: str = Field(description="The name to ask for it by")
+    family: Family | None = Field(
+        description="Of a single-file checkpoint or a LoRA, where the file's header tells it"
+    )
 
 
 class ModelList(BaseModel):
@@ -63,7 +67,11 @@ async def list_models(services: ServicesGiven) -> ModelList:
     folder = services.catalogue.models
 
     def read() -> list[ModelItem]:
-        return [ModelItem(kind=kind, name=name) for kind in KINDS for name in folder.names(kind)]
+        return [
+            ModelItem(kind=kind, name=name, family=family_of(folder, kind, name))
+            for kind in KINDS
+            for name in folder.names(kind)
+        ]
 
     return ModelList(models=await asyncio.to_thread(read))
 

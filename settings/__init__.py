@@ -175,6 +175,8 @@ class Settings(BaseSettings):
     """Most latents in one UNet call."""
     model_cache_bytes: PositiveInt = 8 * 1024**3
     """Models that one engine keeps in memory."""
+    text_cache_bytes: PositiveInt = 128 * 1024**2
+    """Encoded texts that one engine keeps in memory, beside the models."""
     step_seed_offset: int = 0
     """What is added to the seed for the noise of steps; 1: as newer ComfyUI than 0.3 on a CPU."""
 

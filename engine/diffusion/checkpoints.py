@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from engine.diffusion.embeddings import find_embedding
@@ -17,10 +20,20 @@ from engine.diffusion.store import ModelStore, identity_of
 from engine.diffusion.text import Clip
 from engine.diffusion.text_encoders import Style, TextEncoder, made_on_meta
 from engine.diffusion.vae import Vae
-from engine.diffusion.weights import Place
+from engine.diffusion.weights import Place, first_line
+from engine.errors import CheckpointUnavailable
 from engine.models_folder import CHECKPOINTS, VAES
 
 M = TypeVar("M", bound=nn.Module)
+_BAD_CONFIGURATION = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
 
 __all__ = ["Checkpoint", "Clip", "Model", "Vae", "load_checkpoint"]
 
@@ -51,7 +64,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
         store.made(("text", at, identity), partial(_read_text_encoder, store, part, style))
         for at, (part, style) in enumerate(disk.text_encoders)
     )
-    autoencoder = store.made(
+    autoencoder: Any = store.made(
         ("vae", identity),
         lambda: read_module(store, AutoencoderKL, disk.vae, Place(store.device, torch.float32)),
     )
@@ -59,7 +72,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
         name,
         Model(
             unet,
-            latent_scale=disk.vae.config["scaling_factor"],
+            latent_scale=autoencoder.config.scaling_factor,
             prediction=disk.prediction,
             family=disk.family,
         ),
@@ -70,7 +83,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
 
 def read_module(store: ModelStore, cls: Any, part: Part, place: Place) -> Any:
     """One of diffusers' models, with its weights."""
-    with torch.device("meta"):
+    with _configured(part), torch.device("meta"):
         module: nn.Module = cls.from_config(part.config)
     return _filled(store, module, part, place)
 
@@ -78,7 +91,9 @@ def read_module(store: ModelStore, cls: Any, part: Part, place: Place) -> Any:
 def _read_text_encoder(store: ModelStore, part: Part, style: Style) -> TextEncoder:
     # ComfyUI keeps text encoders in half precision, whatever the file holds, and so must we.
     place = Place(store.device, torch.float32, through=torch.float16)
-    encoder = _filled(store, made_on_meta(part.config, style), part, place)
+    with _configured(part):
+        empty = made_on_meta(part.config, style)
+    encoder = _filled(store, empty, part, place)
     embeddings = encoder.text_model.embeddings
     # A buffer that no file holds.
     positions = torch.arange(encoder.text_model.config.max_position_embeddings)
@@ -89,7 +104,20 @@ def _read_text_encoder(store: ModelStore, part: Part, style: Style) -> TextEncod
 def _filled(store: ModelStore, module: M, part: Part, place: Place) -> M:
     weights = module.state_dict()
     store.make_room(sum(each.numel() for each in weights.values()) * place.dtype.itemsize)
-    return part.weights.fill(module, part.locate(weights), place)
+    with _configured(part):
+        sources = part.locate(weights)
+    return part.weights.fill(module, sources, place)
+
+
+@contextmanager
+def _configured(part: Part) -> Iterator[None]:
+    """Tells a configuration that makes no model from what else can go wrong."""
+    try:
+        yield
+    except _BAD_CONFIGURATION as error:
+        raise CheckpointUnavailable(
+            f"the configuration of {part.weights.name} makes no model: {first_line(error)}"
+        ) from error
 
 
 def load_vae(store: ModelStore, name: str) -> Vae:

@@ -23,6 +23,7 @@ class Device:
         name: str,
         *,
         cache_bytes: int,
+        text_cache_bytes: int = 128 * 2**20,
         threads: int | None,
         limits: Limits,
         step_seed_offset: int = 0,
@@ -32,7 +33,7 @@ class Device:
         self._step_seed_offset = step_seed_offset
         device = _find(name)
         self.gauge = gauge_of(device)
-        self._store = ModelStore(models, device, cache_bytes)
+        self._store = ModelStore(models, device, cache_bytes, text_cache_bytes)
 
     @property
     def loaded(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Origin:
     that they are rounded once.
     """
 
-    base: nn.Module
+    base: Any
     uses: tuple[Use, ...]
     merged: weakref.ref[nn.Module]
 
@@ -115,7 +115,8 @@ def with_lora(
     Raises CheckpointUnavailable where the file is missing, damaged or fits neither.
     """
     path = store.models.path(LORAS, name)
-    of_unet, of_text = (Use(path, identity_of(path), strength) for strength in strengths)
+    identity = identity_of(path)
+    of_unet, of_text = (Use(path, identity, strength) for strength in strengths)
     unet, encoders = networks.unet, networks.text_encoders
     unet_known = unet_layers(unet)
     text_known = [text_layers(encoder, at) for at, encoder in enumerate(encoders)]
@@ -183,12 +184,11 @@ def _merged(store: ModelStore, module: M, use: Use, known: Mapping[str, str]) ->
         # A copy of a merged one, with something else about it: merge into that.
         origin = Origin(module, (), weakref.ref(module))
     base, uses = origin.base, (*origin.uses, use)
-    made: Any = store.made(("lora", id(base), uses), lambda: _merge(base, uses, known))
-    merged: M = made
-    return merged
+    made: M = store.made(("lora", id(base), uses), lambda: _merge(base, uses, known))
+    return made
 
 
-def _merge(base: nn.Module, uses: tuple[Use, ...], known: Mapping[str, str]) -> nn.Module:
+def _merge(base: Any, uses: tuple[Use, ...], known: Mapping[str, str]) -> Any:
     merged: dict[str, Tensor] = {}
     rounded = torch.float16 if isinstance(base, TextEncoder) else None
     for use in uses:

@@ -140,13 +140,9 @@ def _encoder_in_file(
 ) -> tuple[Part, Style]:
     """As many layers as the file has: some files of Stable Diffusion 2 lack the unused last."""
     is_open_clip = prefix.endswith("model.")
-    marks = ("resblocks.",) if is_open_clip else ("encoder.layers.",)
-    layers = {
-        key.split(mark, 1)[1].split(".", 1)[0]
-        for mark in marks
-        for key in weights.shapes
-        if key.startswith(prefix) and mark in key
-    }
+    mark = "resblocks." if is_open_clip else "encoder.layers."
+    own = (key for key in weights.shapes if key.startswith(prefix) and mark in key)
+    layers = {key.partition(mark)[2].partition(".")[0] for key in own}
     config = {**config, "num_hidden_layers": len(layers)}
     if style is CLIP_H and len(layers) == _WHOLE_CLIP_H - 1:
         style = style.without_last()
@@ -209,7 +205,9 @@ def _encoder_in_folder(path: Path, config: dict[str, Any], style: Style) -> tupl
 
 def _prediction(configs: Path) -> Prediction:
     path = configs / "scheduler" / "scheduler_config.json"
-    given = read_json(path).get("prediction_type", "epsilon")
+    given = read_json(path).get("prediction_type", "epsilon") if path.is_file() else "epsilon"
     if given not in _PREDICTIONS:
-        raise CheckpointUnavailable(f"{path}: a prediction_type of {given!r} is not known")
+        raise CheckpointUnavailable(
+            f"{configs.name}: a prediction_type of {given!r} is not supported"
+        )
     return _PREDICTIONS[given]

@@ -87,8 +87,9 @@ class ModelStore:
         """What is kept under `key`, made if need be; `make` calls `make_room` once it knows."""
         if key not in self._entries:
             self._entries[key] = _Entry(make(), label)
+            self._evict(0, spared=1)
+            self._warn_if_full()
         self._entries.move_to_end(key)
-        self._evict(0, spared=1)
         made: T = self._entries[key].value
         return made
 
@@ -102,6 +103,8 @@ class ModelStore:
                 return
             if self._entries[key].dropped():
                 del self._entries[key]
+
+    def _warn_if_full(self) -> None:
         size_bytes = self.size_bytes
         if size_bytes > self._cache_bytes:
             _log.warning(

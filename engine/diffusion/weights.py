@@ -59,7 +59,7 @@ class Weights:
                     file = stack.enter_context(safe_open(path, framework="pt"))
                     files |= dict.fromkeys(header.shapes, file)
                 yield lambda key: files[key].get_tensor(key)
-        except (SafetensorError, OSError, KeyError) as error:
+        except (SafetensorError, OSError) as error:
             raise CheckpointUnavailable(
                 f"{self.name} cannot be read: {first_line(error)}"
             ) from error
@@ -68,7 +68,7 @@ class Weights:
         """Put every weight of a module made on the meta device in place, ready to be used."""
         wanted = module.state_dict()
         for name, tensor in wanted.items():
-            self._require(sources[name], tuple(tensor.shape))
+            self._require(sources.get(name, Source(name)), tuple(tensor.shape))
         with self.opened() as read:
             state = {
                 name: place.put(_taken(read(sources[name].key), sources[name]).view(tensor.shape))
@@ -134,7 +134,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointUnavailable(f"{path} cannot be read: {first_line(error)}") from error
+        place = "/".join(path.parts[-3:])
+        raise CheckpointUnavailable(f"{place} cannot be read: {first_line(error)}") from error
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,7 @@ from engine.catalogue import Catalogue
 from engine.engine import Engine
 from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
-from tests.unit.engine.workflows import DEADLINE_S, TINY, Watched, text_to_image
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.engine.workflows import TINY, Watched, text_to_image
 
 
 @pytest.fixture
@@ -26,10 +22,10 @@ def prompt() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from models.make_tiny import write_checkpoint
+
     root = tmp_path_factory.mktemp("models")
-    out = root / "checkpoints" / TINY
-    command = [sys.executable, "-m", "models.make_tiny", str(out)]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=DEADLINE_S)
+    write_checkpoint(root / "checkpoints" / TINY)
     return root
 
 

@@ -4,12 +4,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.diffusion.checkpoints import Checkpoint, load_checkpoint
+from engine.diffusion.checkpoints import Checkpoint, load_checkpoint, load_vae
 from engine.diffusion.store import ModelStore
 from engine.errors import CheckpointUnavailable
 from engine.models_folder import ModelsFolder
@@ -84,9 +85,13 @@ def test_a_truncated_file_is_said_to_be_damaged(folder: Path, store: MakeStore) 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("conditioner.embedders.0.x", "SDXL"),
-        ("lora_unet_x", "LoRA"),
-        ("something", "no Stable Diffusion checkpoint"),
+        ("model.diffusion_model.double_blocks.0.x", "Flux"),
+        ("model.diffusion_model.joint_blocks.0.x", "Stable Diffusion 3"),
+        ("control_model.x", "ControlNet.*controlnet/"),
+        ("lora_unet_x", "LoRA.*loras/"),
+        ("unet.x.lora_A.weight", "LoRA.*loras/"),
+        ("emb_params", "embedding"),
+        ("first_stage_model.x", "no Stable Diffusion checkpoint.*model.diffusion_model"),
     ],
 )
 def test_a_foreign_file_is_told_from_a_checkpoint(
@@ -94,6 +99,34 @@ def test_a_foreign_file_is_told_from_a_checkpoint(
 ) -> None:
     save_file({key: torch.zeros(1)}, folder / TINY)
     with pytest.raises(CheckpointUnavailable, match=message):
+        store().load(TINY)
+
+
+def test_an_inpainting_model_is_told_by_its_channels(folder: Path, store: MakeStore) -> None:
+    key = "model.diffusion_model.input_blocks.0.0.weight"
+    save_file(load_file(folder / TINY) | {key: torch.zeros(32, 9, 3, 3)}, folder / TINY)
+    with pytest.raises(CheckpointUnavailable, match="inpainting"):
+        store().load(TINY)
+
+
+def test_a_file_that_lacks_a_weight_names_it(folder: Path, store: MakeStore) -> None:
+    tensors = load_file(folder / TINY)
+    key = "model.diffusion_model.out.2.bias"
+    del tensors[key]
+    save_file(tensors, folder / TINY)
+    with pytest.raises(CheckpointUnavailable, match=f"{TINY} has no {key}"):
+        store().load(TINY)
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+@pytest.mark.parametrize("change", [{"block_out_channels": 3, "hidden_size": "x"}, None])
+def test_a_configuration_that_makes_no_model_says_so(
+    part: str, change: dict[str, Any] | None, folder: Path, store: MakeStore
+) -> None:
+    path = folder / "darkroom-tiny.config" / part / "config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps(given | change) if change else "{")
+    with pytest.raises(CheckpointUnavailable, match="makes no model" if change else "cannot be"):
         store().load(TINY)
 
 
@@ -123,6 +156,25 @@ def test_a_diffusers_folder_gives_the_same_models(
     ):
         state = other.state_dict()
         assert all(torch.equal(tensor, state[name]) for name, tensor in one.state_dict().items())
+
+
+def test_a_vae_is_read_from_either_layout(folder: Path, store: MakeStore, tmp_path: Path) -> None:
+    checkpoints = store()
+    own = checkpoints.load(TINY).vae.autoencoder
+    vaes = tmp_path / "vae"
+    own.save_pretrained(vaes / "diffusers")
+    part = {k: t for k, t in load_file(folder / TINY).items() if k.startswith("first_stage_model.")}
+    bare = {k.removeprefix("first_stage_model."): t for k, t in part.items()}
+    for name, tensors in (("part", part), ("bare", bare)):
+        save_file(tensors, vaes / f"{name}.safetensors")
+        shutil.copytree(vaes / "diffusers", vaes / f"{name}.config")
+    names = ["part", "bare", "diffusers/diffusion_pytorch_model"]
+    for name in names:
+        found = load_vae(checkpoints, f"{name}.safetensors").autoencoder.state_dict()
+        assert all(torch.equal(tensor, found[key]) for key, tensor in own.state_dict().items())
+    save_file({"x": torch.zeros(1)}, vaes / "part.safetensors")
+    with pytest.raises(CheckpointUnavailable, match="no VAE"):
+        load_vae(checkpoints, "part.safetensors")
 
 
 @pytest.mark.parametrize("asked", ["x.ckpt", "x"])

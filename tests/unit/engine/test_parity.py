@@ -42,6 +42,7 @@ FULL_CASES = (
     "b_batch3",
     "h_hires_bilinear",
     "i_img2img",
+    "l_lora_08_05",
     "p_clipskip2",
     "p_long",
     "p_weight13",
@@ -83,7 +84,15 @@ def small(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
 
 @pytest.fixture(scope="module")
 def full(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
-    return make_checkpoint("full", "sd15_rand.safetensors")
+    catalogue = make_checkpoint("full", "sd15_rand.safetensors")
+    checkpoint = catalogue.models.path("checkpoints", "sd15_rand.safetensors")
+    lora = checkpoint.parents[1] / "loras" / "rand_lora.safetensors"
+    lora.parent.mkdir()
+    script = Path(str(PARITY)) / "make_lora.py"
+    config = checkpoint.with_suffix(".config") / "unet" / "config.json"
+    command = [sys.executable, str(script), str(lora), str(config)]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    return catalogue
 
 
 @pytest.mark.parametrize("case", SMALL_CASES)
