@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load
 
 from actors.attempt import AttemptLimits
-from actors.engine import AllDone, Refused, SavedLatent, StepDone
+from actors.engine import AllDone, LatentTensor, Refused, StepDone
 from actors.job import JobRunner, RunOutcome
 from actors.plan import Plan
 from events.decisions import Cancel, Start, Submit
@@ -163,7 +163,7 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
     samples = np.ones((1, 4, 2, 3), np.float32)
-    engine = ScriptedEngine([picture(0), SavedLatent(1, samples, 7), AllDone(2)])
+    engine = ScriptedEngine([picture(0), LatentTensor(1, samples, 7), AllDone(2)])
     assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
     image, latent = (await bench.job(job_id)).images
     assert (image.media_type, latent.media_type) == (None, SAFETENSORS)

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load
 
-from actors.engine import Picture, SavedLatent
+from actors.engine import LatentTensor, Picture
 from actors.result_file import encode_result
 from storage.keys import SAFETENSORS
 
@@ -25,7 +25,7 @@ def test_a_picture_becomes_a_png_with_its_text() -> None:
 def test_a_latent_becomes_a_file_that_comfyui_reads() -> None:
     samples = np.arange(2 * 4 * 3 * 5, dtype=np.float32).reshape(2, 4, 3, 5)
     strided = samples.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2)
-    file = encode_result(SavedLatent(0, strided, 7), TEXT)
+    file = encode_result(LatentTensor(0, strided, 7), TEXT)
     assert (file.width, file.height, file.media_type) == (40, 24, SAFETENSORS)
     tensors = load(file.content)
     assert tensors.keys() == {"latent_tensor", "latent_format_version_0"}
