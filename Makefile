@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP_AUDIT := pip-audit==2.10.1
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
@@ -12,7 +13,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test check format bench lock clean
+.PHONY: help install demo up test check format bench lock audit clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -54,9 +55,16 @@ lock: ## write constraints.txt anew with the newest versions
 	mv constraints.new constraints.txt
 	rm -rf $(VENV)-lock
 
+# In an environment of its own: what it needs is nothing that Darkroom should depend on. Strict: a
+# package that could not be looked up is a failure, not a line that nobody reads.
+audit: ## look for known vulnerabilities in constraints.txt; needs a network
+	test -x $(VENV)-audit/bin/python || $(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet '$(PIP_AUDIT)'
+	$(VENV)-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+
 clean: ## remove caches, build output and the tiny checkpoint; .venv and data/ stay
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
-	rm -rf $(CHECKPOINT) $(VENV)-lock constraints.new
+	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-lock constraints.new
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt

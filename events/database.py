@@ -1,7 +1,7 @@
 """The database: its tables, connections and transactions.
 
-SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core. Rows of `jobs`
-and `images` can be rebuilt from the log; those of the other tables cannot.
+SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core. Rows of `jobs`,
+`images` and `erasures` can be rebuilt from the log; those of the other tables cannot.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ JOBS = _table(
     _required("version", sa.BigInteger),
     _required("position", sa.BigInteger),
     _required("state", sa.Text),
+    sa.Column("key_id", sa.String),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
+    sa.Index("jobs_by_key", "status", "key_id"),
 )
 
 IMAGES = _table(
@@ -84,6 +86,14 @@ IMAGES = _table(
     _required("size_bytes", sa.BigInteger),
     _required("digest", sa.String),
     _required("position", sa.BigInteger),
+)
+
+ERASURES = _table(
+    "erasures",
+    _key("job_id"),
+    _required("erased_at", UtcDateTime),
+    _required("due_at", UtcDateTime),
+    sa.Index("erasures_by_due_at", "due_at"),
 )
 
 UPLOADS = _table(
@@ -113,6 +123,12 @@ API_KEYS = _table(
     _required("created_at", UtcDateTime),
     sa.Column("expires_at", UtcDateTime),
     sa.Column("revoked_at", UtcDateTime),
+    sa.Column("replaced_by", sa.String),
+    sa.Column("rate_per_s", sa.Double),
+    sa.Column("burst", sa.BigInteger),
+    sa.Column("max_open_jobs", sa.BigInteger),
+    sa.Column("endpoints", sa.String),
+    sa.Column("callback_hosts", sa.String),
 )
 
 ENDPOINTS = _table(
@@ -191,6 +207,7 @@ class Database:
             if not self._is_sqlite:
                 await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_PREPARE_LOCK})")
             await connection.run_sync(_METADATA.create_all)
+            await connection.run_sync(_add_missing)
             checkpoint = self.insert(CHECKPOINTS).values(name=RESULTS_CHECKPOINT, seq=0)
             await connection.execute(checkpoint.on_conflict_do_nothing())
 
@@ -246,16 +263,41 @@ class Database:
         """An INSERT that knows ON CONFLICT, which both databases spell alike."""
         return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
 
-    def upsert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that replaces the row of the same primary key."""
+    def upsert(
+        self, table: sa.Table, *, newer_by: sa.Column[Any] | None = None
+    ) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that replaces the row of the same primary key.
+
+        With `newer_by` only a row that has less in that column.
+        """
         statement = self.insert(table)
         rest = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
-        return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=rest)
+        newer = None if newer_by is None else newer_by < statement.excluded[newer_by.name]
+        keys = list(table.primary_key)
+        return statement.on_conflict_do_update(index_elements=keys, set_=rest, where=newer)
 
     @property
     def clock_s(self) -> sa.ColumnElement[float]:
         """The database's own clock as Unix time: holders of a lease need not agree on theirs."""
         return _CLOCKS_S[self._engine.dialect.name]
+
+
+def _add_missing(connection: sa.Connection) -> None:
+    """Columns and indexes that tables of an older version lack. Such a column must be nullable:
+    the rows that are there have nothing to put into it.
+    """
+    inspector = sa.inspect(connection)
+    quote = connection.dialect.identifier_preparer.format_table
+    for table in _METADATA.sorted_tables:
+        columns = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in columns:
+                definition = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {quote(table)} ADD COLUMN {definition}")
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        for index in table.indexes:
+            if index.name not in indexes:
+                index.create(connection)
 
 
 def _make_durable(connection: Any, _record: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -14,6 +14,40 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key may ask for. None is the default of the settings."""
+
+    rate_per_s: float | None = None
+    """Requests; 0: any number."""
+    burst: int | None = None
+    """Requests at once after a pause."""
+    max_open_jobs: int | None = None
+    """Jobs that wait or run; 0: any number."""
+    endpoints: tuple[str, ...] | None = None
+    """Their ids, or `*`."""
+    callback_hosts: tuple[str, ...] | None = None
+    """Host names, `*.example.com` for every name below one, or `*`."""
+
+    def over(self, defaults: KeyLimits) -> KeyLimits:
+        """These, and the defaults where these say nothing."""
+        said = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(defaults, **said)
+
+    def allow_endpoint(self, id: str) -> bool:
+        return self.endpoints is None or not {ANY, id}.isdisjoint(self.endpoints)
+
+    def allow_callback_host(self, host: str) -> bool:
+        """`host` as `callback_address.Target` has it."""
+        return self.callback_hosts is None or any(
+            pattern in {ANY, host} or (pattern[:2] == "*." and host.endswith(pattern[1:]))
+            for pattern in self.callback_hosts
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """An API key as it is stored: never the key itself, only a hash of its secret."""
@@ -21,11 +55,14 @@ class ApiKey:
     id: str
     owner: str
     name: str
-    secret_sha256: str
+    secret_sha256: str = field(repr=False)
     scopes: frozenset[Scope]
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    replaced_by: str | None = None
+    """Id of the key that rotation made of it."""
+    limits: KeyLimits = KeyLimits()
 
     def is_live(self, now: datetime) -> bool:
         expired = self.expires_at is not None and now >= self.expires_at
@@ -68,6 +105,6 @@ class Upload:
     size_bytes: int
     created_at: datetime
     used_at: datetime
-    """When a job was last accepted that names it; before the first, when it was uploaded."""
+    """When a job was last accepted that names it, or the same file was last uploaded."""
     replaced_at: datetime | None = None
     """From then on its name stands for another file, or for none."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from events.database import API_KEYS, ENDPOINTS, LEASES, Database
-from events.records import ApiKey, Endpoint, Scope
+from events.records import ApiKey, Endpoint, KeyLimits, Scope
 
 
 class ApiKeys:
@@ -17,17 +18,47 @@ class ApiKeys:
         self._database = database
 
     async def add(self, key: ApiKey) -> None:
-        row = asdict(key) | {"scopes": " ".join(sorted(key.scopes))}
-        await self._database.execute(self._database.insert(API_KEYS).values(row))
+        await self._database.execute(self._database.insert(API_KEYS).values(_row(key)))
 
     async def get(self, key_id: str) -> ApiKey | None:
         rows = await self._database.fetch(sa.select(API_KEYS).where(API_KEYS.c.id == key_id))
         return _api_key(rows[0]) if rows else None
 
-    async def all(self) -> list[ApiKey]:
-        """Oldest first."""
-        query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id)
+    async def all(
+        self, *, owner: str | None = None, limit: int | None = None, after: str | None = None
+    ) -> list[ApiKey]:
+        """Oldest first; `after`: the id of the last one already seen."""
+        query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id).limit(limit)
+        if owner is not None:
+            query = query.where(API_KEYS.c.owner == owner)
+        if after is not None:
+            seen = API_KEYS.alias("seen")
+            last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == after)
+            place = sa.tuple_(API_KEYS.c.created_at, API_KEYS.c.id)
+            query = query.where(place > last.scalar_subquery())
         return [_api_key(row) for row in await self._database.fetch(query)]
+
+    async def change(self, key_id: str, **columns: Any) -> ApiKey | None:
+        """The key with these columns changed, None where it is unknown."""
+        change = sa.update(API_KEYS).where(API_KEYS.c.id == key_id).values(_joined(columns))
+        async with self._database.write() as connection:
+            row = (await connection.execute(change.returning(*API_KEYS.columns))).first()
+        return None if row is None else _api_key(row)
+
+    async def rotate(self, old: ApiKey, new: ApiKey, *, old_ends_at: datetime) -> bool:
+        """Add `new` in the place of `old`; False where `old` is no longer as it was read."""
+        unchanged = (API_KEYS.c[name].is_not_distinct_from(v) for name, v in _row(old).items())
+        end = sa.update(API_KEYS).where(*unchanged)
+        async with self._database.write() as connection:
+            ended = await connection.execute(
+                end.values(
+                    replaced_by=new.id, expires_at=min(old.expires_at or old_ends_at, old_ends_at)
+                )
+            )
+            if ended.rowcount == 0:
+                return False
+            await connection.execute(self._database.insert(API_KEYS).values(_row(new)))
+        return True
 
     async def revoke(self, key_id: str, at: datetime) -> bool:
         """False where the key is unknown or revoked already; the first time stands."""
@@ -36,9 +67,33 @@ class ApiKeys:
         return await self._database.execute(revoke) > 0
 
 
+_LISTS = {"scopes", "endpoints", "callback_hosts"}
+_LIMITS = {field.name for field in fields(KeyLimits)}
+
+
+def _row(key: ApiKey) -> dict[str, Any]:
+    row = asdict(key)
+    return _joined(row | row.pop("limits"))
+
+
+def _joined(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as they are stored. Scopes have no order of their own, so they get one."""
+    if "scopes" in columns:
+        columns = {**columns, "scopes": sorted(columns["scopes"])}
+    return {
+        name: " ".join(value) if name in _LISTS and value is not None else value
+        for name, value in columns.items()
+    }
+
+
 def _api_key(row: sa.Row[Any]) -> ApiKey:
-    scopes = frozenset(Scope(scope) for scope in row.scopes.split())
-    return ApiKey(**{**row._mapping, "scopes": scopes})
+    columns: dict[str, Any] = {
+        name: tuple(value.split()) if name in _LISTS and value is not None else value
+        for name, value in row._mapping.items()
+    }
+    limits = KeyLimits(**{name: columns.pop(name) for name in _LIMITS})
+    scopes = frozenset(map(Scope, columns.pop("scopes")))
+    return ApiKey(**columns, scopes=scopes, limits=limits)
 
 
 class Endpoints:

@@ -18,7 +18,9 @@ from events.ids import derived_id, lane_of, new_id
 from events.job import Job, fold
 from events.records import ApiKey, Endpoint
 from events.types import Flavour, Submitted
+from serve_app.auth import require_callback_host, require_endpoint
 from serve_app.errors import ApiError, not_found, retry_after
+from serve_app.open_jobs import OpenJobs
 from serve_app.services import Services
 from serve_app.submission import checker_for, fingerprint_of
 from serve_app.ttl_cache import TtlCache
@@ -70,6 +72,9 @@ class Acceptance:
         self._endpoints = TtlCache(
             services.endpoints.get, ttl_s=services.settings.endpoints_period_s
         )
+        self._open_jobs = OpenJobs(
+            services.read_model, period_s=services.settings.open_jobs_period_s
+        )
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:
@@ -101,6 +106,9 @@ class Acceptance:
             if earlier is None:
                 raise
             job = earlier
+        if job.erased:
+            message = "The job of this Idempotency-Key was erased."
+            raise ApiError(409, "idempotency_conflict", message)
         if job.submitted.fingerprint != sent.fingerprint:
             message = "This Idempotency-Key was used for another request."
             raise ApiError(409, "idempotency_conflict", message)
@@ -114,9 +122,10 @@ class Acceptance:
 
     async def _check(self, sent: Sent) -> Submitted:
         services = self._services
+        require_endpoint(sent.key, sent.endpoint)
         endpoint = await self._endpoint(sent.endpoint)
         if sent.callback_url is not None:
-            await self._check_callback_url(sent.callback_url)
+            await self._check_callback_url(sent.callback_url, sent.key)
         checker = checker_for(endpoint, services.catalogue, services.settings)
         asked = checker.check(sent.flavour, sent.content)
         await self._require_room(endpoint)
@@ -144,9 +153,10 @@ class Acceptance:
             raise not_found("There is no such endpoint.")
         return endpoint
 
-    async def _check_callback_url(self, url: str) -> None:
+    async def _check_callback_url(self, url: str, key: ApiKey) -> None:
         rule = self._services.address_rule
         target = rule.check_url(url)
+        require_callback_host(key, target.host)
         try:
             async with asyncio.timeout(self._resolve_timeout_s):
                 await rule.addresses(target, self._resolve)
@@ -196,9 +206,13 @@ class Acceptance:
     async def _append(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:
         command = Submit(submitted)
         try:
-            outcome = await self._services.writer.submit(
-                job_id, command, traceparent=sent.traceparent
-            )
+            async with self._open_jobs.place(sent.key) as stored:
+                outcome = await self._services.writer.submit(
+                    job_id, command, traceparent=sent.traceparent
+                )
+                assert outcome.job is not None  # it was added, or it was there
+                if outcome.added:
+                    stored(outcome.job.position)
         except OutcomeUnknown as error:
             if sent.idempotency_key is not None:
                 raise
@@ -207,7 +221,6 @@ class Acceptance:
                 "The event log did not answer in time. If the job was stored, it is cancelled."
             )
             raise OutcomeUnknown(message) from error
-        assert outcome.job is not None  # it was added, or it was there
         if outcome.added:
             fields = {"action": "accept", "job_id": job_id, "flavour": submitted.flavour}
             logger.info("job accepted", extra=fields)

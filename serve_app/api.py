@@ -9,10 +9,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from serve_app import catalogue, errors, files, generate, health, jobs, results, uploads
+from events.records import KeyLimits
+from serve_app import catalogue, errors, files, generate, health, jobs, keys, results, uploads
 from serve_app.acceptance import Acceptance
 from serve_app.auth import Authenticator
 from serve_app.input_images import InputImages
+from serve_app.rates import Rates
 from serve_app.services import Services
 from serve_app.withdrawals import Withdrawals
 
@@ -47,16 +49,29 @@ def create_api(
         redirect_slashes=False,
     )
     app.state.services = services
-    app.state.authenticator = Authenticator(services.keys)
+    app.state.authenticator = _authenticator(services)
+    app.state.rates = Rates(replicas=services.settings.http_replicas)
     app.state.acceptance = acceptance
     settings = services.settings
     app.state.input_images = InputImages(
         max_pixels=settings.max_upload_pixels, at_once=settings.upload_decodes
     )
     errors.install(app)
-    for module in (generate, results, jobs, uploads, catalogue, files, health):
+    for module in (generate, results, jobs, uploads, keys, catalogue, files, health):
         app.include_router(module.router)
     return app
+
+
+def _authenticator(services: Services) -> Authenticator:
+    settings = services.settings
+    defaults = KeyLimits(
+        rate_per_s=settings.key_rate_per_s,
+        burst=settings.key_burst,
+        max_open_jobs=settings.key_max_open_jobs,
+        endpoints=settings.key_endpoints,
+        callback_hosts=settings.key_callback_hosts,
+    )
+    return Authenticator(services.keys, ttl_s=settings.key_cache_s, defaults=defaults)
 
 
 class _Api(FastAPI):

@@ -17,13 +17,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from events.records import ApiKey, Scope
+from events.records import ApiKey, KeyLimits, Scope
 
 PREFIX = "dk"
 _ALPHABET = string.digits + string.ascii_letters
 _ID_LENGTH = 12
 _SECRET_LENGTH = 27  # 160 bits
 _CHECKSUM_LENGTH = 6  # 32 bits
+KEY_ID = rf"^[a-z0-9]{{{_ID_LENGTH}}}$"
 _TEXT = re.compile(
     rf"(?P<body>{PREFIX}_(?P<id>[a-z0-9]{{{_ID_LENGTH}}})_(?P<secret>[0-9A-Za-z]{{{_SECRET_LENGTH}}}))"
     rf"_(?P<checksum>[0-9A-Za-z]{{{_CHECKSUM_LENGTH}}})"
@@ -49,6 +50,7 @@ def mint(
     *,
     created_at: datetime,
     expires_at: datetime | None = None,
+    limits: KeyLimits = KeyLimits(),  # noqa: B008 - frozen
 ) -> tuple[str, ApiKey]:
     """A new key: its text, to be shown once, and its row."""
     id = "".join(secrets.choice(string.digits + string.ascii_lowercase) for _ in range(_ID_LENGTH))
@@ -62,8 +64,21 @@ def mint(
         scopes=frozenset(scopes),
         created_at=created_at,
         expires_at=expires_at,
+        limits=limits,
     )
     return f"{body}_{_checksum(body)}", key
+
+
+def mint_successor(old: ApiKey, *, created_at: datetime) -> tuple[str, ApiKey]:
+    """A new key like `old`, which lives as long from now as that was made to live."""
+    return mint(
+        old.owner,
+        old.name,
+        old.scopes,
+        created_at=created_at,
+        expires_at=old.expires_at and created_at + (old.expires_at - old.created_at),
+        limits=old.limits,
+    )
 
 
 def parse(text: str) -> ParsedKey | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,29 +13,40 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
 from events.log import utc_now
-from events.records import ApiKey, Scope
+from events.records import ApiKey, KeyLimits, Scope
 from serve_app.api_keys import parse
 from serve_app.errors import ApiError
+from serve_app.rates import Rates
 from serve_app.ttl_cache import TtlCache
 
 if TYPE_CHECKING:
     from events.registry import ApiKeys
 
-_TTL_S = 5.0
-
 
 class Authenticator:
-    """Finds the row of a key; remembers it for 5 s, so that a revocation holds within 10 s."""
+    """Finds the row of a key, and remembers it for `ttl_s`: that long a revocation takes."""
 
     def __init__(
         self,
         keys: ApiKeys,
         *,
+        ttl_s: float,
+        defaults: KeyLimits = KeyLimits(),  # noqa: B008 - frozen
         now: Callable[[], datetime] = utc_now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keys = TtlCache(keys.get, ttl_s=_TTL_S, clock=clock)
+        self._rows = keys
+        self._defaults = defaults
+        self._keys = TtlCache(self._load, ttl_s=ttl_s, clock=clock)
         self._now = now
+
+    async def _load(self, key_id: str) -> ApiKey | None:
+        key = await self._rows.get(key_id)
+        return key and replace(key, limits=key.limits.over(self._defaults))
+
+    def forget(self, key_id: str) -> None:
+        """Look the key up again: it was changed here."""
+        self._keys.drop(key_id)
 
     async def authenticate(self, authorization: str) -> ApiKey:
         """The key of an `Authorization` header's value. Raises ApiError 401."""
@@ -52,8 +64,14 @@ class Authenticator:
         return key
 
 
+async def caller(request: Request) -> ApiKey:
+    """The caller's key as it is now, to be asked again behind a long wait. Raises ApiError 401."""
+    authenticator: Authenticator = request.app.state.authenticator
+    return await authenticator.authenticate(request.headers.get("authorization", ""))
+
+
 class Requires(SecurityBase):
-    """A dependency that answers the caller's key, or 401 or 403. `admin` includes every scope.
+    """A dependency that answers the caller's key, or 401, 403 or 429. `admin` includes every scope.
 
     It is FastAPI's base for what is described in the OpenAPI document, and nothing else of it:
     its own `HTTPBearer` would be run beside this, on every request.
@@ -66,17 +84,34 @@ class Requires(SecurityBase):
         self._scope = scope
 
     async def __call__(self, request: Request) -> ApiKey:
-        authenticator: Authenticator = request.app.state.authenticator
-        key = await authenticator.authenticate(request.headers.get("authorization", ""))
+        key = await caller(request)
+        rates: Rates = request.app.state.rates
+        rates.take(key)
         if key.scopes.isdisjoint((self._scope, Scope.ADMIN)):
-            message = f"The API key lacks the scope {self._scope}."
-            raise ApiError(403, "forbidden", message, extra_info={"scope": self._scope})
+            raise _forbidden(f"The API key lacks the scope {self._scope}.", scope=self._scope)
         return key
 
 
 Generator = Annotated[ApiKey, Depends(Requires(Scope.GENERATE))]
 Reader = Annotated[ApiKey, Depends(Requires(Scope.READ))]
 Canceller = Annotated[ApiKey, Depends(Requires(Scope.CANCEL))]
+Admin = Annotated[ApiKey, Depends(Requires(Scope.ADMIN))]
+
+
+def require_endpoint(key: ApiKey, id: str) -> None:
+    """Raises ApiError 403."""
+    if not key.limits.allow_endpoint(id):
+        raise _forbidden("The API key may not use this endpoint.", parameter="endpoint")
+
+
+def require_callback_host(key: ApiKey, host: str) -> None:
+    """Raises ApiError 403."""
+    if not key.limits.allow_callback_host(host):
+        raise _forbidden("The API key may not call this host back.", parameter="callback_url")
+
+
+def _forbidden(message: str, **extra_info: str) -> ApiError:
+    return ApiError(403, "forbidden", message, extra_info=extra_info)
 
 
 def _unauthorized(message: str, error: str | None) -> ApiError:

@@ -6,12 +6,16 @@ import json
 import math
 import re
 from collections.abc import AsyncGenerator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from serve_app.errors import ApiError
+
+M = TypeVar("M", bound=BaseModel)
 
 MAX_DEPTH = 100
 """Nested arrays and objects. The wire form of an event is read back to a depth of 200."""
@@ -54,6 +58,19 @@ def parse_json(body: bytes) -> Any:
     if _SURROGATE.search(body):
         _require_text(value)
     return value
+
+
+async def read_as(request: Request, model: type[M], *, max_bytes: int) -> M:
+    """The body as `model`. FastAPI would read it unbounded, and before it asks for a key.
+
+    Raises ApiError as the two above do, RequestValidationError.
+    """
+    content = parse_json(await read_body(request, max_bytes=max_bytes))
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(errors) from error
 
 
 def _require_json(request: Request) -> None:

@@ -7,41 +7,34 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any
 
 import httpx
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
-from events.database import Database
 from events.errors import DatabaseUnavailable
 from events.log import utc_now
 from events.records import ApiKey, Scope
 from events.registry import ApiKeys
-from events.webhook_secret import webhook_secret
+from serve_app import key_commands
 from serve_app.api_keys import mint, parse
 from serve_app.client import Client, ClientError, run_job
-from serve_app.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder, with_secret
+from serve_app.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
+from serve_app.key_commands import ADMIN_KEY_FILE, with_keys
 from serve_app.nats_server import NatsDidNotStart, write_private
+from serve_app.terminal import complaints, console, fail
 from settings import Settings
 
-T = TypeVar("T")
-
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
-app.add_typer(keys, name="keys")
-console = Console()
-complaints = Console(stderr=True)
+app.add_typer(key_commands.app, name="keys")
 
 _READY_TIMEOUT_S = 120.0
-ADMIN_KEY_FILE = "admin.key"
 
 
 def main() -> None:
@@ -78,7 +71,7 @@ def up() -> None:
             stop.wait()
             console.print("Stopping.")
     except (AlreadyRunning, NatsDidNotStart, UnsafeFolder) as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         console.print("Stopped before it was up.")
 
@@ -101,7 +94,7 @@ def _wait_ready(settings: Settings) -> None:
                 if client.get("/health/ready").is_success:
                     return
             time.sleep(0.1)
-    _fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
+    fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
 
 
 async def ensure_admin_key(settings: Settings) -> str | None:
@@ -111,7 +104,7 @@ async def ensure_admin_key(settings: Settings) -> str | None:
         await _ensure_row(settings, path.read_text().strip())
         return None
     text, key = mint("admin", "admin", Scope, created_at=utc_now())
-    await _with_keys(settings, lambda store: store.add(key))
+    await with_keys(settings, lambda store: store.add(key))
     write_private(path, text + "\n")
     return text
 
@@ -120,7 +113,7 @@ async def _ensure_row(settings: Settings, text: str) -> None:
     """The database may be another one than last time. A key that was revoked has its row there."""
     parsed = parse(text)
     if parsed is None:
-        _fail(f"{ADMIN_KEY_FILE} holds no key; remove it, and the next start makes a new one")
+        fail(f"{ADMIN_KEY_FILE} holds no key; remove it, and the next start makes a new one")
     key = ApiKey(
         id=parsed.id,
         owner="admin",
@@ -135,7 +128,7 @@ async def _ensure_row(settings: Settings, text: str) -> None:
             await store.add(key)
 
     try:
-        await _with_keys(settings, add_missing)
+        await with_keys(settings, add_missing)
     except DatabaseUnavailable as error:  # the service waits for it, and does not need this key
         complaints.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
 
@@ -166,63 +159,6 @@ def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> Non
 def _without_password(url: str) -> str:
     head, at, tail = url.rpartition("@")
     return f"{head.split('://')[0]}://{tail}" if at else url
-
-
-# Keys.
-
-
-@keys.command("create")
-def create_key(
-    owner: Annotated[
-        str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")
-    ],
-    name: Annotated[str, typer.Option(help="To tell keys apart.")] = "",
-    scope: Annotated[
-        list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
-    ] = None,
-    days: Annotated[float | None, typer.Option(help="Days until it expires.", min=0)] = None,
-) -> None:
-    """Make a key; print it, this once, and the secret that signs its callbacks."""
-    settings = with_secret(Settings())
-    scopes = scope or (Scope.GENERATE, Scope.READ, Scope.CANCEL)
-    expires_at = utc_now() + timedelta(days=days) if days is not None else None
-    text, key = mint(owner, name or owner, scopes, created_at=utc_now(), expires_at=expires_at)
-    asyncio.run(_with_keys(settings, lambda store: store.add(key)))
-    for line in (text, webhook_secret(settings.secret_bytes, key.id)):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-@keys.command("list")
-def list_keys() -> None:
-    """Every key, without its secret."""
-    now = utc_now()
-    table = Table("id", "owner", "name", "scopes", "created", "expires", "state")
-    for key in asyncio.run(_with_keys(Settings(), lambda store: store.all())):
-        state = "live" if key.is_live(now) else "revoked" if key.revoked_at else "expired"
-        expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
-        scopes = " ".join(sorted(key.scopes))
-        table.add_row(
-            key.id, key.owner, key.name, scopes, f"{key.created_at:%Y-%m-%d}", expires, state
-        )
-    console.print(table)
-
-
-@keys.command("revoke")
-def revoke_key(key_id: str) -> None:
-    """End a key; holds on every replica within 10 s."""
-    if not asyncio.run(_with_keys(Settings(), lambda store: store.revoke(key_id, utc_now()))):
-        _fail(f"no live key has the id {key_id}")
-    console.print(f"{key_id} is revoked.")
-
-
-async def _with_keys(settings: Settings, use: Callable[[ApiKeys], Awaitable[T]]) -> T:
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = Database(settings.effective_database_url)
-    try:
-        await database.prepare()
-        return await use(ApiKeys(database))
-    finally:
-        await database.close()
 
 
 # Jobs.
@@ -259,7 +195,7 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
 ) -> None:
     """Run a job, show its progress, save its pictures."""
     if (prompt is None) == (workflow is None):
-        _fail("give either a prompt or --workflow, one of them")
+        fail("give either a prompt or --workflow, one of them")
     body: dict[str, Any]
     if workflow is not None:
         flavour, body = "workflow", _read_graph(workflow)
@@ -286,7 +222,7 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
             result = run_job(client, flavour, body, endpoint=endpoint, console=console)
             _show(result, client, out)
     except ClientError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -298,14 +234,14 @@ def result(
         with _client(url, key) as client:
             _show(client.result(request_id), client, out)
     except ClientError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _client(url: str | None, key: str | None) -> Client:
     settings = Settings()
     path = settings.data_dir / ADMIN_KEY_FILE
     if key is None and not path.exists():
-        _fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
+        fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
     return Client(url or settings.effective_public_url, key or path.read_text().strip())
 
 
@@ -313,7 +249,7 @@ def _read_graph(path: Path) -> dict[str, Any]:
     try:
         graph: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        _fail(f"{path}: {error}")
+        fail(f"{path}: {error}")
     return graph if "prompt" in graph else {"prompt": graph}
 
 
@@ -323,8 +259,3 @@ def _show(result: dict[str, Any], client: Client, out: Path) -> None:
         console.print(f"saved {path}", soft_wrap=True)
     if result["status"] == 2:
         raise typer.Exit(1)
-
-
-def _fail(message: str) -> NoReturn:
-    complaints.print(message, style="red", markup=False)
-    raise typer.Exit(1)

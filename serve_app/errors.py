@@ -30,6 +30,7 @@ from engine.errors import (
 from events.errors import (
     AddressNotAllowed,
     DatabaseUnavailable,
+    HistoryGone,
     LogFull,
     LogUnavailable,
     OutcomeUnknown,
@@ -165,6 +166,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: _refused_query,
     CheckpointUnavailable: _Plain(400, "checkpoint_unavailable"),
     HTTPException: _routing,
+    HistoryGone: lambda _error: not_found("There is no such job."),
     ImageNotFound: lambda _error: not_found("There is no such file."),
     # what passes
     LogUnavailable: _UNAVAILABLE,
@@ -204,14 +206,14 @@ def _handler(
 _DESCRIPTIONS = {
     400: "The request is not valid",
     401: "No key, or one that is not valid",
-    403: "The key lacks the scope",
+    403: "The key lacks the scope, or may not use this endpoint or callback host",
     404: "Unknown, or another owner's",
     405: "Another method is needed",
-    409: "The idempotency key was used for another request",
+    409: "The idempotency key was used for another request, or the key cannot be rotated",
     413: "The body is too large",
     415: "The body is of another media type",
     416: "The image ends before this range",
-    429: "The queue is full",
+    429: "The key has sent too many requests or has too many open jobs, or the queue is full",
     500: "An error of the service",
     503: "The event log, the database or the name server is away, or the log is full",
 }
@@ -226,7 +228,9 @@ _HEADERS = {
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route that can fail with these."""
+    """`responses` of a route that can fail with these. Where a key is needed, it has its rate."""
+    if 401 in statuses:
+        statuses = (*statuses, 429)
     return {
         status: {
             "model": ErrorBody,

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_COMPRESSION = 3  # half the time of Pillow's own 6, a few per cent more bytes
+_COMPRESSION = 3  # quick: such a file is read a few times and then goes
 
 
 class ImageRefused(Exception):

@@ -1,8 +1,10 @@
-"""The bodies of the generate requests, for the OpenAPI document: schema, and an example of each."""
+"""Bodies of requests, for the OpenAPI document: schema, and an example of each."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from pydantic import BaseModel
 
 from engine.parameters import DiffusionParameters
 from events.types import Flavour
@@ -95,16 +97,24 @@ _KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "
 def request_body(flavour: Flavour) -> dict[str, Any]:
     """The OpenAPI request body object."""
     if flavour is Flavour.WORKFLOW:
-        media_type = {"schema": _WORKFLOW_SCHEMA, "example": _WORKFLOW_EXAMPLE}
-    else:
-        media_type = {"schema": _diffusion_schema(), "example": _DIFFUSION_EXAMPLE}
+        return _json_body(_WORKFLOW_SCHEMA, _WORKFLOW_EXAMPLE)
+    schema = {**_schema(DiffusionParameters), "title": "DiffusionRequest"}
+    return _json_body(schema, _DIFFUSION_EXAMPLE)
+
+
+def model_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """The same, of a body that `read_as` reads."""
+    return _json_body(_schema(model), example)
+
+
+def _json_body(schema: Any, example: dict[str, Any]) -> dict[str, Any]:
+    media_type = {"schema": schema, "example": example}
     return {"required": True, "content": {"application/json": media_type}}
 
 
-def _diffusion_schema() -> Any:
-    schema = DiffusionParameters.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    return {**_plain(schema, definitions), "title": "DiffusionRequest"}
+def _schema(model: type[BaseModel]) -> Any:
+    schema = model.model_json_schema()
+    return _plain(schema, schema.pop("$defs", {}))
 
 
 def _plain(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from events.log import Subscription
 from events.records import ApiKey
 from events.result import ResultResponse, result_of
 from events.types import End, Flavour
-from serve_app.auth import Reader
+from serve_app.auth import Reader, caller
 from serve_app.errors import documented
 from serve_app.job_state import owned_job
 from serve_app.services import Services, services_of
@@ -71,6 +71,7 @@ async def _result(
     wait_s = min(wait_s, services.settings.max_wait_s)
     if job.end is None and wait_s > 0:
         job = await _ended_job(request, key, job, wait_s=wait_s)
+        await caller(request)  # the key may have been revoked meanwhile
     body = result_body(services, job).body()
     return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
 

@@ -25,16 +25,24 @@ class TtlCache(Generic[Row]):
         self._max_rows = max_rows
         self._clock = clock
         self._rows: dict[str, tuple[float, Row]] = {}
+        self._drops = 0
 
     async def get(self, id: str) -> Row | None:
         now = self._clock()
         if (known := self._rows.get(id)) is not None and now - known[0] < self._ttl_s:
             return known[1]
+        drops = self._drops
         row = await self._load(id)
         if row is None:
             self._rows.pop(id, None)
             return None
         if len(self._rows) >= self._max_rows:
             self._rows.clear()
-        self._rows[id] = (now, row)
+        if drops == self._drops:
+            self._rows[id] = (now, row)
         return row
+
+    def drop(self, id: str) -> None:
+        """Forget a row, also one that is being loaded: it may be from before a change."""
+        self._drops += 1
+        self._rows.pop(id, None)

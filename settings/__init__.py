@@ -5,11 +5,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -22,7 +30,23 @@ def _split_list(value: Any) -> Any:
 
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Ports = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_list)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+HostPattern = Annotated[
+    str,
+    StringConstraints(
+        max_length=255,
+        pattern=r"^(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9a-fA-F.]*:[0-9a-fA-F:.]*)$",
+        to_lower=True,
+    ),
+]
+"""A host name or address, `*.example.com` for every name below one, or `*` for any."""
+HostPatterns = Annotated[tuple[HostPattern, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
+
+_DAY_S = 86_400
+
+
+LONGEST_GRACE_S = 366 * 86400.0
 
 
 class Settings(BaseSettings):
@@ -74,6 +98,23 @@ class Settings(BaseSettings):
     upload_decodes: PositiveInt = 2
     """Uploads that one HTTP process decodes at once."""
 
+    key_cache_s: Annotated[float, Field(gt=0, lt=10)] = 5.0
+    """How long a replica remembers a key; a revocation holds after this."""
+    key_rotation_grace_s: Annotated[float, Field(ge=0, le=LONGEST_GRACE_S)] = 7 * 86400.0
+    """How long a key still works after its rotation."""
+    key_rate_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Requests a second of a key that has no rate of its own; 0: any number."""
+    key_burst: PositiveInt = 20
+    """Requests at once, after a pause, of a key that has no burst of its own."""
+    key_max_open_jobs: Annotated[int, Field(ge=0)] = 0
+    """Jobs that wait or run of a key that has no number of its own; 0: any number."""
+    key_endpoints: Names = ("*",)
+    """Endpoints of a key that has no list of its own; `*`: any."""
+    key_callback_hosts: HostPatterns = ("*",)
+    """The same of hosts that are called back; `*.example.com`: every name below it."""
+    open_jobs_period_s: PositiveFloat = 1.0
+    """How often a replica counts the open jobs of the keys."""
+
     log_max_bytes: PositiveInt = 2 * 1024**3
     """Size of the event log; about 1 KB an event."""
     log_replicas: PositiveInt = 1
@@ -118,6 +159,19 @@ class Settings(BaseSettings):
     model_cache_bytes: PositiveInt = 8 * 1024**3
     """Models that one engine keeps in memory."""
 
+    retention_days: Annotated[float, Field(ge=0)] = 30.0
+    """A job that ended so long ago, and its images, are removed; 0: never."""
+    upload_retention_days: Annotated[float, Field(ge=0)] = 30.0
+    """An upload that no job has named for so long is removed; 0: never."""
+    sweep_grace_s: PositiveFloat = 3600.0
+    """A file of no job and no upload is removed when it is so old."""
+    janitor_period_s: PositiveFloat = 60.0
+    """How often it is looked for what must be removed."""
+    janitor_batch: PositiveInt = 500
+    """Jobs, uploads and files that are looked at in one go."""
+    janitor_lease_s: PositiveFloat = 120.0
+    """After this silence another instance does it."""
+
     callback_require_https: bool = False
     """Refuse callback addresses without TLS."""
     callback_ports: Ports = ()
@@ -147,6 +201,19 @@ class Settings(BaseSettings):
     """How often open jobs are compared with the queue."""
     ray_num_gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs that the local Ray declares; unset: those it finds."""
+
+    @property
+    def job_retention(self) -> timedelta | None:
+        """How long a job is kept after its end: its callback needs it too. None: for good."""
+        callback_s = (1 + self.callback_jitter) * sum(self.callback_delays_s)
+        kept_s = max(self.retention_days * _DAY_S, callback_s)
+        return timedelta(seconds=kept_s) if self.retention_days else None
+
+    @property
+    def upload_retention(self) -> timedelta | None:
+        """How long an upload is kept after its last use: a job needs it too. None: for good."""
+        kept_s = max(self.upload_retention_days * _DAY_S, self.job_timeout_s)
+        return timedelta(seconds=kept_s) if self.upload_retention_days else None
 
     @property
     def nats_dir(self) -> Path:

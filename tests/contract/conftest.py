@@ -7,12 +7,14 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+
+from events.database import Database
 
 
 class Postgres:
@@ -80,3 +82,19 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}"
     server: Postgres = request.getfixturevalue("postgres")
     return server.new_database()
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    database = Database(database_url)
+    await database.prepare()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def other_database(database: Database, database_url: str) -> AsyncIterator[Database]:
+    """The same database as another process sees it."""
+    other = Database(database_url)
+    yield other
+    await other.close()

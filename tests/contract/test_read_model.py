@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -17,8 +17,8 @@ from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.job import fold
 from events.read_model import ReadModel
-from events.records import ApiKey, Endpoint, Scope
-from events.registry import ApiKeys, Endpoints, Leases
+from events.records import Endpoint
+from events.registry import Endpoints, Leases
 from events.result import Status
 from events.types import (
     AttemptFailed,
@@ -26,6 +26,7 @@ from events.types import (
     CancelRequested,
     Completed,
     End,
+    Erased,
     Event,
     Fact,
     Failed,
@@ -84,22 +85,6 @@ def image(index: int, *, attempt: int = 1) -> ImageStored:
 @pytest.fixture
 def history() -> History:
     return History()
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
-    await database.prepare()
-    yield database
-    await database.close()
-
-
-@pytest.fixture
-async def other_database(database: Database, database_url: str) -> AsyncIterator[Database]:
-    """The same database as another process sees it."""
-    other = Database(database_url)
-    yield other
-    await other.close()
 
 
 @pytest.fixture
@@ -338,6 +323,20 @@ async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
     assert await model.open_job_ids() == [first, second]
 
 
+async def test_open_jobs_are_counted_by_key(model: ReadModel, history: History) -> None:
+    assert await model.open_jobs_by_key() == (0, {})
+    history.add(new_id(), submitted(key_id="ended"), Cancelled())
+    await model.apply(history.events, expected=0)
+    assert await model.open_jobs_by_key() == (2, {})
+    more = [
+        *history.add(new_id(), submitted(key_id="one")),
+        *history.add(new_id(), submitted(key_id="two"), Started(attempt=1, actor="a")),
+        *history.add(new_id(), submitted(key_id="two", owner="bob")),
+    ]
+    await model.apply(more, expected=2)
+    assert await model.open_jobs_by_key() == (6, {"one": 1, "two": 2})
+
+
 async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
     ids = [new_id() for _ in range(4)]
     for minute, place in enumerate([2, 0, 3, 1]):
@@ -426,55 +425,6 @@ async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: H
     assert await model.jobs("%") == []
     assert await model.jobs("alice", before=others) == []
     assert await model.jobs("alice", before=new_id()) == []
-
-
-def api_key(name: str, **changes: Any) -> ApiKey:
-    values: dict[str, Any] = {
-        "id": name,
-        "owner": "alice",
-        "name": f"{name}'s laptop",
-        "secret_sha256": "ab" * 32,
-        "scopes": frozenset({Scope.READ, Scope.GENERATE}),
-        "created_at": MORNING,
-    }
-    return ApiKey(**(values | changes))
-
-
-async def test_keys_come_back_as_they_were_added(database: Database) -> None:
-    keys = ApiKeys(database)
-    tokyo = timezone(timedelta(hours=9))
-    first = api_key("first", expires_at=(MORNING + timedelta(days=1)).astimezone(tokyo))
-    second = api_key("second", scopes=frozenset(), created_at=MORNING + timedelta(seconds=1))
-    await keys.add(second)
-    await keys.add(first)
-    assert await keys.get("first") == first
-    assert await keys.get("third") is None
-    assert await keys.all() == [first, second]
-    stored = await keys.get("first")
-    assert stored is not None
-    assert stored.expires_at is not None
-    assert stored.expires_at.utcoffset() == timedelta(0)
-
-
-async def test_a_key_is_revoked_once(database: Database) -> None:
-    keys = ApiKeys(database)
-    await keys.add(api_key("lost"))
-    await keys.add(api_key("kept"))
-    assert await keys.revoke("lost", MORNING)
-    assert not await keys.revoke("lost", MORNING + timedelta(days=1))
-    assert not await keys.revoke("unknown", MORNING)
-    lost, kept = await keys.get("lost"), await keys.get("kept")
-    assert lost is not None
-    assert lost.revoked_at == MORNING
-    assert kept is not None
-    assert kept.revoked_at is None
-
-
-async def test_a_time_without_a_zone_is_refused(database: Database) -> None:
-    keys = ApiKeys(database)
-    with pytest.raises(Exception, match="without a zone"):
-        await keys.add(api_key("naive", created_at=MORNING.replace(tzinfo=None)))
-    assert await keys.all() == []
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:
@@ -602,3 +552,110 @@ async def test_writers_wait_for_each_other(
         *(lease.acquire(f"{n}", "a", ttl_s=1) for lease in leases for n in range(10)),
     )
     assert await models[0].checkpoint() == 1
+
+
+ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING)
+CONTENT = ("red circle", "job/1/0")
+"""Of a request and of an image's key: what an erased job's rows must not hold."""
+
+
+def a_whole_job(history: History, job_id: str) -> list[Event]:
+    started = Started(attempt=1, actor="a")
+    return history.add(job_id, submitted(), started, image(0), Completed(images=1))
+
+
+async def shows_content(database: Database) -> bool:
+    async with database.write() as connection:
+        jobs = await connection.exec_driver_sql("SELECT state FROM jobs")
+        state = "".join(jobs.scalars())
+    return bool(await stored_images(database)) or any(text in state for text in CONTENT)
+
+
+async def test_an_erased_job_leaves_no_content(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id, kept = new_id(), new_id()
+    await model.apply(a_whole_job(history, job_id), expected=0)
+    assert await shows_content(database)
+    await model.apply(history.add(job_id, ERASED), expected=4)
+    assert not await shows_content(database)
+    await model.apply(history.add(kept, submitted()), expected=5)
+    assert [job.id for job in await model.jobs("alice")] == [kept]
+    assert await model.open_job_ids() == [kept]
+    job = await model.job(job_id)
+    assert job is not None
+    assert job == fold(history.events[4:5])
+
+
+async def test_a_projection_that_lags_does_not_bring_an_erased_job_back(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    before = a_whole_job(history, job_id := new_id())
+    [erased] = history.add(job_id, ERASED)
+    job = fold([erased])
+    assert job is not None
+    await model.erase(job)
+    assert await model.apply(before, expected=0)
+    assert not await shows_content(database)
+    assert await model.job(job_id) == job
+    assert await model.apply([erased], expected=4)
+    assert await model.job(job_id) == job
+
+
+async def test_a_projection_that_read_the_row_before_the_erasure_does_not_replace_it(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    before = fold(a_whole_job(history, job_id := new_id()))
+    erased = fold(history.add(job_id, ERASED))
+    assert before is not None
+    assert erased is not None
+    await model.erase(erased)
+    async with database.write() as connection:
+        await model._put(connection, [before])
+    assert await model.job(job_id) == erased
+
+
+async def test_one_batch_with_a_job_and_its_erasure_leaves_no_content(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    events = [*a_whole_job(history, job_id := new_id()), *history.add(job_id, ERASED)]
+    await model.apply(events, expected=0)
+    assert not await shows_content(database)
+
+
+async def test_an_erasure_is_due_until_it_is_settled(model: ReadModel, history: History) -> None:
+    job_id, later = new_id(), MORNING + timedelta(hours=1)
+    await model.apply([*a_whole_job(history, job_id), *history.add(job_id, ERASED)], expected=0)
+    assert await model.due_erasures(MORNING, limit=9) == [(job_id, MORNING)]
+    await model.settle_erasure(job_id, again_at=later)
+    assert await model.due_erasures(MORNING, limit=9) == []
+    assert await model.due_erasures(later, limit=9) == [(job_id, MORNING)]
+    await model.settle_erasure(job_id, again_at=None)
+    assert await model.due_erasures(later, limit=9) == []
+
+
+async def test_jobs_that_ended_before_a_time_are_found(model: ReadModel, history: History) -> None:
+    day = timedelta(days=1)
+    late, early, running, erased = (new_id() for _ in range(4))
+    history.add(late, submitted(), at=MORNING + 3 * day)
+    history.add(late, Cancelled(), at=MORNING + 4 * day)
+    history.add(early, submitted(), at=MORNING + day)
+    history.add(early, Cancelled(), at=MORNING + 2 * day)
+    history.add(running, submitted())
+    history.add(erased, submitted(), Cancelled(), ERASED, at=MORNING + day)
+    await model.apply(history.events, expected=0)
+    assert await model.ended_before(MORNING + 2 * day, limit=9) == [erased]
+    assert await model.ended_before(MORNING + 5 * day, limit=9) == [erased, early, late]
+    assert await model.ended_before(MORNING + 5 * day, limit=1) == [erased]
+
+
+async def test_a_removed_job_has_no_rows(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id, kept = new_id(), new_id()
+    await model.apply([*a_whole_job(history, job_id), *a_whole_job(history, kept)], expected=0)
+    assert await model.known_images(["job/1/0", "job/9/9"]) == {"job/1/0"}
+    await model.remove(job_id)
+    await model.remove(job_id)
+    assert await model.job(job_id) is None
+    assert [row[0] for row in await stored_images(database)] == [kept]

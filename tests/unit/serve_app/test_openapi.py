@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from events.records import Scope
 from tests.support.services import CHECKPOINT, GENERATE_PATHS, Edge, body_for, running_edge
 
 ERROR_STATUSES = {"400", "401", "403", "404", "409", "413", "415", "429", "500", "503"}
@@ -42,6 +43,7 @@ def test_a_generate_path_is_described_whole(document: dict[str, Any], path: str)
     assert {each["name"] for each in operation["parameters"]} == {
         "endpoint",
         "callback_url",
+        "alone",
         "Idempotency-Key",
     }
     content = operation["requestBody"]["content"]["application/json"]
@@ -119,7 +121,7 @@ def runner() -> Iterator[asyncio.Runner]:
 def running(tmp_path: Path, runner: asyncio.Runner) -> Iterator[tuple[Edge, httpx.AsyncClient]]:
     stack = AsyncExitStack()
     edge = runner.run(stack.enter_async_context(running_edge(tmp_path)))
-    client = runner.run(edge.client())
+    client = runner.run(edge.client(scopes=tuple(Scope)))
     yield edge, client
     runner.run(client.aclose())
     runner.run(stack.aclose())

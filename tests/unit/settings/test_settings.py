@@ -25,8 +25,25 @@ def test_networks_are_a_json_list_or_commas(monkeypatch: pytest.MonkeyPatch, tex
     assert Settings().callback_allow_networks == expected
 
 
+def test_hosts_are_a_list_in_lower_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "DARKROOM_KEY_CALLBACK_HOSTS", "*.Example.com, hooks.example.org,2001:DB8::1"
+    )
+    expected = ("*.example.com", "hooks.example.org", "2001:db8::1")
+    assert Settings().key_callback_hosts == expected
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("PORT", "0"), ("LEASE_S", "-1"), ("LOG_FULL_RATIO", "1.5")]
+    ("name", "value"),
+    [
+        ("PORT", "0"),
+        ("LEASE_S", "-1"),
+        ("LOG_FULL_RATIO", "1.5"),
+        ("KEY_CACHE_S", "10"),
+        ("KEY_ROTATION_GRACE_S", "inf"),
+        ("KEY_RATE_PER_S", "nan"),
+        ("KEY_CALLBACK_HOSTS", "*.example.com,https://example.com"),
+    ],
 )
 def test_a_value_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

@@ -1,0 +1,165 @@
+"""API keys on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from events.database import Database
+from events.records import ApiKey, KeyLimits, Scope
+from events.registry import ApiKeys
+
+MORNING = datetime(2026, 3, 1, 8, 30, 0, 123456, tzinfo=UTC)
+DAY = timedelta(days=1)
+LIMITS = KeyLimits(
+    rate_per_s=0.5,
+    burst=3,
+    max_open_jobs=2**40,
+    endpoints=("fast", "default"),
+    callback_hosts=("2001:db8::1", "*.example.com"),
+)
+
+
+def api_key(name: str, **changes: Any) -> ApiKey:
+    values: dict[str, Any] = {
+        "id": name,
+        "owner": "alice",
+        "name": f"{name}'s laptop",
+        "secret_sha256": "ab" * 32,
+        "scopes": frozenset({Scope.READ, Scope.GENERATE}),
+        "created_at": MORNING,
+    }
+    return ApiKey(**(values | changes))
+
+
+async def test_keys_come_back_as_they_were_added(database: Database) -> None:
+    keys = ApiKeys(database)
+    tokyo = timezone(timedelta(hours=9))
+    first = api_key("first", expires_at=(MORNING + timedelta(days=1)).astimezone(tokyo))
+    second = api_key("second", scopes=frozenset(), created_at=MORNING + timedelta(seconds=1))
+    await keys.add(second)
+    await keys.add(first)
+    assert await keys.get("first") == first
+    assert await keys.get("third") is None
+    assert await keys.all() == [first, second]
+    stored = await keys.get("first")
+    assert stored is not None
+    assert stored.expires_at is not None
+    assert stored.expires_at.utcoffset() == timedelta(0)
+
+
+async def test_a_key_is_revoked_once(database: Database) -> None:
+    keys = ApiKeys(database)
+    await keys.add(api_key("lost"))
+    await keys.add(api_key("kept"))
+    assert await keys.revoke("lost", MORNING)
+    assert not await keys.revoke("lost", MORNING + timedelta(days=1))
+    assert not await keys.revoke("unknown", MORNING)
+    lost, kept = await keys.get("lost"), await keys.get("kept")
+    assert lost is not None
+    assert lost.revoked_at == MORNING
+    assert kept is not None
+    assert kept.revoked_at is None
+
+
+async def test_a_time_without_a_zone_is_refused(database: Database) -> None:
+    keys = ApiKeys(database)
+    with pytest.raises(Exception, match="without a zone"):
+        await keys.add(api_key("naive", created_at=MORNING.replace(tzinfo=None)))
+    assert await keys.all() == []
+
+
+async def test_limits_come_back_as_they_were_added(database: Database) -> None:
+    keys = ApiKeys(database)
+    for name, limits in (("none", KeyLimits()), ("all", LIMITS), ("some", KeyLimits(burst=1))):
+        await keys.add(api_key(name, limits=limits))
+        stored = await keys.get(name)
+        assert stored is not None
+        assert stored.limits == limits
+
+
+async def test_a_change_leaves_the_rest_alone(database: Database) -> None:
+    keys = ApiKeys(database)
+    before = api_key("mine", limits=LIMITS)
+    await keys.add(before)
+    await keys.add(api_key("other"))
+    await keys.revoke("mine", MORNING)
+    changed = await keys.change("mine", name="a phone", burst=None, endpoints=("slow",))
+    limits = replace(LIMITS, burst=None, endpoints=("slow",))
+    assert changed == replace(before, name="a phone", limits=limits, revoked_at=MORNING)
+    assert await keys.get("mine") == changed
+    assert await keys.get("other") == api_key("other")
+    assert await keys.change("unknown", name="a phone") is None
+
+
+async def test_scopes_are_changed_as_a_whole(database: Database) -> None:
+    keys = ApiKeys(database)
+    await keys.add(api_key("mine"))
+    changed = await keys.change("mine", scopes=frozenset({Scope.CANCEL, Scope.ADMIN}))
+    assert changed is not None
+    assert changed.scopes == {Scope.CANCEL, Scope.ADMIN}
+
+
+async def test_pages_are_one_owners_oldest_first(database: Database) -> None:
+    keys = ApiKeys(database)
+    for number in (3, 1, 2, 0):  # two by two at one instant
+        await keys.add(api_key(f"key{number}", created_at=MORNING + number // 2 * DAY))
+    await keys.add(api_key("bobs", owner="bob"))
+    seen: list[str] = []
+    while page := await keys.all(owner="alice", limit=3, after=seen[-1] if seen else None):
+        seen += [key.id for key in page]
+    assert seen == ["key0", "key1", "key2", "key3"]
+    assert await keys.all(after="unknown") == []
+
+
+class TestRotation:
+    async def test_both_keys_live_until_the_grace_is_over(self, database: Database) -> None:
+        keys = ApiKeys(database)
+        old, new = api_key("old", limits=LIMITS), api_key("new", limits=LIMITS)
+        await keys.add(old)
+        assert await keys.rotate(old, new, old_ends_at=MORNING + DAY)
+        assert await keys.get("old") == replace(old, replaced_by="new", expires_at=MORNING + DAY)
+        assert await keys.get("new") == new
+
+    async def test_the_grace_does_not_lengthen_a_life(self, database: Database) -> None:
+        keys = ApiKeys(database)
+        old = api_key("old", expires_at=MORNING + DAY)
+        await keys.add(old)
+        assert await keys.rotate(old, api_key("new"), old_ends_at=MORNING + 2 * DAY)
+        stored = await keys.get("old")
+        assert stored is not None
+        assert stored.expires_at == MORNING + DAY
+
+    @pytest.mark.parametrize("change", ["revoke", "narrow"])
+    async def test_a_key_that_changed_meanwhile_stays_as_it_is(
+        self, database: Database, change: str
+    ) -> None:
+        keys = ApiKeys(database)
+        old = api_key("old")
+        await keys.add(old)
+        if change == "revoke":
+            await keys.revoke("old", MORNING)
+        else:
+            await keys.change("old", scopes=frozenset({Scope.READ}))
+        changed = await keys.get("old")
+        assert not await keys.rotate(old, api_key("new"), old_ends_at=MORNING + DAY)
+        assert await keys.all() == [changed]
+
+    async def test_of_many_at_once_one_is_done(
+        self, database: Database, other_database: Database
+    ) -> None:
+        keys, others = ApiKeys(database), ApiKeys(other_database)
+        old = api_key("old")
+        await keys.add(old)
+        outcomes = await asyncio.gather(
+            *(
+                side.rotate(old, api_key(f"new{n}"), old_ends_at=MORNING + DAY)
+                for n, side in enumerate([keys, others] * 4)
+            )
+        )
+        assert outcomes.count(True) == 1
+        assert len(await keys.all()) == 2

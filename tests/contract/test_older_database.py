@@ -1,0 +1,114 @@
+"""A database that an older version made is brought up to date, and keeps what it has."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from events.database import Database
+from events.ids import new_id
+from events.job import fold
+from events.read_model import ReadModel
+from events.records import KeyLimits
+from events.registry import ApiKeys
+from events.types import Event, Started
+from tests.support.jobs import submitted
+
+TIMES = {"sqlite": "DATETIME", "postgresql": "TIMESTAMP WITH TIME ZONE"}
+BACK_TO_THE_FIRST_VERSION = """
+ALTER TABLE jobs RENAME TO new_jobs;
+CREATE TABLE jobs (
+    id VARCHAR NOT NULL, owner VARCHAR NOT NULL, flavour VARCHAR NOT NULL,
+    endpoint VARCHAR NOT NULL, status SMALLINT NOT NULL, created_at {time} NOT NULL,
+    ended_at {time}, version BIGINT NOT NULL, position BIGINT NOT NULL, state TEXT NOT NULL,
+    PRIMARY KEY (id));
+INSERT INTO jobs SELECT id, owner, flavour, endpoint, status, created_at, ended_at, version,
+    position, state FROM new_jobs;
+DROP TABLE new_jobs;
+CREATE INDEX jobs_by_owner ON jobs (owner, created_at, id);
+CREATE INDEX jobs_by_status ON jobs (status, created_at, id);
+DROP TABLE api_keys;
+CREATE TABLE api_keys (
+    id VARCHAR NOT NULL, owner VARCHAR NOT NULL, name VARCHAR NOT NULL,
+    secret_sha256 VARCHAR NOT NULL, scopes VARCHAR NOT NULL, created_at {time} NOT NULL,
+    expires_at {time}, revoked_at {time}, PRIMARY KEY (id));
+INSERT INTO api_keys VALUES
+    ('old', 'alice', 'laptop', 'ab', 'generate read', '2026-03-01 08:30:00', NULL, NULL)
+"""
+JOB_ID = new_id()
+EVENTS = [
+    Event(
+        id=new_id(),
+        job_id=JOB_ID,
+        version=number,
+        time=datetime(2026, 3, 1, tzinfo=UTC),
+        fact=fact,
+        position=number,
+    )
+    for number, fact in enumerate([submitted(key_id="old"), Started(attempt=1, actor="a")], 1)
+]
+
+
+@pytest.fixture
+async def old_database_url(database_url: str) -> str:
+    """With a key, and a job that is open."""
+    newest = Database(database_url)
+    await newest.prepare()
+    await ReadModel(newest).apply(EVENTS[:1], expected=0)
+    async with newest.write() as connection:
+        script = BACK_TO_THE_FIRST_VERSION.format(time=TIMES[connection.dialect.name])
+        for statement in script.split(";"):
+            await connection.exec_driver_sql(statement)
+    await newest.close()
+    return database_url
+
+
+@pytest.fixture
+async def old_database(old_database_url: str) -> Database:
+    return Database(old_database_url)
+
+
+async def test_its_keys_work_on_without_limits(old_database: Database) -> None:
+    await old_database.prepare()
+    keys = ApiKeys(old_database)
+    old = await keys.get("old")
+    assert old is not None
+    assert (old.owner, old.limits, old.replaced_by) == ("alice", KeyLimits(), None)
+    changed = await keys.change("old", max_open_jobs=3)
+    assert changed is not None
+    assert changed.limits == KeyLimits(max_open_jobs=3)
+    await old_database.close()
+
+
+async def test_its_jobs_are_counted_from_their_next_event_on(old_database: Database) -> None:
+    await old_database.prepare()
+    model = ReadModel(old_database)
+    assert await model.job(JOB_ID) == fold(EVENTS[:1])
+    assert await model.open_jobs_by_key() == (1, {})
+    assert await model.apply(EVENTS[1:], expected=1)
+    assert await model.open_jobs_by_key() == (2, {"old": 1})
+    await old_database.close()
+
+
+async def test_many_processes_may_bring_it_up_to_date_at_once(old_database_url: str) -> None:
+    databases = [Database(old_database_url) for _ in range(8)]
+    await asyncio.gather(*(database.prepare() for database in databases))
+    for database in databases:
+        assert len(await ApiKeys(database).all()) == 1
+        await database.close()
+
+
+async def test_it_ends_with_the_indexes_of_a_new_one(
+    old_database: Database, old_database_url: str
+) -> None:
+    await old_database.prepare()
+    catalogue = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'jobs'",
+        "postgresql": "SELECT indexname FROM pg_indexes WHERE tablename = 'jobs'",
+    }
+    async with old_database.write() as connection:
+        names = await connection.exec_driver_sql(catalogue[connection.dialect.name])
+        assert "jobs_by_key" in names.scalars().all()
+    await old_database.close()
