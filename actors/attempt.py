@@ -20,10 +20,10 @@ from actors.engine import (
     EngineClient,
     EngineDied,
     EngineMessage,
+    LatentTensor,
     Order,
     Picture,
     Refused,
-    SavedLatent,
     StepDone,
 )
 from actors.lease import Lease, Loss
@@ -165,14 +165,14 @@ class Attempt:
             case StepDone(done=done, total=total):
                 self._stepping = True
                 await self._tell_progress(done, total)
-            case Picture() | SavedLatent():
+            case Picture() | LatentTensor():
                 await self._store(message, plan)
             case AllDone():
                 await self._complete()
             case Refused(message=text, is_final=final):
                 await self._write(FailAttempt(self._actor, text, final=final))
 
-    async def _store(self, result: Picture | SavedLatent, plan: Plan) -> None:
+    async def _store(self, result: Picture | LatentTensor, plan: Plan) -> None:
         """What an earlier attempt has stored is not stored again."""
         if self._job.image(result.index) is not None:
             return

@@ -42,7 +42,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedLatent:
+class LatentTensor:
     index: int
     samples: NDArray[np.float32]
     """(batch, 4, height/8, width/8)"""
@@ -62,7 +62,7 @@ class Refused:
     is_final: bool = True
 
 
-EngineMessage = StepDone | Picture | SavedLatent | AllDone | Refused
+EngineMessage = StepDone | Picture | LatentTensor | AllDone | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _translate(event: EngineEvent) -> EngineMessage:
         case ImageReady(index=index, pixels=pixels, seed=seed):
             return Picture(index, pixels, seed)
         case LatentReady(index=index, samples=samples, seed=seed):
-            return SavedLatent(index, samples, seed)
+            return LatentTensor(index, samples, seed)
         case Finished(images=images):
             return AllDone(images)
         case Errored(error=NodeFailed() as error):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engine import Picture, SavedLatent
+from actors.engine import LatentTensor, Picture
 from engine.catalogue import Catalogue
 from engine.compiler import compile_parameters
 from engine.graph import Limits
@@ -57,7 +57,7 @@ def planner(
     return plan
 
 
-def plan_text(plan: Plan, result: Picture | SavedLatent) -> dict[str, str]:
+def plan_text(plan: Plan, result: Picture | LatentTensor) -> dict[str, str]:
     """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
 
     In the diffusion flavour the WebUI's `parameters` too.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from actors.engine import Picture, SavedLatent
+from actors.engine import LatentTensor, Picture
 from actors.png import encode_png
 from storage.keys import SAFETENSORS
 
@@ -25,13 +25,13 @@ class ResultFile:
     """None: an image."""
 
 
-def encode_result(result: Picture | SavedLatent, text: Mapping[str, str]) -> ResultFile:
+def encode_result(result: Picture | LatentTensor, text: Mapping[str, str]) -> ResultFile:
     """`text` is what the file says of itself."""
     match result:
         case Picture(pixels=pixels):
             height, width, _ = pixels.shape
             return ResultFile(encode_png(pixels, text), width, height)
-        case SavedLatent(samples=samples):
+        case LatentTensor(samples=samples):
             height, width = (side * _PIXELS_PER_CELL for side in samples.shape[-2:])
             return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)
 

@@ -56,7 +56,7 @@ class Limits:
         pixels = count * width * height
         if count > self.max_batch or pixels > self.max_pixels:
             raise TooLarge(
-                f"{count} images of {width} x {height} pixels are too large: at most "
+                f"A batch of {count} images of {width} x {height} pixels is too large: at most "
                 f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
             )
 

@@ -10,18 +10,14 @@ SAFETENSORS = "application/x-safetensors"
 _SUFFIXES = {PNG: "png", SAFETENSORS: "latent"}
 
 
-def job_folder(job_id: str) -> str:
-    """All files of a job lie below."""
-    return job_id
-
-
 def file_name(index: int, media_type: str | None) -> str:
     """Of a job's file; None: an image."""
     return f"{index}.{_SUFFIXES[media_type or PNG]}"
 
 
 def file_key(job_id: str, attempt: int, name: str) -> str:
-    return f"{job_folder(job_id)}/{attempt}/{name}"
+    """All files of a job lie below its id."""
+    return f"{job_id}/{attempt}/{name}"
 
 
 def upload_key(owner: str, digest: str, upload_id: str) -> str:

@@ -39,7 +39,10 @@ T = TypeVar("T")
 
 
 class Context:
-    """One run's access to models, device and files. `on_steps` is told of sampler steps."""
+    """One run's access to models, device and files. `on_steps` is told of sampler steps.
+
+    `images` and `latents` make others of those that nodes hand on, within the limits.
+    """
 
     def __init__(
         self,

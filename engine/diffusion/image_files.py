@@ -15,6 +15,8 @@ from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
 
 _NO_MASK_SIDE = 64
+_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "TIFF", "BMP")
+"""Not all that Pillow reads: for some it starts other programs."""
 _FIRST_FRAME_ONLY = "MPO"
 """Its further frames are other views, not later ones."""
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -47,7 +49,7 @@ def read_mask(content: bytes, name: str, *, channel: str, limits: Limits) -> Mas
 def _frames(content: bytes, name: str) -> Iterator[Image.Image]:
     """Frames whose size is known and whose pixels are not decoded yet."""
     try:
-        file = Image.open(io.BytesIO(content))
+        file = Image.open(io.BytesIO(content), formats=_FORMATS)
         for frame in ImageSequence.Iterator(file):
             yield frame
             if file.format == _FIRST_FRAME_ONLY:

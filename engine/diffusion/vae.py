@@ -14,6 +14,7 @@ from torch.nn import functional
 from engine.batcher import Request
 from engine.diffusion.latents import PIXELS_PER_LATENT, Images, Mask
 from engine.diffusion.memory import memory_checked
+from engine.errors import EngineError
 
 _CELLS_PER_ROW = 128
 _GREY = 0.5
@@ -86,6 +87,8 @@ class Encode(Request):
 
 def cropped(planes: Tensor) -> Tensor:
     """(batch, height, width, ...) with its middle kept, so that the sides are multiples of 8."""
+    if min(planes.shape[1:3]) < PIXELS_PER_LATENT:
+        raise EngineError(f"An image of less than {PIXELS_PER_LATENT} pixels cannot be encoded.")
     for side in (1, 2):
         length = planes.shape[side]
         kept = length - length % PIXELS_PER_LATENT
@@ -96,6 +99,8 @@ def cropped(planes: Tensor) -> Tensor:
 def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[Images, Mask]:
     """The images, grey where the mask is, and the mask grown by some pixels; cropped."""
     size = images.shape[1:3]
+    if (masks := mask[..., 0, 0].numel()) not in {1, len(images)}:
+        raise EngineError(f"{masks} masks are too many or too few for {len(images)} images.")
     mask = functional.interpolate(mask.reshape(-1, 1, *mask.shape[-2:]), size=size, mode="bilinear")
     images, mask = cropped(images), cropped(mask[:, 0]).round()
     return (images - _GREY) * (1 - mask)[..., None] + _GREY, _grown(mask, grow_by)

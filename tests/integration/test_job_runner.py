@@ -9,10 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from actors.attempt import AttemptLimits
-from actors.engine import AllDone, Refused, StepDone
+from actors.engine import AllDone, LatentTensor, Refused, StepDone
 from actors.job import JobRunner, RunOutcome
 from actors.plan import Plan
 from events.decisions import Cancel, Start, Submit
@@ -34,6 +36,7 @@ from events.types import (
 )
 from serve_app.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
+from storage.keys import SAFETENSORS
 from tests.support.engines import ScriptedEngine, picture, pictures
 from tests.support.jobs import submitted
 from tests.support.polling import eventually
@@ -154,6 +157,21 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
     runner = bench.runner(ScriptedEngine(pictures(1)))
     assert await runner.run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
+
+
+async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    samples = np.ones((1, 4, 2, 3), np.float32)
+    engine = ScriptedEngine([picture(0), LatentTensor(1, samples, 7), AllDone(2)])
+    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    image, latent = (await bench.job(job_id)).images
+    assert (image.media_type, latent.media_type) == (None, SAFETENSORS)
+    assert (latent.key, latent.seed) == (f"{job_id}/1/1.latent", 7)
+    assert (latent.width, latent.height) == (24, 16)
+    stored = await bench.images.get(latent.key)
+    assert len(stored) == latent.size_bytes
+    assert (load(stored)["latent_tensor"] == samples).all()
 
 
 async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> None:

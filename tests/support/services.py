@@ -39,6 +39,7 @@ from serve_app.api_keys import mint
 from serve_app.services import Services
 from settings import Settings
 from storage.images import ImageStore
+from storage.keys import file_key, file_name
 from storage.tokens import url_for
 
 CHECKPOINT = "tiny.safetensors"
@@ -149,8 +150,15 @@ class Edge:
     async def start(self, job_id: str) -> None:
         await self.execute(job_id, Start(actor=ACTOR, max_attempts=3, now=datetime.now(UTC)))
 
-    async def store_image(self, job_id: str, *, index: int = 0, data: bytes = b"pixels") -> None:
-        key = f"{job_id}/1/{index}.png"
+    async def store_image(
+        self,
+        job_id: str,
+        *,
+        index: int = 0,
+        data: bytes = b"pixels",
+        media_type: str | None = None,
+    ) -> None:
+        key = file_key(job_id, 1, file_name(index, media_type))
         await self.services.images.put(key, data)
         image = ImageStored(
             index=index,
@@ -161,6 +169,7 @@ class Edge:
             width=64,
             height=64,
             seed=7,
+            media_type=media_type,
         )
         await self.execute(job_id, StoreImage(actor=ACTOR, image=image))
 

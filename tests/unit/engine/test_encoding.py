@@ -15,6 +15,7 @@ from engine.catalogue import Catalogue
 from engine.diffusion.checkpoints import Vae, load_checkpoint
 from engine.diffusion.store import ModelStore
 from engine.diffusion.vae import Encode
+from engine.errors import EngineError
 from tests.unit.engine.bodies import outputs_of
 from tests.unit.engine.workflows import TINY, Watched, node, text_to_image
 
@@ -98,6 +99,13 @@ def test_a_mask_of_another_size_is_brought_to_the_images(vae: Vae) -> None:
     assert torch.equal(latent.noise_mask, expected)
 
 
+def test_what_cannot_be_encoded_is_refused_with_its_reason(vae: Vae) -> None:
+    with pytest.raises(EngineError, match="less than 8 pixels"):
+        outputs_of("VAEEncode", pixels=images(1, 64, 7), vae=vae)
+    with pytest.raises(EngineError, match="3 masks are too many or too few for 2 images"):
+        inpaint(vae, images(2, 16, 16), torch.zeros(3, 16, 16), 6)
+
+
 def test_images_of_one_size_share_a_call_and_large_ones_count_for_more(vae: Vae) -> None:
     small, wide = images(3, 32, 32), images(1, 256, 512)
     requests = [Encode(vae, image) for image in small.split(1)]
@@ -148,4 +156,4 @@ def test_an_upscale_chain_ends_with_a_message_that_says_what_is_too_large(submit
         prompt[str(number)] = node("ImageScaleBy", image=[str(number - 1), 0], **inputs)
     prompt["save"] = node("PreviewImage", images=["8", 0])
     end = submit(prompt).wait()
-    assert "32768 x 32768 pixels are too large" in str(end.error)
+    assert "32768 x 32768 pixels is too large" in str(end.error)

@@ -15,7 +15,7 @@ from engine.catalogue import Catalogue
 from engine.errors import GraphInvalid
 from engine.graph import Limits, resolve_seeds, validate
 from engine.models_folder import ModelsFolder
-from tests.unit.engine.workflows import text_to_image
+from tests.unit.engine.workflows import node, text_to_image
 
 Prompt = dict[str, Any]
 MakePrompt = Callable[..., Prompt]
@@ -307,6 +307,23 @@ def _accept_or_refuse(prompt: Any) -> None:
         return
     json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
     assert again == body
+
+
+@pytest.mark.parametrize(("width", "taken"), [(0, True), (256, True), (257, False), (-1, False)])
+def test_a_length_of_0_is_let_be_and_a_long_one_is_not(
+    width: int, taken: bool, empty_catalogue: Catalogue
+) -> None:
+    inputs = {"upscale_method": "area", "width": width, "height": 8, "crop": "disabled"}
+    graph = {
+        "1": node("EmptyImage", width=8, height=8, batch_size=1, color=0),
+        "2": node("ImageScale", image=["1", 0], **inputs),
+        "3": node("PreviewImage", images=["2", 0]),
+    }
+    limits = Limits(max_side=256)
+    if taken:
+        assert validate(graph, empty_catalogue, limits).node("2").literals["width"] == width
+    else:
+        assert "2" in refused(graph, empty_catalogue, limits)["node_errors"]
 
 
 def test_deep_nesting_is_refused_cleanly(prompt: MakePrompt, empty_catalogue: Catalogue) -> None:

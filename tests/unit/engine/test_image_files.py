@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from actors.engine import SavedLatent
+from actors.engine import LatentTensor
 from actors.result_file import encode_result
 from engine.errors import InputFileUnavailable, TooLarge
 from engine.graph import Limits
@@ -150,7 +150,7 @@ def test_a_saved_latent_is_loaded_again() -> None:
     samples = torch.randn(2, 4, 3, 5)
     latent = outputs_of("LatentFromBatch", samples=_latent(samples), batch_index=0, length=2)[0]
     (saved,) = outputs_of("SaveLatent", samples=latent, filename_prefix="x")
-    content = encode_result(SavedLatent(0, saved.samples, 7), {"prompt": "{}"}).content
+    content = encode_result(LatentTensor(0, saved.samples, 7), {"prompt": "{}"}).content
     assert torch.equal(load_latent(content).samples, samples)
 
 

@@ -110,6 +110,16 @@ ADDITIONS: dict[str, Fact] = {
         images=1,
         alone=True,
     ),
+    "media_type": ImageStored(
+        index=2,
+        attempt=1,
+        key="0199/1/2.latent",
+        size_bytes=16_528,
+        digest="sha256:9f86d081",
+        width=64,
+        height=64,
+        media_type="application/x-safetensors",
+    ),
 }
 """Facts with what was added to their type later."""
 

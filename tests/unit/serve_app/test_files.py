@@ -3,6 +3,7 @@ import hashlib
 import httpx
 import pytest
 
+from storage.keys import SAFETENSORS
 from storage.tokens import file_token
 from tests.support.services import Edge, diffusion_body
 
@@ -46,6 +47,26 @@ async def test_head_has_the_headers_of_get(anyone: httpx.AsyncClient, url: str) 
     assert head.status_code == 200
     assert head.headers == get.headers
     assert head.content == b""
+
+
+async def test_a_latent_is_a_file_of_its_own_kind(
+    edge: Edge, client: httpx.AsyncClient, anyone: httpx.AsyncClient
+) -> None:
+    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
+    job_id = answer.json()["request_id"]
+    await edge.start(job_id)
+    await edge.store_image(job_id, media_type=SAFETENSORS)
+    await edge.complete(job_id)
+    result = await client.get(answer.headers["Location"])
+    url = str(result.json()["results"][0]["url"])
+    assert "/0.latent?token=" in url
+    for method in ("GET", "HEAD"):
+        found = await anyone.request(method, url)
+        assert (found.status_code, found.headers["Content-Type"]) == (200, SAFETENSORS)
+    part = await anyone.get(url, headers={"Range": "bytes=0-1"})
+    assert (part.status_code, part.headers["Content-Type"]) == (206, SAFETENSORS)
+    token = file_token(edge.services.settings.secret_bytes, job_id, "0.png")
+    assert (await anyone.get(f"/files/{job_id}/0.png?token={token}")).status_code == 404
 
 
 @pytest.mark.parametrize("tag", [ETAG, f"W/{ETAG}", f'"other", {ETAG}', "*"])
@@ -141,7 +162,9 @@ async def test_what_the_token_does_not_open_is_not_found(
         assert (await anyone.request(method, changed)).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["1.png", "00.png", "0.jpg", "0", "-1.png", "9999999.png"])
+@pytest.mark.parametrize(
+    "name", ["1.png", "00.png", "0.jpg", "0.latent", "0", "-1.png", "9999999.png"]
+)
 async def test_a_right_token_opens_only_what_is_stored(
     edge: Edge, anyone: httpx.AsyncClient, url: str, name: str
 ) -> None:
