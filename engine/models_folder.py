@@ -5,6 +5,7 @@ root/checkpoints/sub/name.safetensors named "sub/name.safetensors"
 root/checkpoints/name/model_index.json a diffusers folder, named "name"
 root/name.safetensors                 a checkpoint may also lie at the top
 root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
+root/loras/, vae/, embeddings/, ...   the other kinds, in the same way
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from engine.errors import CheckpointUnavailable
 
 CHECKPOINTS = "checkpoints"
 UPSCALE_MODELS = "upscale_models"
+LORAS = "loras"
+VAES = "vae"
+EMBEDDINGS = "embeddings"
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
+_PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 _FOLDER_MARK = "model_index.json"
 
 
@@ -42,10 +47,24 @@ class ModelsFolder:
         """Where a model lies. Only listed names have one, so none leads out of the folder."""
         path = self._listing(kind).get(name)
         if path is None or not path.exists():
+            self.refuse_pickled(kind, name)
             raise CheckpointUnavailable(
                 f"no {name!r} in {kind}: put it there or name one of GET /v1/models"
             )
         return path
+
+    def refuse_pickled(self, kind: str, name: str) -> None:
+        """Raises CheckpointUnavailable where the name is that of a pickled file, which is not
+        listed.
+        """
+        folder = self._root / kind
+        wanted = {name, *(f"{name}{suffix}" for suffix in _PICKLED)}
+        for path in folder.rglob("*") if name and folder.is_dir() else ():
+            if path.suffix in _PICKLED and path.relative_to(folder).as_posix() in wanted:
+                raise CheckpointUnavailable(
+                    f"{path.name} is pickled, and a pickled file can run any code when it is read: "
+                    "convert it to .safetensors and put that there"
+                )
 
     def _listing(self, kind: str) -> dict[str, Path]:
         read_at, listing = self._listings.get(kind, (float("-inf"), {}))

@@ -88,7 +88,7 @@ def write_checkpoint(out: Path) -> None:
             out,
             unet=Part(UNET, _make_unet().state_dict()),
             vae=Part(VAE, _make_vae().state_dict()),
-            text_encoder=Part(TEXT_ENCODER, _make_text_encoder().state_dict()),
+            text_encoders=[Part(TEXT_ENCODER, _make_text_encoder().state_dict())],
             scheduler=SCHEDULER,
         )
 
@@ -97,6 +97,11 @@ def _make_unet() -> nn.Module:
     torch.manual_seed(SEED)
     unet: Any = UNet2DConditionModel(**UNET)
     _carry_latent_through(unet)
+    return stronger_prompt(unet)
+
+
+def stronger_prompt(unet: Any) -> nn.Module:
+    """Make a random UNet's answers depend on prompt and step."""
     for name, module in unet.named_modules():
         if name.endswith("attn2"):  # the prompt
             for layer, gain in ((module.to_q, 3), (module.to_k, 3), (module.to_v, 2)):
@@ -145,9 +150,12 @@ def _make_vae() -> nn.Module:
 
 
 def _make_text_encoder() -> nn.Module:
+    return vivid(CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)), seed=SEED + 3)
+
+
+def vivid(encoder: nn.Module, *, seed: int) -> nn.Module:
     """Larger weights than a fresh model's, so that unlike words give unlike encodings."""
-    encoder = CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER))
-    generator = torch.Generator().manual_seed(SEED + 3)
+    generator = torch.Generator().manual_seed(seed)
     for name, weight in encoder.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim == 2:

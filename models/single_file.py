@@ -1,4 +1,4 @@
-"""Writes models of diffusers and transformers as one file in Stable Diffusion 1.x' key layout.
+"""Writes models of diffusers and transformers as one file in Stable Diffusion's key layout.
 
 What that file cannot say lies beside it in `name.config/`, where the engine looks for it.
 """
@@ -6,8 +6,7 @@ What that file cannot say lies beside it in `name.config/`, where the engine loo
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from engine.diffusion import layout
+from engine.diffusion.layout import Sources
+from engine.diffusion.on_disk import STYLES
+from engine.families import TEXT_ENCODERS, UNET, VAE, Family
 
 State = Mapping[str, Tensor]
 
@@ -28,22 +32,24 @@ class Part:
 
 
 def write_single_file(
-    out: Path, *, unet: Part, vae: Part, text_encoder: Part, scheduler: Mapping[str, Any]
+    out: Path,
+    *,
+    unet: Part,
+    vae: Part,
+    text_encoders: Sequence[Part],
+    scheduler: Mapping[str, Any],
+    family: Family = Family.SD1,
 ) -> None:
     """Write the weights in half precision to `out` and the configurations to `name.config/`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    configs = {
-        "unet": {"_class_name": "UNet2DConditionModel", **unet.config},
-        "vae": {"_class_name": "AutoencoderKL", **vae.config},
-        "text_encoder": {"model_type": "clip_text_model", **text_encoder.config},
-    }
-    for name, config in configs.items():
-        _write_json(out.with_suffix(".config") / name / "config.json", config)
-    _write_json(
-        out.with_suffix(".config") / "scheduler" / "scheduler_config.json",
-        {"_class_name": "EulerDiscreteScheduler", **scheduler},
+    configs = configs_of(
+        unet=unet, vae=vae, text_encoders=text_encoders, scheduler=scheduler, family=family
     )
-    tensors = {**_unet_keys(unet), **_vae_keys(vae), **_text_keys(text_encoder.state)}
+    for name, config in configs.items():
+        write_json(out.with_suffix(".config") / name, config)
+    tensors = _packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
+    for part, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
+        tensors |= _text_keys(part.state, prefix)
     half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     # Renamed into place, so that a watcher of the folder never sees half a file.
     unfinished = out.with_suffix(".unfinished")
@@ -51,97 +57,58 @@ def write_single_file(
     unfinished.replace(out)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def configs_of(
+    *,
+    unet: Part,
+    vae: Part,
+    text_encoders: Sequence[Part],
+    scheduler: Mapping[str, Any],
+    family: Family,
+) -> dict[str, dict[str, Any]]:
+    """The configurations by their paths in a diffusers folder."""
+    configs: dict[str, dict[str, Any]] = {
+        "unet/config.json": {"_class_name": "UNet2DConditionModel", **unet.config},
+        "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
+        "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler", **scheduler},
+    }
+    for part, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
+        configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **part.config}
+    return configs
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _unet_keys(unet: Part) -> dict[str, Tensor]:
-    blocks = _unet_blocks(unet.config)
-    layers = {
-        "norm1": "in_layers.0",
-        "conv1": "in_layers.2",
-        "norm2": "out_layers.0",
-        "conv2": "out_layers.3",
-        "time_emb_proj": "emb_layers.1",
-        "conv_shortcut": "skip_connection",
-    }
-    renamed = {}
-    for name, tensor in unet.state.items():
-        block = max((each for each in blocks if name.startswith(f"{each}.")), key=len)
-        rest = name.removeprefix(f"{block}.")
-        if ".resnets." in block:
-            layer, _, end = rest.partition(".")
-            rest = f"{layers[layer]}.{end}"
-        renamed[f"model.diffusion_model.{blocks[block]}.{rest}"] = tensor
-    return renamed
-
-
-def _unet_blocks(config: Mapping[str, Any]) -> dict[str, str]:
-    blocks = {
-        "time_embedding.linear_1": "time_embed.0",
-        "time_embedding.linear_2": "time_embed.2",
-        "conv_in": "input_blocks.0.0",
-        "conv_norm_out": "out.0",
-        "conv_out": "out.2",
-        "mid_block.resnets.0": "middle_block.0",
-        "mid_block.attentions.0": "middle_block.1",
-        "mid_block.resnets.1": "middle_block.2",
-    }
-    depth = config["layers_per_block"] + 1
-    for level, up_type in enumerate(config["up_block_types"]):
-        for layer in range(depth):
-            down, up = 1 + level * depth + layer, level * depth + layer
-            blocks[f"down_blocks.{level}.resnets.{layer}"] = f"input_blocks.{down}.0"
-            blocks[f"down_blocks.{level}.attentions.{layer}"] = f"input_blocks.{down}.1"
-            blocks[f"up_blocks.{level}.resnets.{layer}"] = f"output_blocks.{up}.0"
-            blocks[f"up_blocks.{level}.attentions.{layer}"] = f"output_blocks.{up}.1"
-        down_end, up_end = (level + 1) * depth, level * depth + depth - 1
-        after = 2 if "CrossAttn" in up_type else 1
-        blocks[f"down_blocks.{level}.downsamplers.0.conv"] = f"input_blocks.{down_end}.0.op"
-        blocks[f"up_blocks.{level}.upsamplers.0.conv"] = f"output_blocks.{up_end}.{after}.conv"
-    return blocks
+def _packed(state: State, sources: Sources) -> dict[str, Tensor]:
+    """By the file's names, with query, key and value on top of each other where it has them so."""
+    thirds: dict[str, list[Tensor]] = {}
+    packed = {}
+    for name, tensor in state.items():
+        source = sources[name]
+        if source.third is not None:
+            thirds.setdefault(source.key, [tensor] * 3)[source.third] = tensor
+        else:
+            packed[source.key] = tensor.T if source.transposed else tensor
+    return packed | {key: torch.cat(tensors) for key, tensors in thirds.items()}
 
 
 def _vae_keys(vae: Part) -> dict[str, Tensor]:
-    top = len(vae.config["block_out_channels"]) - 1
-    renamed = {}
-    for name, tensor in vae.state.items():
-        new = _vae_key(name, top)
-        # The single file has the attention's projections as 1x1 convolutions.
-        is_projection = "attn_1" in new and new.endswith("weight") and tensor.ndim == 2
-        renamed[f"first_stage_model.{new}"] = tensor[:, :, None, None] if is_projection else tensor
-    return renamed
-
-
-def _vae_key(name: str, top: int) -> str:
-    new = re.sub(r"encoder\.down_blocks\.(\d)\.resnets\.(\d)", r"encoder.down.\1.block.\2", name)
-    new = re.sub(r"encoder\.down_blocks\.(\d)\.downsamplers\.0", r"encoder.down.\1.downsample", new)
-    new = re.sub(
-        r"decoder\.up_blocks\.(\d)\.resnets\.(\d)",
-        lambda at: f"decoder.up.{top - int(at[1])}.block.{at[2]}",
-        new,
-    )
-    new = re.sub(
-        r"decoder\.up_blocks\.(\d)\.upsamplers\.0",
-        lambda at: f"decoder.up.{top - int(at[1])}.upsample",
-        new,
-    )
-    new = re.sub(r"mid_block\.resnets\.(\d)", lambda at: f"mid.block_{int(at[1]) + 1}", new)
-    new = new.replace("mid_block.attentions.0", "mid.attn_1")
-    new = new.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
-    attention = {
-        "group_norm": "norm",
-        "to_q": "q",
-        "to_k": "k",
-        "to_v": "v",
-        "to_out.0": "proj_out",
+    packed = _packed(vae.state, layout.vae(vae.state, vae.config, VAE))
+    # The single file has the attention's projections as 1x1 convolutions.
+    return {
+        key: tensor[:, :, None, None] if "attn_1" in key and tensor.ndim == 2 else tensor
+        for key, tensor in packed.items()
     }
-    for old, short in attention.items():
-        new = new.replace(f"attn_1.{old}", f"attn_1.{short}")
-    return new
 
 
-def _text_keys(state: State) -> dict[str, Tensor]:
-    prefix = "cond_stage_model.transformer.text_model."
-    return {f"{prefix}{name.removeprefix('text_model.')}": tensor for name, tensor in state.items()}
+def _text_keys(state: State, prefix: str) -> dict[str, Tensor]:
+    named = {
+        name if name.startswith("text_") else f"text_model.{name}": tensor
+        for name, tensor in state.items()
+    }
+    is_open_clip = prefix.endswith("model.")
+    keys = {f"{prefix}{name}" for name in named}
+    sources = layout.open_clip(named, prefix) if is_open_clip else layout.clip(named, keys, prefix)
+    return _packed(named, sources)

@@ -1,26 +1,26 @@
-"""Checkpoints: from a file to the three models, kept in memory while there is room.
-
-Read offline, from single files in the Stable Diffusion 1.x key layout or from diffusers folders.
-"""
+"""Checkpoints: from a file or folder to the models that a run works with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 
-from engine.diffusion import single_file
+from engine.diffusion.embeddings import find_embedding
 from engine.diffusion.model import Model
-from engine.diffusion.single_file import Parts
+from engine.diffusion.on_disk import Part, look_at, look_at_vae
 from engine.diffusion.store import ModelStore, identity_of
-from engine.diffusion.text import Clip, load_tokenizer
+from engine.diffusion.text import Clip
+from engine.diffusion.text_encoders import Style, TextEncoder, made_on_meta
 from engine.diffusion.vae import Vae
-from engine.errors import CheckpointUnavailable
-from engine.models_folder import CHECKPOINTS
+from engine.diffusion.weights import Place
+from engine.models_folder import CHECKPOINTS, VAES
+
+M = TypeVar("M", bound=nn.Module)
 
 __all__ = ["Checkpoint", "Clip", "Model", "Vae", "load_checkpoint"]
 
@@ -39,47 +39,65 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """The checkpoint's models, read where they are not in memory; raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = identity_of(path)
-    read = cache(lambda: _read_folder(path) if path.is_dir() else single_file.read(path))
+    disk = look_at(path)
     # The noise predictor alone gains from half precision; the rest is small or overflows in it.
     half = torch.float16 if store.device.type == "cuda" else torch.float32
     unet = store.made(
-        ("unet", identity), lambda: _placed(read().unet, store.device, half), label=name
+        ("unet", identity),
+        lambda: read_module(store, UNet2DConditionModel, disk.unet, Place(store.device, half)),
+        label=name,
     )
-    clip = store.made(("clip", identity), lambda: _clip(read().text_encoder, store.device))
-    autoencoder: Any = store.made(
-        ("vae", identity), lambda: _placed(read().vae, store.device, torch.float32)
+    encoders = tuple(
+        store.made(("text", at, identity), partial(_read_text_encoder, store, part, style))
+        for at, (part, style) in enumerate(disk.text_encoders)
     )
-    model = Model(unet, latent_scale=autoencoder.config.scaling_factor)
-    return Checkpoint(name, model, clip, Vae(autoencoder))
+    autoencoder = store.made(
+        ("vae", identity),
+        lambda: read_module(store, AutoencoderKL, disk.vae, Place(store.device, torch.float32)),
+    )
+    return Checkpoint(
+        name,
+        Model(
+            unet,
+            latent_scale=disk.vae.config["scaling_factor"],
+            prediction=disk.prediction,
+            family=disk.family,
+        ),
+        Clip(encoders, store.encodings, lambda word: find_embedding(store, word)),
+        Vae(autoencoder),
+    )
 
 
-def _clip(encoder: nn.Module, device: torch.device) -> Clip:
-    rounded = _placed(_rounded_to_half(encoder), device, torch.float32)
-    return Clip(rounded, load_tokenizer())
+def read_module(store: ModelStore, cls: Any, part: Part, place: Place) -> Any:
+    """One of diffusers' models, with its weights."""
+    with torch.device("meta"):
+        module: nn.Module = cls.from_config(part.config)
+    return _filled(store, module, part, place)
 
 
-def _read_folder(path: Path) -> Parts:
-    """A diffusers folder of Stable Diffusion 1.x."""
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextModel
-
-    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
-    try:
-        return Parts(
-            unet=UNet2DConditionModel.from_pretrained(path / "unet", **options),
-            vae=AutoencoderKL.from_pretrained(path / "vae", **options),
-            text_encoder=CLIPTextModel.from_pretrained(path / "text_encoder", **options),
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointUnavailable(f"{path.name} cannot be read: {error}") from error
+def _read_text_encoder(store: ModelStore, part: Part, style: Style) -> TextEncoder:
+    # ComfyUI keeps text encoders in half precision, whatever the file holds, and so must we.
+    place = Place(store.device, torch.float32, through=torch.float16)
+    encoder = _filled(store, made_on_meta(part.config, style), part, place)
+    embeddings = encoder.text_model.embeddings
+    # A buffer that no file holds.
+    positions = torch.arange(encoder.text_model.config.max_position_embeddings)
+    embeddings.position_ids = nn.Buffer(positions[None].to(store.device), persistent=False)
+    return encoder
 
 
-def _rounded_to_half(encoder: nn.Module) -> nn.Module:
-    """ComfyUI keeps text encoders in half precision, whatever the file holds, and so must we."""
-    return nn.Module.to(encoder, torch.float16)
+def _filled(store: ModelStore, module: M, part: Part, place: Place) -> M:
+    weights = module.state_dict()
+    store.make_room(sum(each.numel() for each in weights.values()) * place.dtype.itemsize)
+    return part.weights.fill(module, part.locate(weights), place)
 
 
-def _placed(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    # Not diffusers' own `to`, which warns of every cast.
-    nn.Module.to(module, device=device, dtype=dtype)
-    return module.eval().requires_grad_(False)
+def load_vae(store: ModelStore, name: str) -> Vae:
+    """A VAE that lies by itself; raises CheckpointUnavailable."""
+    path = store.models.path(VAES, name)
+    part = look_at_vae(path)
+    place = Place(store.device, torch.float32)
+    autoencoder = store.made(
+        ("vae", identity_of(path)), lambda: read_module(store, AutoencoderKL, part, place)
+    )
+    return Vae(autoencoder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from engine import names
 from engine.batcher import Work
 from engine.diffusion import latents, schedules
-from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint
+from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint, load_vae
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.image_files import read_images, read_mask
@@ -22,17 +22,18 @@ from engine.diffusion.images import ImageOperations
 from engine.diffusion.latent_files import read_latent
 from engine.diffusion.latent_operations import LatentOperations
 from engine.diffusion.latents import Images, Latent, Mask
+from engine.diffusion.lora import Networks, with_lora
 from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.sampling import sampling_of
 from engine.diffusion.store import Load, ModelStore, Read
-from engine.diffusion.text import Encode, Encoded, chunks_of, tokens_in_parts, weighted
+from engine.diffusion.text import as_long, chunks_of, encode, encode_each
 from engine.diffusion.upscale_models import read_upscale_model, upscaled
 from engine.diffusion.upscale_networks import UpscaleNetwork
 from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
 from engine.diffusion.vae import Encode as EncodeImage
 from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
-from engine.models_folder import CHECKPOINTS, UPSCALE_MODELS
+from engine.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
 from engine.reports import SavedLatent
 
 T = TypeVar("T")
@@ -88,13 +89,41 @@ class Context:
         """The latent of a file that came with the job; see `read_latent`."""
         return read_latent(self.input_file(name), name, self._limits)
 
+    def load_vae(self, name: str) -> Work[Vae]:
+        """The VAE of that name."""
+        vae: Vae = yield Load((VAES, name), lambda: load_vae(self._store, name))
+        return vae
+
+    def lora(
+        self, name: str, model: Model, clip: Clip | None, strengths: tuple[float, float]
+    ) -> Work[tuple[Model, Clip | None]]:
+        """The model and its text encoder changed by a LoRA, by the strength for each."""
+        if not any(strengths):
+            return model, clip
+        networks = Networks(model.unet, clip.encoders if clip is not None else ())
+        changed: Networks = yield Load(
+            (LORAS, name, networks, strengths),
+            lambda: with_lora(self._store, name, networks, strengths),
+        )
+        if clip is not None:
+            clip = replace(clip, encoders=changed.text_encoders)
+        return replace(model, unet=changed.unet), clip
+
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        chunks = chunks_of(text, clip.tokenizer)
-        encoded: Encoded = {}
-        for some in tokens_in_parts(chunks):
-            encoded |= yield Encode(clip, some)
-        return weighted(chunks, encoded)
+        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.find_embedding)))
+
+    def encode_pair(
+        self, clip: Clip, first: str, second: str, *, sizes: Sequence[float]
+    ) -> Work[Conditioning]:
+        """The conditioning of a prompt for each of SDXL's text encoders, with the sizes that the
+        model is told.
+        """
+        prompts = [second if each.style.projects else first for each in clip.encoders]
+        texts = [chunks_of(each, clip.tokenizer, clip.find_embedding) for each in prompts]
+        length = max(map(len, texts))
+        found = yield from encode_each(clip, [as_long(each, length) for each in texts])
+        return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)
 
     def sigmas(
         self, model: Model, scheduler: str, steps: int, denoise: float, *, sampler: str
@@ -124,6 +153,8 @@ class Context:
         """
         if len(sigmas) == 0:
             return latent
+        positive = model.sized(positive, latent.samples, negative=False)
+        negative = model.sized(negative, latent.samples, negative=True)
         start = _noised(latent.samples * model.latent_scale, seed, sigmas[0], model.levels)
         sampling = sampling_of(sampler, start.to(model.device), sigmas, seed=seed)
         done = 0

@@ -155,5 +155,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     timesteps = model.levels.timestep_of(levels).to(model.device)
     sigma = levels.to(model.device)[:, None, None, None]
     shown = model.scaled(x, sigma).to(model.dtype)
-    output = model.unet(shown, timesteps, tokens.to(model.dtype), return_dict=False)[0].float()
+    inputs = model.unet_inputs([row.condition for row in rows], sizes)
+    output = model.unet(shown, timesteps, tokens.to(model.dtype), return_dict=False, **inputs)[
+        0
+    ].float()
     return list(model.denoised(x, output, sigma).split(sizes))

@@ -1,17 +1,25 @@
-"""A denoising model: its weights, and what its answer means."""
+"""A denoising model: its weights, what it is told beside the text, and what its answer means."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from engine.diffusion.conditioning import Condition, Conditioning
 from engine.diffusion.noise_levels import STABLE_DIFFUSION, NoiseLevels
+from engine.errors import EngineError
+from engine.families import Family
 
 Prediction: TypeAlias = Literal["epsilon", "v_prediction", "sample"]
 """What the network was trained to give, by diffusers' names."""
+
+_PIXELS_PER_LATENT = 8
+_ASPIRED, _AVOIDED = 6.0, 2.5
+"""Aesthetic scores that the refiner of SDXL is told for the two halves of guidance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +34,7 @@ class Model:
     latent_scale: float
     levels: NoiseLevels = STABLE_DIFFUSION
     prediction: Prediction = "epsilon"
+    family: Family = Family.SD1
 
     @property
     def device(self) -> torch.device:
@@ -54,3 +63,55 @@ class Model:
                 return x / (sigma**2 + 1) - output * sigma / (sigma**2 + 1).sqrt()
             case "sample":
                 return output
+
+    def sized(self, conditioning: Conditioning, latent: Tensor, *, negative: bool) -> Conditioning:
+        """With the sizes that the model is told where the text came with none: those of `latent`
+        (batch, 4, h, w), not cropped. Raises EngineError for a text that is not the model's.
+        """
+        for each in conditioning:
+            self._require_own(each)
+        if not self._takes_sizes:
+            return conditioning
+        height, width = (float(side * _PIXELS_PER_LATENT) for side in latent.shape[2:])
+        rest: tuple[float, ...] = (height, width)
+        if self.family is Family.SDXL_REFINER:
+            rest = (_AVOIDED if negative else _ASPIRED,)
+        whole = (height, width, 0.0, 0.0, *rest)
+        return tuple(replace(each, sizes=self._sizes(each, whole)) for each in conditioning)
+
+    def _sizes(self, condition: Condition, whole: tuple[float, ...]) -> tuple[float, ...]:
+        """A text for the base model tells the refiner no score, one for the refiner no target."""
+        given = condition.sizes
+        if given is None or len(given) == len(whole):
+            return given or whole
+        return (*given[:4], *(whole[4:] if self.family is Family.SDXL_REFINER else given[:2]))
+
+    @property
+    def _takes_sizes(self) -> bool:
+        return self.family in {Family.SDXL, Family.SDXL_REFINER}
+
+    def _require_own(self, condition: Condition) -> None:
+        width, own = condition.tokens.shape[-1], self.unet.config.cross_attention_dim
+        if width != own or (self._takes_sizes and condition.pooled is None):
+            raise EngineError(
+                f"the text was encoded for another model: it is {width} wide, and this model "
+                f"({self.family}) takes {own}; encode it with the CLIP of the same checkpoint"
+            )
+
+    def unet_inputs(self, conditions: Sequence[Condition], sizes: Sequence[int]) -> dict[str, Any]:
+        """What a UNet call takes beside latents, times and tokens; `sizes` rows of each condition.
+
+        Podell et al. 2023 (arXiv:2307.01952), section 2.2.
+        """
+        if not self._takes_sizes:
+            return {}
+        texts, told = [], []
+        for condition, rows in zip(conditions, sizes, strict=True):
+            assert condition.pooled is not None
+            texts.append(condition.pooled.expand(rows, -1))
+            told += [condition.sizes] * rows
+        added = {
+            "text_embeds": torch.cat(texts).to(self.device, self.dtype),
+            "time_ids": torch.tensor(told, device=self.device),
+        }
+        return {"added_cond_kwargs": added}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from engine.batcher import Request
 from engine.diffusion.memory import memory_checked
+from engine.diffusion.text_encoders import Encodings
 from engine.models_folder import ModelsFolder
 
 T = TypeVar("T")
@@ -43,9 +44,17 @@ class ModelStore:
     the newest.
     """
 
-    def __init__(self, models: ModelsFolder, device: torch.device, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        models: ModelsFolder,
+        device: torch.device,
+        cache_bytes: int,
+        text_cache_bytes: int = 128 * 2**20,
+    ) -> None:
         self.models = models
         self.device = device
+        self.encodings = Encodings(text_cache_bytes)
+        """The texts that its text encoders have encoded."""
         self._cache_bytes = cache_bytes
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
@@ -67,21 +76,25 @@ class ModelStore:
         """The model of that name in the folder of that kind, read if need be."""
         path = self.models.path(kind, name)
         identity = identity_of(path)
-        return self.made(
-            (kind, identity, read), lambda: read(path, self.device), room_bytes=identity[1]
-        )
 
-    def made(
-        self, key: Hashable, make: Callable[[], T], *, room_bytes: int = 0, label: str = ""
-    ) -> T:
-        """What is kept under `key`, made if need be, after making room for it."""
+        def make() -> T:
+            self.make_room(identity[1])
+            return read(path, self.device)
+
+        return self.made((kind, identity, read), make)
+
+    def made(self, key: Hashable, make: Callable[[], T], *, label: str = "") -> T:
+        """What is kept under `key`, made if need be; `make` calls `make_room` once it knows."""
         if key not in self._entries:
-            self._evict(room_bytes, spared=0)
             self._entries[key] = _Entry(make(), label)
         self._entries.move_to_end(key)
         self._evict(0, spared=1)
         made: T = self._entries[key].value
         return made
+
+    def make_room(self, size_bytes: int) -> None:
+        """Drop what is used least, so that as much fits in."""
+        self._evict(size_bytes, spared=0)
 
     def _evict(self, room_bytes: int, *, spared: int) -> None:
         for key in list(self._entries)[: len(self._entries) - spared]:

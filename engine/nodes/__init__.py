@@ -22,7 +22,7 @@ from engine.nodes.latent import (
 )
 from engine.nodes.latent_batch import latent_from_batch, repeat_latent_batch
 from engine.nodes.latent_files import load_latent, save_latent
-from engine.nodes.loaders import checkpoint_loader
+from engine.nodes.loaders import checkpoint_loader, lora_loader, lora_loader_model_only, vae_loader
 from engine.nodes.mask import (
     image_to_mask,
     mask_to_image,
@@ -30,13 +30,23 @@ from engine.nodes.mask import (
     vae_encode_for_inpaint,
 )
 from engine.nodes.sampling import k_sampler
-from engine.nodes.text import clip_set_last_layer, clip_text_encode
+from engine.nodes.text import (
+    clip_set_last_layer,
+    clip_text_encode,
+    clip_text_encode_sdxl,
+    clip_text_encode_sdxl_refiner,
+)
 from engine.nodes.upscale_model import image_upscale_with_model, upscale_model_loader
 
 NODE_TYPES: tuple[NodeType, ...] = (
     checkpoint_loader,
+    lora_loader,
+    lora_loader_model_only,
+    vae_loader,
     clip_set_last_layer,
     clip_text_encode,
+    clip_text_encode_sdxl,
+    clip_text_encode_sdxl_refiner,
     empty_latent_image,
     k_sampler,
     vae_decode,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Choice, node
-from engine.models_folder import CHECKPOINTS
+from engine.declarations import Choice, Float, Link, node
+from engine.models_folder import CHECKPOINTS, LORAS, VAES
 
 if TYPE_CHECKING:
     from engine.diffusion.checkpoints import Clip, Model, Vae
     from engine.diffusion.context import Context
+
+_STRENGTH = {"min": -100.0, "max": 100.0}
 
 
 @node(
@@ -24,3 +26,60 @@ def checkpoint_loader(context: Context, ckpt_name: str) -> Work[tuple[Model, Cli
     """Loads the denoising model, the text encoder and the image decoder of a checkpoint."""
     checkpoint = yield from context.load(ckpt_name)
     return checkpoint.model, checkpoint.clip, checkpoint.vae
+
+
+@node(
+    "LoraLoader",
+    inputs={
+        "model": Link("MODEL"),
+        "clip": Link("CLIP"),
+        "lora_name": Choice(folder=LORAS, tooltip="The LoRA to load."),
+        "strength_model": Float(1.0, **_STRENGTH, tooltip="How much it changes the model."),
+        "strength_clip": Float(1.0, **_STRENGTH, tooltip="How much it changes the text encoder."),
+    },
+    outputs=("MODEL", "CLIP"),
+    category="loaders",
+    display_name="Load LoRA",
+)
+def lora_loader(
+    context: Context,
+    *,
+    model: Model,
+    clip: Clip,
+    lora_name: str,
+    strength_model: float,
+    strength_clip: float,
+) -> Work[tuple[Model, Clip | None]]:
+    """Changes a model and its text encoder by a LoRA."""
+    return (yield from context.lora(lora_name, model, clip, (strength_model, strength_clip)))
+
+
+@node(
+    "LoraLoaderModelOnly",
+    inputs={
+        "model": Link("MODEL"),
+        "lora_name": Choice(folder=LORAS, tooltip="The LoRA to load."),
+        "strength_model": Float(1.0, **_STRENGTH, tooltip="How much it changes the model."),
+    },
+    outputs=("MODEL",),
+    category="loaders",
+    display_name="Load LoRA (Model Only)",
+)
+def lora_loader_model_only(
+    context: Context, model: Model, lora_name: str, strength_model: float
+) -> Work[tuple[Model]]:
+    """Changes a model by a LoRA, and not its text encoder."""
+    changed, _ = yield from context.lora(lora_name, model, None, (strength_model, 0.0))
+    return (changed,)
+
+
+@node(
+    "VAELoader",
+    inputs={"vae_name": Choice(folder=VAES, tooltip="The VAE to load.")},
+    outputs=("VAE",),
+    category="loaders",
+    display_name="Load VAE",
+)
+def vae_loader(context: Context, vae_name: str) -> Work[tuple[Vae]]:
+    """Loads an image decoder of its own."""
+    return ((yield from context.load_vae(vae_name)),)

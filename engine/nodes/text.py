@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Int, Link, String, node
+from engine.declarations import Float, Int, Link, String, node
 
 if TYPE_CHECKING:
     from engine.diffusion.checkpoints import Clip
     from engine.diffusion.conditioning import Conditioning
     from engine.diffusion.context import Context
+
+_TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
+_LARGEST_SIDE = 16384
+
+
+def _side(default: int, tooltip: str) -> Int:
+    return Int(default, min=0, max=_LARGEST_SIDE, tooltip=tooltip)
 
 
 @node(
@@ -33,7 +40,7 @@ def clip_set_last_layer(context: Context, clip: Clip, stop_at_clip_layer: int) -
 @node(
     "CLIPTextEncode",
     inputs={
-        "text": String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it."),
+        "text": _TEXT,
         "clip": Link("CLIP"),
     },
     outputs=("CONDITIONING",),
@@ -44,3 +51,60 @@ def clip_text_encode(context: Context, text: str, clip: Clip) -> Work[tuple[Cond
     """Encodes a text with a CLIP model, to guide the denoising towards it."""
     conditioning = yield from context.encode(clip, text)
     return (conditioning,)
+
+
+@node(
+    "CLIPTextEncodeSDXL",
+    inputs={
+        "clip": Link("CLIP"),
+        "width": _side(1024, "Of the picture that it is to be like, in pixels."),
+        "height": _side(1024, "Of the picture that it is to be like, in pixels."),
+        "crop_w": _side(0, "What was cut off at its left."),
+        "crop_h": _side(0, "What was cut off at its top."),
+        "target_width": _side(1024, "Of the picture after that."),
+        "target_height": _side(1024, "Of the picture after that."),
+        "text_g": _TEXT,
+        "text_l": _TEXT,
+    },
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning",
+    display_name="CLIPTextEncodeSDXL",
+)
+def clip_text_encode_sdxl(
+    context: Context,
+    *,
+    clip: Clip,
+    width: int,
+    height: int,
+    crop_w: int,
+    crop_h: int,
+    target_width: int,
+    target_height: int,
+    text_g: str,
+    text_l: str,
+) -> Work[tuple[Conditioning]]:
+    """Encodes a text for each of SDXL's text encoders, with the sizes that the model is told."""
+    sizes = (height, width, crop_h, crop_w, target_height, target_width)
+    conditioning = yield from context.encode_pair(clip, text_l, text_g, sizes=sizes)
+    return (conditioning,)
+
+
+@node(
+    "CLIPTextEncodeSDXLRefiner",
+    inputs={
+        "ascore": Float(6.0, min=0.0, max=1000.0, tooltip="The aesthetic score to come up to."),
+        "width": _side(1024, "Of the picture that it is to be like, in pixels."),
+        "height": _side(1024, "Of the picture that it is to be like, in pixels."),
+        "text": _TEXT,
+        "clip": Link("CLIP"),
+    },
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning",
+    display_name="CLIPTextEncodeSDXLRefiner",
+)
+def clip_text_encode_sdxl_refiner(
+    context: Context, *, ascore: float, width: int, height: int, text: str, clip: Clip
+) -> Work[tuple[Conditioning]]:
+    """Encodes a text for SDXL's refiner, with the sizes and the score that the model is told."""
+    sizes = (height, width, 0, 0, ascore)
+    return ((yield from context.encode_pair(clip, text, text, sizes=sizes)),)

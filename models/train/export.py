@@ -20,6 +20,6 @@ def export(autoencoder: AutoencoderKL, painter: Painter, out: Path = CHECKPOINT)
         out,
         unet=Part(unet.CONFIG, painter.unet.state_dict()),
         vae=Part(vae.CONFIG, autoencoder.state_dict()),
-        text_encoder=Part(text_encoder.CONFIG, with_all_tokens(painter.text)),
+        text_encoders=[Part(text_encoder.CONFIG, with_all_tokens(painter.text))],
         scheduler=unet.SCHEDULER,
     )

@@ -33,6 +33,18 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def families_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stable Diffusion 2 and XL, each as a file and as a folder of the same weights."""
+    from models.tiny_families import FAMILIES, write_family
+
+    root = tmp_path_factory.mktemp("families")
+    for family in FAMILIES:
+        place = root / "checkpoints"
+        write_family(family, place / f"{family}.safetensors", place / f"{family}-folder")
+    return root
+
+
 @pytest.fixture
 def empty_catalogue(tmp_path: Path) -> Catalogue:
     """A catalogue that lists a file named like the tiny checkpoint, without torch or weights."""

@@ -11,8 +11,10 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from engine.diffusion import single_file
+from engine.diffusion.checkpoints import Checkpoint, load_checkpoint
+from engine.diffusion.store import ModelStore
 from engine.diffusion.text import END, START
+from engine.models_folder import ModelsFolder
 from models.train import vocabulary
 from models.train.export import export
 from models.train.scenes import draw_scenes
@@ -66,9 +68,10 @@ def test_stages_keep_a_journal(painter: Painter, folder: Path) -> None:
 def test_the_engine_loads_what_was_exported(
     exported: Path, vae: AutoencoderKL, painter: Painter
 ) -> None:
-    parts = single_file.read(exported)
-    assert parts.vae.config.scaling_factor == SCALING_FACTOR
-    for trained, loaded in ((vae, parts.vae), (painter.unet, parts.unet)):
+    checkpoint = _loaded(exported)
+    assert checkpoint.model.latent_scale == SCALING_FACTOR
+    pairs = ((vae, checkpoint.vae.autoencoder), (painter.unet, checkpoint.model.unet))
+    for trained, loaded in pairs:
         assert _same(_halved(trained.state_dict()), _halved(loaded.state_dict()))
 
 
@@ -78,10 +81,10 @@ def test_the_exported_encoder_reads_clip_tokens_as_the_trained_one_its_rows(
     tokens = vocabulary.tokens_of(["a tiny star, yellow, top left, over green", ""])
     assert tokens[0, 0] == START
     assert (tokens[1, 1:] == END).all()
-    loaded = single_file.read(exported).text_encoder.eval()
+    (loaded,) = _loaded(exported).clip.encoders
     with torch.no_grad():
         own = painter.text.eval()(vocabulary.rows()[tokens]).last_hidden_state
-        theirs = loaded.float()(tokens).last_hidden_state
+        theirs = loaded.text_model(tokens).last_hidden_state
     assert torch.allclose(own, theirs, atol=0.02)
 
 
@@ -89,6 +92,11 @@ def test_the_engine_paints_with_what_was_exported(exported: Path) -> None:
     with studio(exported) as room:
         (picture,) = room.paint([{"prompt": "a red circle", "seed": 1, "steps": 2}])
     assert picture.shape == (64, 64, 3)
+
+
+def _loaded(path: Path) -> Checkpoint:
+    store = ModelStore(ModelsFolder(path.parent), torch.device("cpu"), 2**30)
+    return load_checkpoint(store, path.name)
 
 
 def _halved(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,57 @@
+"""Textual inversion: words that were learned, from `embeddings/`.
+
+Gal et al. 2022 (arXiv:2208.01618). A file has one tensor, of any name, or one for each text encoder
+of SDXL, `clip_l` and `clip_g`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.diffusion.store import ModelStore
+from engine.diffusion.text_encoders import Embedding
+from engine.diffusion.weights import SUFFIX, read_tensors
+from engine.errors import CheckpointUnavailable
+from engine.models_folder import EMBEDDINGS
+
+_log = logging.getLogger(__name__)
+_ENCODERS = {"clip_l", "clip_g", "clip_h"}
+
+
+def find_embedding(store: ModelStore, word: str) -> Embedding | None:
+    """The embedding of that name, with or without its suffix.
+
+    None where there is none: as in ComfyUI the word is left out of the prompt then. Raises
+    CheckpointUnavailable for one that is there and cannot be read.
+    """
+    for name in (word, f"{word}{SUFFIX}"):
+        if name in store.models.names(EMBEDDINGS):
+            return store.get(EMBEDDINGS, name, read_embedding)
+    store.models.refuse_pickled(EMBEDDINGS, word)
+    _log.warning("embedding left out: there is none", extra={"action": "encode", "embedding": word})
+    return None
+
+
+def read_embedding(path: Path, device: torch.device) -> Embedding:
+    """An embedding's vectors, in float32."""
+    tensors = read_tensors(path)
+    vectors = {
+        key: _rows(tensor).to(device, torch.float32)
+        for key, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.ndim in {1, 2}
+    }
+    if set(vectors) & _ENCODERS:
+        vectors = {key: rows for key, rows in vectors.items() if key in _ENCODERS}
+    elif "emb_params" in vectors:
+        vectors = {"emb_params": vectors["emb_params"]}
+    if not vectors or (len(vectors) > 1 and not set(vectors) <= _ENCODERS):
+        raise CheckpointUnavailable(f"{path.name} is no embedding: it has no emb_params or clip_*")
+    return Embedding(vectors)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor[None] if tensor.ndim == 1 else tensor

@@ -1,0 +1,178 @@
+"""Where a single file keeps the weights that diffusers and transformers know by other names.
+
+The file's layout is that of the latent diffusion code base (CompVis), its later text encoders'
+that of open_clip. What takes names takes them as the library's own modules have them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor of a file, and what to take of it."""
+
+    key: str
+    third: int | None = None
+    """Which third of its rows: query, key and value lie on top of each other."""
+    transposed: bool = False
+
+
+Sources = Mapping[str, Source]
+"""By the name that the module has for it."""
+
+_RESNET = {
+    "norm1": "in_layers.0",
+    "conv1": "in_layers.2",
+    "norm2": "out_layers.0",
+    "conv2": "out_layers.3",
+    "time_emb_proj": "emb_layers.1",
+    "conv_shortcut": "skip_connection",
+}
+_VAE_ATTENTION = {
+    "group_norm": "norm",
+    "to_q": "q",
+    "to_k": "k",
+    "to_v": "v",
+    "to_out.0": "proj_out",
+}
+_OLD_VAE_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+_OPEN_CLIP = {
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.embeddings.token_embedding": "token_embedding",
+    "text_model.final_layer_norm": "ln_final",
+    "text_model.encoder.layers": "transformer.resblocks",
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn": "attn",
+}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_PROJECTION = re.compile(r"\.([qkv]_proj)\.(weight|bias)$")
+
+
+def same(names: Iterable[str]) -> dict[str, Source]:
+    """Of a file that has the module's own names."""
+    return {name: Source(name) for name in names}
+
+
+def unet(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> dict[str, Source]:
+    """Of a UNet."""
+    found = unet_names(names, config)
+    return {name: Source(f"{prefix}{key}") for name, key in found.items()}
+
+
+def unet_names(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
+    """A single file's names of a UNet's weights or modules."""
+    blocks = _unet_blocks(config)
+    found = {}
+    for name in names:
+        block = max(
+            (each for each in blocks if f"{name}.".startswith(f"{each}.")), key=len, default=""
+        )
+        if not block:
+            continue
+        rest = name.removeprefix(block)
+        if ".resnets." in block and rest:
+            layer, dot, end = rest[1:].partition(".")
+            rest = f".{_RESNET[layer]}{dot}{end}"
+        found[name] = blocks[block] + rest
+    return found
+
+
+def _unet_blocks(config: Mapping[str, Any]) -> dict[str, str]:
+    blocks = {
+        "time_embedding.linear_1": "time_embed.0",
+        "time_embedding.linear_2": "time_embed.2",
+        "add_embedding.linear_1": "label_emb.0.0",
+        "add_embedding.linear_2": "label_emb.0.2",
+        "conv_in": "input_blocks.0.0",
+        "conv_norm_out": "out.0",
+        "conv_out": "out.2",
+        "mid_block.resnets.0": "middle_block.0",
+        "mid_block.attentions.0": "middle_block.1",
+        "mid_block.resnets.1": "middle_block.2",
+    }
+    depth = config["layers_per_block"] + 1
+    for level, up_type in enumerate(config["up_block_types"]):
+        for layer in range(depth):
+            down, up = 1 + level * depth + layer, level * depth + layer
+            blocks[f"down_blocks.{level}.resnets.{layer}"] = f"input_blocks.{down}.0"
+            blocks[f"down_blocks.{level}.attentions.{layer}"] = f"input_blocks.{down}.1"
+            blocks[f"up_blocks.{level}.resnets.{layer}"] = f"output_blocks.{up}.0"
+            blocks[f"up_blocks.{level}.attentions.{layer}"] = f"output_blocks.{up}.1"
+        down_end, up_end = (level + 1) * depth, level * depth + depth - 1
+        after = 2 if "CrossAttn" in up_type else 1
+        blocks[f"down_blocks.{level}.downsamplers.0.conv"] = f"input_blocks.{down_end}.0.op"
+        blocks[f"up_blocks.{level}.upsamplers.0.conv"] = f"output_blocks.{up_end}.{after}.conv"
+    return blocks
+
+
+def vae(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> dict[str, Source]:
+    """Of an autoencoder. The file has the attention's projections as 1x1 convolutions."""
+    top = len(config["block_out_channels"]) - 1
+    return {name: Source(f"{prefix}{_vae_key(name, top)}") for name in names}
+
+
+def _vae_key(name: str, top: int) -> str:
+    new = re.sub(r"encoder\.down_blocks\.(\d)\.resnets\.(\d)", r"encoder.down.\1.block.\2", name)
+    new = re.sub(r"encoder\.down_blocks\.(\d)\.downsamplers\.0", r"encoder.down.\1.downsample", new)
+    new = re.sub(
+        r"decoder\.up_blocks\.(\d)\.resnets\.(\d)",
+        lambda at: f"decoder.up.{top - int(at[1])}.block.{at[2]}",
+        new,
+    )
+    new = re.sub(
+        r"decoder\.up_blocks\.(\d)\.upsamplers\.0",
+        lambda at: f"decoder.up.{top - int(at[1])}.upsample",
+        new,
+    )
+    new = re.sub(r"mid_block\.resnets\.(\d)", lambda at: f"mid.block_{int(at[1]) + 1}", new)
+    new = new.replace("mid_block.attentions.0", "mid.attn_1")
+    new = new.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
+    for ours, theirs in _VAE_ATTENTION.items():
+        new = new.replace(f"attn_1.{ours}", f"attn_1.{theirs}")
+    return new
+
+
+def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> dict[str, Source]:
+    """Of an autoencoder that diffusers wrote, maybe before it renamed its attention."""
+    found = {}
+    for name in names:
+        key = name
+        if name not in keys:
+            for new, old in _OLD_VAE_ATTENTION.items():
+                key = key.replace(f".{new}.", f".{old}.")
+        found[name] = Source(key)
+    return found
+
+
+def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> dict[str, Source]:
+    """Of a text encoder in transformers' layout, which has come with and without `text_model.`."""
+    found = {}
+    for name in names:
+        key = f"{prefix}{name}"
+        found[name] = Source(key if key in keys else f"{prefix}{name.removeprefix('text_model.')}")
+    return found
+
+
+def open_clip(names: Iterable[str], prefix: str) -> dict[str, Source]:
+    """Of a text encoder in open_clip's layout."""
+    found = {}
+    for name in names:
+        key = name
+        for ours, theirs in _OPEN_CLIP.items():
+            key = key.replace(ours, theirs)
+        if name == "text_projection.weight":
+            found[name] = Source(f"{prefix}text_projection", transposed=True)
+        elif at := _PROJECTION.search(key):
+            whole = f"{prefix}{key[: at.start()]}.in_proj_{at[2]}"
+            found[name] = Source(whole, third=_PROJECTIONS.index(at[1]))
+        else:
+            found[name] = Source(f"{prefix}{key}")
+    return found
