@@ -18,6 +18,7 @@ from events.jetstream import Bus
 from events.jetstream_log import JetStreamLog, PersistentLog
 from events.log import utc_now
 from events.records import Endpoint
+from events.streams import DELIVERIES, delivery_subject
 from settings import Settings
 from storage.images import ImageStore
 
@@ -42,6 +43,10 @@ def open_log(settings: Settings, bus: Bus) -> JetStreamLog:
         append_timeout_s=settings.append_timeout_s,
         try_timeout_s=settings.append_try_timeout_s,
     )
+
+
+def open_deliveries(bus: Bus) -> JetStreamLog:
+    return JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
 
 
 def graph_limits(settings: Settings) -> Limits:
@@ -78,6 +83,7 @@ def build_engine_host(settings: Settings, *, device: str) -> EngineHost:
         cache_bytes=settings.model_cache_bytes,
         threads=os.cpu_count(),
         limits=limits,
+        step_seed_offset=settings.step_seed_offset,
     )
     engine.start()
     return EngineHost(engine=engine, catalogue=Catalogue(models), limits=limits)

@@ -130,6 +130,8 @@ class Attempt:
                     await self._take(message, plan)
                     self._is_handling = False
                     self._heard_at = time.monotonic()
+                    if self._job.end is not None:
+                        return
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineDied as error:

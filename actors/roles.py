@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
-from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.assembly import address_rule, default_endpoint, open_bus, open_deliveries, open_log
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher
+from actors.janitor import Janitor
 from actors.pool import WorkerPool
 from actors.results import Results
 from actors.router import Router
 from actors.sender import Sender
 from events.database import Database
 from events.ids import new_id
-from events.jetstream_log import JetStreamLog, PersistentLog
+from events.jetstream_log import PersistentLog
 from events.log import JobWriter
 from events.queues import CallbackQueue, JobQueue
 from events.read_model import ReadModel
 from events.records import Endpoint
 from events.registry import Endpoints, Leases
-from events.streams import DELIVERIES, delivery_subject
+from events.removal import Removal
+from events.uploads import Uploads
 from settings import Settings
+from storage.images import ImageStore
 from storage.tokens import url_for
 
 
@@ -42,11 +46,27 @@ async def run_router(settings: Settings) -> None:
 
 
 async def run_results(settings: Settings) -> None:
+    """With the janitor in the same process: it has little to do."""
     bus = open_bus(settings, "results")
     bus.start()
     database = await _open_database(settings)
-    results = Results(log=open_log(settings, bus), read_model=ReadModel(database))
-    await results.run()
+    log, read_model = open_log(settings, bus), ReadModel(database)
+    images = ImageStore(settings.effective_images_url)
+    janitor = Janitor(
+        holder=_holder(),
+        leases=Leases(database),
+        log=log,
+        read_model=read_model,
+        uploads=Uploads(database),
+        images=images,
+        removal=Removal(
+            log=log, deliveries=open_deliveries(bus), images=images, read_model=read_model
+        ),
+        settings=settings,
+    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(Results(log=log, read_model=read_model).run())
+        group.create_task(janitor.run())
 
 
 async def run_dispatcher(settings: Settings) -> None:
@@ -67,7 +87,7 @@ async def run_dispatcher(settings: Settings) -> None:
         )
 
     dispatcher = Dispatcher(
-        holder=f"{socket.gethostname()}:{os.getpid()}:{new_id()}",
+        holder=_holder(),
         bus=bus,
         leases=Leases(database),
         endpoints=Endpoints(database),
@@ -82,18 +102,22 @@ async def run_dispatcher(settings: Settings) -> None:
 async def run_callbacks(settings: Settings) -> None:
     bus = open_bus(settings, "callbacks")
     bus.start()
-    deliveries = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
     callbacks = Callbacks(
         bus=bus,
         queue=CallbackQueue(bus),
         jobs=open_log(settings, bus),
-        deliveries=deliveries,
+        deliveries=open_deliveries(bus),
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
         secret=settings.secret_bytes,
         settings=settings,
     )
     await callbacks.run()
+
+
+def _holder() -> str:
+    """Of leases: this instance and no other."""
+    return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
 
 
 async def _open_database(settings: Settings) -> Database:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.declarations import (
+    Boolean,
     Choice,
     Float,
     Input,
@@ -65,7 +66,7 @@ class Catalogue:
             "input_order": {kind: list(some) for kind, some in inputs.items()},
             "output": list(declared.outputs),
             "output_is_list": [False] * len(declared.outputs),
-            "output_name": list(declared.outputs),
+            "output_name": list(declared.output_names or declared.outputs),
             "name": declared.class_type,
             "display_name": declared.display_name or declared.class_type,
             "description": declared.description,
@@ -83,6 +84,8 @@ def _options(declared: Input) -> dict[str, Any]:
             options["step"] = declared.step
         case String():
             options = {"default": declared.default, "multiline": declared.multiline}
+        case Boolean():
+            options = {"default": declared.default}
         case InputFile(kind="image"):
             options = {"image_upload": True}  # what makes ComfyUI's front end offer an upload
         case Choice() | Link() | InputFile():

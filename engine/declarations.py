@@ -47,6 +47,14 @@ class String:
 
 
 @dataclass(frozen=True, slots=True)
+class Boolean:
+    """True or false; a number is true unless it is 0."""
+
+    default: bool
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of `values`, or one of the names in a models folder.
 
@@ -75,7 +83,7 @@ class InputFile:
     tooltip: str = ""
 
 
-Input: TypeAlias = Int | Float | String | Choice | Link | InputFile
+Input: TypeAlias = Int | Float | String | Boolean | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
 
@@ -94,12 +102,17 @@ class NodeType:
     optional: Mapping[str, Input] = field(default_factory=dict)
     """Inputs that a graph may leave out: the body has a default for each."""
     outputs: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    """Where they are not called by their types."""
     category: str = ""
     description: str = ""
     display_name: str = ""
     is_output: bool = False
     steps_input: str | None = None
-    """The input that says how many sampler steps the node takes, for progress."""
+    """The input that says how many sampler steps the node takes, for progress; where it is a link,
+    the node that it leads to says so."""
+    steps_range: tuple[str, str] | None = None
+    """The inputs that say from which of these steps up to which it goes, where it cuts them."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node asks for."""
 
@@ -128,6 +141,8 @@ def type_name(declared: Input) -> str:
             return "FLOAT"
         case String():
             return "STRING"
+        case Boolean():
+            return "BOOLEAN"
         case Choice() | InputFile():
             return "COMBO"
         case Link():

@@ -43,7 +43,8 @@ class Engine:
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
     fewer where memory is short; `cache_bytes` what the loaded checkpoints may take, `threads`
     torch's on a CPU. `limits` hold while a graph runs, too: what a node makes of files and other
-    nodes is not known before.
+    nodes is not known before. The noise that samplers draw at their steps is of the seed
+    `step_seed_offset` from that of the start.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Engine:
         cache_bytes: int = 8 * 2**30,
         threads: int | None = None,
         limits: Limits | None = None,
+        step_seed_offset: int = 0,
     ) -> None:
         self._models = models
         self._device_name = device
         self._cache_bytes = cache_bytes
         self._threads = threads
         self._limits = limits or Limits()
+        self._step_seed_offset = step_seed_offset
         self._max_rows = max_rows
         self._batcher = Batcher()
         self._device: Device | None = None
@@ -81,6 +84,7 @@ class Engine:
             cache_bytes=self._cache_bytes,
             threads=self._threads,
             limits=self._limits,
+            step_seed_offset=self._step_seed_offset,
         )
         self._batcher.limits = RowLimits(self._max_rows, self._device.gauge)
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)

@@ -126,7 +126,11 @@ def validate(
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise _refusal(errors, checked, types, outputs)
-    return Graph(tuple(_node(i, types[i], checked[i]) for i in nodes if i in checked))
+    return Graph(
+        tuple(
+            _node(i, types[i], checked[i], _steps(i, types, checked)) for i in nodes if i in checked
+        )
+    )
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
@@ -233,8 +237,7 @@ def _dependent_outputs(
     return lambda node_id: [o for n, o in enumerate(outputs) if masks[node_id] >> n & 1]
 
 
-def _node(node_id: str, declared: NodeType, checked: Checked) -> Node:
-    steps = checked.literals.get(declared.steps_input, 0) if declared.steps_input else 0
+def _node(node_id: str, declared: NodeType, checked: Checked, steps: int) -> Node:
     files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
     return Node(
         node_id,
@@ -245,3 +248,20 @@ def _node(node_id: str, declared: NodeType, checked: Checked) -> Node:
         steps=steps,
         input_files=tuple(checked.literals[name] for name in files if name in checked.literals),
     )
+
+
+def _steps(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Checked]) -> int:
+    """The sampler steps of a node; sigmas are steps that another node takes."""
+    declared, literals = types[node_id], checked[node_id].literals
+    if declared.steps_input is None or "SIGMAS" in declared.outputs:
+        return 0
+    name: str | None = declared.steps_input
+    while name is not None and (source := checked[node_id].links.get(name)) is not None:
+        node_id = source.node_id
+        name = types[node_id].steps_input
+    steps: int = checked[node_id].literals.get(name, 0) if name is not None else 0
+    if declared.steps_range is None:
+        return steps
+    first, last = declared.steps_range
+    start, end = int(literals.get(first, 0)), int(literals.get(last, steps))
+    return max(0, min(end, steps) - start)

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.catalogue import Catalogue
 from engine.declarations import (
+    Boolean,
     Choice,
     Float,
     Input,
@@ -202,6 +203,8 @@ class _Check:
                 return number
             case String():
                 return self._text(name, declared, value)
+            case Boolean():
+                return self._truth(name, declared, value)
             case Choice():
                 return self._chosen(name, declared, value)
             case InputFile():
@@ -220,6 +223,14 @@ class _Check:
         if not isinstance(text, str) or not _is_unicode(text):
             raise self._wrong_type(name, declared, value)
         return text
+
+    def _truth(self, name: str, declared: Boolean, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        number = finite_number(value)
+        if number is None:
+            raise self._wrong_type(name, declared, value)
+        return number != 0
 
     def _chosen(self, name: str, declared: Choice, value: Any) -> str:
         choices = self.catalogue.choices(declared)

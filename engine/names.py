@@ -26,7 +26,10 @@ class Sampler:
     """`name` is ComfyUI's spelling, `label` WebUI's; `automatic` is what "Automatic" stands for.
 
     `noise` is what the sampler adds on its way: independent draws, or increments of one Brownian
-    path. `skips_penultimate`: it takes schedules without their last level above 0.
+    path. `skips_penultimate`: it takes schedules without their last level above 0. `picks_levels`:
+    it goes levels of its own between a schedule's ends. `own_mask_noise`: what a noise mask keeps
+    is noised by another draw than that of the start. `asks_both`: it is answered x0 and the x0 of
+    the negative conditioning alone.
     """
 
     name: str
@@ -35,6 +38,9 @@ class Sampler:
     aliases: tuple[str, ...] = ()
     noise: Literal["none", "fresh", "brownian"] = "none"
     skips_penultimate: bool = False
+    picks_levels: bool = False
+    own_mask_noise: bool = False
+    asks_both: bool = False
 
 
 SCHEDULERS = (
@@ -53,6 +59,8 @@ SAMPLERS = (
     Sampler(
         "euler_ancestral", "Euler a", aliases=("k_euler_a", "k_euler_ancestral"), noise="fresh"
     ),
+    Sampler("euler_cfg_pp", "Euler CFG++", asks_both=True),
+    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="fresh", asks_both=True),
     Sampler("heun", "Heun", aliases=("k_heun",)),
     Sampler("heunpp2", "Heun++ 2"),
     Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), skips_penultimate=True),
@@ -65,8 +73,10 @@ SAMPLERS = (
         skips_penultimate=True,
     ),
     Sampler("lms", "LMS", aliases=("k_lms",)),
-    Sampler("dpm_fast", "DPM fast", aliases=("k_dpm_fast",)),
-    Sampler("dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive")),
+    Sampler("dpm_fast", "DPM fast", aliases=("k_dpm_fast",), picks_levels=True),
+    Sampler(
+        "dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive"), picks_levels=True
+    ),
     Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="fresh"),
     Sampler("dpmpp_sde", "DPM++ SDE", "karras", ("k_dpmpp_sde", "dpmpp_sde_gpu"), "brownian"),
     Sampler("dpmpp_2m", "DPM++ 2M", "karras", ("k_dpmpp_2m",)),
@@ -94,14 +104,16 @@ SAMPLERS = (
     Sampler("ddpm", "DDPM", noise="fresh"),
     Sampler("lcm", "LCM", aliases=("k_lcm",), noise="fresh"),
     Sampler("ipndm", "iPNDM"),
+    Sampler("ipndm_v", "iPNDM V"),
     Sampler("deis", "DEIS"),
-    Sampler("ddim", "DDIM"),
+    Sampler("ddim", "DDIM", own_mask_noise=True),
     Sampler("uni_pc", "UniPC", skips_penultimate=True),
     Sampler("uni_pc_bh2", "UniPC BH2", skips_penultimate=True),
     Sampler("res_multistep", "RES Multistep"),
     Sampler("gradient_estimation", "Gradient Estimation"),
     Sampler("er_sde", "ER SDE", noise="fresh"),
     Sampler("seeds_2", "SEEDS 2", noise="fresh"),
+    Sampler("sa_solver", "SA Solver", noise="fresh"),
 )
 SAMPLER_OF = {row.name: row for row in SAMPLERS}
 

@@ -1,7 +1,7 @@
 """The database: its tables, connections and transactions.
 
-SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core. Rows of `jobs`
-and `images` can be rebuilt from the log; those of the other tables cannot.
+SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core. Rows of `jobs`,
+`images` and `erasures` can be rebuilt from the log; those of the other tables cannot.
 """
 
 from __future__ import annotations
@@ -84,6 +84,14 @@ IMAGES = _table(
     _required("size_bytes", sa.BigInteger),
     _required("digest", sa.String),
     _required("position", sa.BigInteger),
+)
+
+ERASURES = _table(
+    "erasures",
+    _key("job_id"),
+    _required("erased_at", UtcDateTime),
+    _required("due_at", UtcDateTime),
+    sa.Index("erasures_by_due_at", "due_at"),
 )
 
 UPLOADS = _table(

@@ -16,6 +16,7 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    Erased,
     Failed,
     ImageStored,
     JobFact,
@@ -65,6 +66,11 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Erase:
+    """A caller wants nothing of the job's content kept. One that has not ended is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
 class Expire:
     """End a job that waits for an attempt and has run out of time."""
 
@@ -78,13 +84,17 @@ class ConfirmCancel:
     actor: str
 
 
-Command = Submit | Start | Expire | StoreImage | FailAttempt | Complete | Cancel | ConfirmCancel
+Command = (
+    Submit | Start | Expire | StoreImage | FailAttempt | Complete | Cancel | ConfirmCancel | Erase
+)
 
 
 def decide(command: Command, job: Job | None) -> tuple[JobFact, ...]:
     """The facts that `command` adds to `job`, in order; none where it changes nothing."""
     if isinstance(command, Submit):
         return () if job is not None else (command.submitted,)
+    if isinstance(command, Erase):
+        return () if job is None or job.erased else _erase(job)
     if job is None or job.end is not None:
         return ()
     match command:
@@ -115,6 +125,17 @@ def _cancel(job: Job) -> tuple[JobFact, ...]:
     if job.attempts == 0:
         return (Cancelled(),)
     return () if job.cancel_requested else (CancelRequested(),)
+
+
+def _erase(job: Job) -> tuple[JobFact, ...]:
+    """Whoever runs the job meets the end and writes nothing more."""
+    erased = Erased(
+        flavour=job.submitted.flavour,
+        owner=job.submitted.owner,
+        endpoint=job.submitted.endpoint,
+        submitted_at=job.submitted_at,
+    )
+    return (erased,) if job.end is not None else (Cancelled(), erased)
 
 
 def _write(

@@ -5,6 +5,7 @@ ServiceError
 ├── LogFull             nothing was stored: the event log has no room
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
+├── HistoryGone         the facts that a write builds on were removed from the log
 ├── DatabaseUnavailable the database is away
 └── AddressNotAllowed   a URL that this service must not call
 """
@@ -33,6 +34,10 @@ class OutcomeUnknown(ServiceError):
 
 class ReadTimeout(ServiceError):
     """The event log did not return every event of the job in time."""
+
+
+class HistoryGone(ServiceError):
+    """The history of this job was removed from the event log."""
 
 
 class DatabaseUnavailable(ServiceError):

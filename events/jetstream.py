@@ -209,8 +209,9 @@ class Bus:
         info = await self._call(call, timeout_s=timeout_s)
         return dict(info.state.subjects or {})
 
-    async def purge(self, stream: str, subject: str) -> None:
-        await self._call(self._js.purge_stream(stream, subject=subject))
+    async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
+        """Remove all messages of the subject but the last `keep`. Raises LogUnavailable."""
+        await self._call(self._js.purge_stream(stream, subject=subject, keep=keep or None))
 
     async def _call(self, call: Any, *, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
         """The answer. Raises LogUnavailable, and APIError only where a message is not there."""

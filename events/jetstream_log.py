@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
-from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
+from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.jetstream import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MESSAGE_ID,
@@ -21,7 +21,7 @@ from events.jetstream import (
 from events.log import Appended, Conflict, EventLog, EventReader, Subscription, stored
 from events.puller import Feed, Message, Puller
 from events.streams import JOBS, event_subject, job_subject
-from events.types import Event, MalformedEvent, decode, encode
+from events.types import Erased, Event, MalformedEvent, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ class JetStreamLog:
         mine = next((known for known in history if known.id == event.id), None)
         if mine is not None:
             return Appended(mine)
+        if not history and expected:
+            raise HistoryGone
         news = tuple(known for known in history if known.position > expected)
         if not news:
             raise ReadTimeout("the log refused an append, but shows nothing behind it")
@@ -91,10 +93,15 @@ class JetStreamLog:
         return await self._history(job_id, give_up_at=time.monotonic() + self._append_timeout_s)
 
     async def _history(self, job_id: str, *, give_up_at: float) -> list[Event]:
-        """The leader's last message says how many there are; then batches until they are here."""
+        """The leader's last message says how many there are; then batches until they are here.
+
+        Before an `Erased` there may be fewer, and nothing before it counts.
+        """
         last = await self.last(job_id)
-        if last is None or last.version == 1:
-            return [last] if last else []
+        if last is None:
+            return []
+        if last.version == 1 or isinstance(last.fact, Erased):
+            return [last]
         subject = self._subject_of(job_id)
         events: list[Event] = []
         while len(events) < last.version:
@@ -106,6 +113,8 @@ class JetStreamLog:
                 timeout_s=self._try_timeout_s,
             )
             events += [decode(message.data, position=message.sequence) for message in messages]
+            if events and isinstance(events[-1].fact, Erased):
+                return events
             if len(events) < last.version:
                 if time.monotonic() >= give_up_at:
                     raise ReadTimeout
@@ -115,6 +124,9 @@ class JetStreamLog:
     async def last(self, job_id: str) -> Event | None:
         message = await self._bus.last(self._stream, self._subject_of(job_id))
         return decode(message.data, position=message.sequence) if message else None
+
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep)
 
     @asynccontextmanager
     async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:
@@ -220,6 +232,9 @@ class PersistentLog:
 
     async def last(self, job_id: str) -> Event | None:
         return await self._persist(lambda: self._log.last(job_id))
+
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        await self._persist(lambda: self._log.purge(job_id, keep=keep))
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         return self._log.reader(after=after)

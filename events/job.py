@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from events.ids import lane_of
 from events.types import (
     AttemptFailed,
     Cancelled,
     CancelRequested,
     Completed,
     End,
+    Erased,
     Event,
     Failed,
     ImageStored,
@@ -42,6 +44,8 @@ class Job:
     cancel_requested: bool = False
     end: End | None = None
     ended_at: datetime | None = None
+    erased: bool = False
+    """Its content is gone: `submitted` names owner, flavour and endpoint alone."""
 
     @property
     def deadline(self) -> datetime:
@@ -65,19 +69,48 @@ def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
 
 
 def _first(event: Event) -> Job | None:
-    if not isinstance(event.fact, Submitted):
-        return None
+    match event.fact:
+        case Submitted() as submitted:
+            return Job(
+                id=event.job_id,
+                version=event.version,
+                position=event.position,
+                submitted=submitted,
+                submitted_at=event.time,
+                traceparent=event.traceparent,
+            )
+        case Erased() as erased:
+            return _erased(event, erased)
+        case _:
+            return None
+
+
+def _erased(event: Event, fact: Erased) -> Job:
+    """The same from this event alone as from all that stood before it."""
+    blank = Submitted(
+        flavour=fact.flavour,
+        owner=fact.owner,
+        key_id="",
+        endpoint=fact.endpoint,
+        lane=lane_of(fact.owner),
+        request={},
+        fingerprint="",
+    )
     return Job(
         id=event.job_id,
         version=event.version,
         position=event.position,
-        submitted=event.fact,
-        submitted_at=event.time,
-        traceparent=event.traceparent,
+        submitted=blank,
+        submitted_at=fact.submitted_at,
+        end=Cancelled(message="The job was erased."),
+        ended_at=event.time,
+        erased=True,
     )
 
 
 def _next(job: Job, event: Event) -> Job:
+    if isinstance(event.fact, Erased):
+        return _erased(event, event.fact)
     job = replace(job, version=event.version, position=event.position)
     if job.end is not None:
         return job

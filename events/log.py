@@ -49,7 +49,8 @@ class EventLog(Protocol):
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         """Store `event` durably if the job's last position is still `expected` (0: no event yet).
 
-        Raises LogUnavailable, LogFull (nothing stored), OutcomeUnknown (perhaps stored).
+        Raises LogUnavailable, LogFull, HistoryGone (nothing stored), OutcomeUnknown (perhaps
+        stored).
         """
 
     async def read(self, job_id: str) -> list[Event]:
@@ -60,6 +61,9 @@ class EventLog(Protocol):
 
     async def last(self, job_id: str) -> Event | None:
         """The job's last fact, as the leader has it. Raises LogUnavailable."""
+
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        """Remove all facts of the job but the last `keep`. Raises LogUnavailable."""
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         """Follow the whole log from the position behind `after`."""
@@ -112,7 +116,7 @@ class Writer(Generic[S]):
     ) -> tuple[S, tuple[F, ...]]:
         """The state behind the facts, and those of them that were stored here.
 
-        Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout.
+        Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone.
         """
         added: list[F] = []
         while facts := decide(state):

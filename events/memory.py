@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from events.errors import HistoryGone
 from events.log import Appended, Conflict, stored
 from events.types import Event
 
@@ -15,7 +16,8 @@ class MemoryLog:
     """Keeps the same promises as the JetStream log, but only while the process lives."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: list[Event | None] = []
+        """By position; None where one was purged."""
         self._by_job: dict[str, list[Event]] = defaultdict(list)
         self._changed = asyncio.Condition()
 
@@ -24,6 +26,8 @@ class MemoryLog:
         mine = next((known for known in history if known.id == event.id), None)
         if mine is not None:
             return Appended(mine)
+        if not history and expected:
+            raise HistoryGone
         if (history[-1].position if history else 0) != expected:
             return Conflict(tuple(known for known in history if known.position > expected))
         appended = stored(event, len(self._events) + 1)
@@ -40,6 +44,13 @@ class MemoryLog:
         history = self._by_job[job_id]
         return history[-1] if history else None
 
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        history = self._by_job[job_id]
+        kept = history[-keep:] if keep else []
+        for event in history[: len(history) - len(kept)]:
+            self._events[event.position - 1] = None
+        self._by_job[job_id] = kept
+
     @asynccontextmanager
     async def reader(self, *, after: int) -> AsyncGenerator[MemoryReader]:
         yield MemoryReader(self._events, self._changed, after=after)
@@ -51,7 +62,9 @@ class MemoryLog:
 
 
 class MemoryReader:
-    def __init__(self, events: list[Event], changed: asyncio.Condition, *, after: int) -> None:
+    def __init__(
+        self, events: list[Event | None], changed: asyncio.Condition, *, after: int
+    ) -> None:
         self._events = events
         self._changed = changed
         self._after = after
@@ -64,7 +77,7 @@ class MemoryReader:
             return []
         batch = self._events[self._after :]
         self._after = len(self._events)
-        return batch
+        return [event for event in batch if event is not None]
 
 
 class MemorySubscription:

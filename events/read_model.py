@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, get_args
 
 import sqlalchemy as sa
 from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from events.database import CHECKPOINTS, IMAGES, JOBS, RESULTS_CHECKPOINT, Database
+from events.database import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT, Database
 from events.job import Job, fold
 from events.result import Status, status_of
 from events.types import End, Event, Flavour, ImageStored
+
+_ERASED = -1
+"""Status of a row that says only that the job was erased."""
 
 
 class ReadModel:
@@ -47,12 +51,63 @@ class ReadModel:
                 return False
             before = await _read_jobs(connection, {event.job_id for event in events})
             jobs = _fold_batch(events, before)
-            if rows := [_job_row(job) for job in jobs.values() if job is not before.get(job.id)]:
-                await connection.execute(self._database.upsert(JOBS), rows)
+            changed = [job for job in jobs.values() if job is not before.get(job.id)]
+            await self._put(connection, changed)
             if rows := _image_rows(events, jobs):
                 insert = self._database.insert(IMAGES).on_conflict_do_nothing()
                 await connection.execute(insert, rows)
         return True
+
+    async def erase(self, job: Job) -> None:
+        """Put `job`, which is erased, in the place of its row, ahead of the projection."""
+        async with self._database.write() as connection:
+            await self._put(connection, [job])
+
+    async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
+        if jobs:
+            await connection.execute(self._database.upsert(JOBS), [_job_row(job) for job in jobs])
+        if erased := [job for job in jobs if job.erased]:
+            images = IMAGES.c.job_id.in_([job.id for job in erased])
+            await connection.execute(sa.delete(IMAGES).where(images))
+            rows = [
+                {"job_id": job.id, "erased_at": job.ended_at, "due_at": job.ended_at}
+                for job in erased
+            ]
+            insert = self._database.insert(ERASURES).on_conflict_do_nothing()
+            await connection.execute(insert, rows)
+
+    async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
+        """Erased jobs of which something may be left, with the time of their erasure."""
+        due = sa.select(ERASURES.c.job_id, ERASURES.c.erased_at).where(ERASURES.c.due_at <= now)
+        rows = await self._database.fetch(due.order_by(ERASURES.c.due_at).limit(limit))
+        return [(row.job_id, row.erased_at) for row in rows]
+
+    async def settle_erasure(self, job_id: str, *, again_at: datetime | None) -> None:
+        """It was seen to; None: for the last time."""
+        mine = ERASURES.c.job_id == job_id
+        settle: sa.UpdateBase = sa.delete(ERASURES).where(mine)
+        if again_at is not None:
+            settle = sa.update(ERASURES).where(mine).values(due_at=again_at)
+        await self._database.execute(settle)
+
+    async def ended_before(self, time: datetime, *, limit: int) -> list[str]:
+        """Jobs of every owner that ended before `time`, the oldest first."""
+        # A job ends after it was created, which is what there is an index for.
+        old = (JOBS.c.created_at < time) & (JOBS.c.ended_at < time)
+        query = sa.select(JOBS.c.id).where(JOBS.c.status != Status.RUNNING.value, old)
+        rows = await self._database.fetch(query.order_by(JOBS.c.created_at).limit(limit))
+        return [row.id for row in rows]
+
+    async def remove(self, job_id: str) -> None:
+        """Take a job's rows out; nothing happens where there are none."""
+        async with self._database.write() as connection:
+            for column in (IMAGES.c.job_id, ERASURES.c.job_id, JOBS.c.id):
+                await connection.execute(sa.delete(column.table).where(column == job_id))
+
+    async def known_images(self, keys: Sequence[str]) -> set[str]:
+        """Those of the storage keys that are images of a job."""
+        query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.storage_key.in_(keys))
+        return {row.storage_key for row in await self._database.fetch(query)}
 
     async def open_job_ids(self) -> list[str]:
         """Jobs of every owner that have not ended, oldest first."""
@@ -80,7 +135,8 @@ class ReadModel:
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
         query = sa.select(JOBS.c.state).where(
-            *(JOBS.c[name] == value for name, value in wanted.items() if value is not None)
+            JOBS.c.status != _ERASED,
+            *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
         )
         if before is not None:
             place = sa.tuple_(JOBS.c.created_at, JOBS.c.id)
@@ -112,7 +168,7 @@ def _job_row(job: Job) -> dict[str, Any]:
         "owner": job.submitted.owner,
         "flavour": job.submitted.flavour.value,
         "endpoint": job.submitted.endpoint,
-        "status": status_of(job.end).value,
+        "status": _ERASED if job.erased else status_of(job.end).value,
         "created_at": job.submitted_at,
         "ended_at": job.ended_at,
         "version": job.version,

@@ -117,6 +117,16 @@ class Cancelled(JobFact):
     message: str = "The job was cancelled."
 
 
+class Erased(JobFact):
+    """The last fact of a job, and in the end the only one: nothing of its content is in it."""
+
+    type_name = "darkroom.job.erased.v1"
+    flavour: Flavour
+    owner: str
+    endpoint: str
+    submitted_at: AwareDatetime
+
+
 class CallbackAttempted(DeliveryFact):
     type_name = "darkroom.callback.attempted.v1"
     attempt: int

@@ -101,6 +101,9 @@ class Acceptance:
             if earlier is None:
                 raise
             job = earlier
+        if job.erased:
+            message = "The job of this Idempotency-Key was erased."
+            raise ApiError(409, "idempotency_conflict", message)
         if job.submitted.fingerprint != sent.fingerprint:
             message = "This Idempotency-Key was used for another request."
             raise ApiError(409, "idempotency_conflict", message)

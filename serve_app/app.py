@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import DeploymentActorConfig
 
-from actors.assembly import address_rule, default_endpoint, open_bus, open_log
+from actors.assembly import address_rule, default_endpoint, open_bus, open_deliveries, open_log
 from actors.guarded_backend import Resolver
 from actors.roles import ROLES
 from engine.catalogue import Catalogue
@@ -32,6 +32,7 @@ from events.progress import ProgressBoard
 from events.queues import JobQueue
 from events.read_model import ReadModel
 from events.registry import ApiKeys, Endpoints
+from events.removal import Removal
 from events.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.services import Services
@@ -123,15 +124,19 @@ def _services(
     settings: Settings, bus: Bus, database: Database, *, progress: ProgressBoard, resolve: Resolve
 ) -> Services:
     log = open_log(settings, bus)
+    read_model, images = ReadModel(database), ImageStore(settings.effective_images_url)
     return Services(
         settings=settings,
         log=log,
         writer=JobWriter(log),
-        read_model=ReadModel(database),
+        read_model=read_model,
         keys=ApiKeys(database),
         endpoints=Endpoints(database),
         uploads=Uploads(database),
-        images=ImageStore(settings.effective_images_url),
+        images=images,
+        removal=Removal(
+            log=log, deliveries=open_deliveries(bus), images=images, read_model=read_model
+        ),
         catalogue=Catalogue(ModelsFolder(settings.models_dir)),
         address_rule=address_rule(settings),
         resolve=resolve,

@@ -30,6 +30,7 @@ from engine.errors import (
 from events.errors import (
     AddressNotAllowed,
     DatabaseUnavailable,
+    HistoryGone,
     LogFull,
     LogUnavailable,
     OutcomeUnknown,
@@ -165,6 +166,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: _refused_query,
     CheckpointUnavailable: _Plain(400, "checkpoint_unavailable"),
     HTTPException: _routing,
+    HistoryGone: lambda _error: not_found("There is no such job."),
     ImageNotFound: lambda _error: not_found("There is no such file."),
     # what passes
     LogUnavailable: _UNAVAILABLE,

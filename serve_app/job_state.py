@@ -7,7 +7,7 @@ from events.ids import is_job_id
 from events.job import Job, fold
 from events.records import ApiKey
 from events.types import Flavour
-from serve_app.errors import not_found
+from serve_app.errors import ApiError, not_found
 from serve_app.services import Services
 
 
@@ -34,12 +34,17 @@ async def _row(services: Services, job_id: str) -> Job | None:
 async def owned_job(
     services: Services, job_id: str, key: ApiKey, *, flavour: Flavour | None = None
 ) -> Job:
-    """Unknown, another flavour's and another owner's are one and the same 404."""
+    """Unknown, erased, another flavour's and another owner's are one and the same 404."""
     job = await current_job(services, job_id) if is_job_id(job_id) else None
     if (
         job is None
+        or job.erased
         or job.submitted.owner != key.owner
         or (flavour is not None and job.submitted.flavour is not flavour)
     ):
-        raise not_found("There is no such job.")
+        raise no_such_job()
     return job
+
+
+def no_such_job() -> ApiError:
+    return not_found("There is no such job.")

@@ -6,21 +6,22 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from events.decisions import Cancel
+from events.decisions import Cancel, Erase
 from events.errors import LogUnavailable
 from events.ids import is_job_id
 from events.job import Job
+from events.log import Outcome
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
 from serve_app.acceptance import ENDPOINT_ID
 from serve_app.auth import Canceller, Reader
 from serve_app.errors import ApiError, documented
-from serve_app.job_state import owned_job
+from serve_app.job_state import current_job, no_such_job, owned_job
 from serve_app.results import result_body
-from serve_app.services import ServicesGiven
+from serve_app.services import Services, ServicesGiven
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -61,7 +62,14 @@ class JobDetail(JobSummary):
     last_failure: str | None = None
     cancel_requested: bool
     callback_url: str | None = None
+    input_files: dict[str, str] | None = Field(
+        default=None, description="Digests of the uploads that it takes, by their names"
+    )
     timings: Timings
+
+
+class EraseAnswer(BaseModel):
+    erased: bool = Field(description="false where something is still to be removed")
 
 
 class CancelAnswer(BaseModel):
@@ -100,6 +108,7 @@ async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
     """Request, result, attempts and timings of a job."""
     job = await owned_job(services, id, key)
     submitted = job.submitted
+    files = submitted.input_files or {}
     return JobDetail(
         **_summary(job).model_dump(),
         request=submitted.request,
@@ -108,6 +117,7 @@ async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
         last_failure=job.last_failure,
         cancel_requested=job.cancel_requested,
         callback_url=submitted.callback_url,
+        input_files={name: file.digest for name, file in files.items()} or None,
         timings=_timings(job),
     )
 
@@ -117,12 +127,36 @@ async def cancel_job(id: str, key: Canceller, services: ServicesGiven) -> Cancel
     """Stop a job. Repeating it changes nothing."""
     job = await owned_job(services, id, key)
     outcome = await services.writer.execute(Cancel(), job)
-    if any(isinstance(fact, Cancelled) for fact in outcome.added):
-        # Whoever pulls its entry sees that it has ended, so to remove it only spares a pull.
-        with suppress(LogUnavailable):
-            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
+    await _drop_entry(services, job, outcome)
     end = None if outcome.job is None else outcome.job.end
     return CancelAnswer(cancelled=end is None or isinstance(end, Cancelled))
+
+
+@router.delete("/{id}", responses={202: {"model": EraseAnswer}, **documented(404)})
+async def erase_job(
+    id: str, key: Canceller, services: ServicesGiven, response: Response
+) -> EraseAnswer:
+    """Erase prompt and images of a job, for good; one that has not ended is cancelled first.
+
+    From then on the job is not found. 202: something could not be removed yet and will be.
+    Repeating it changes nothing.
+    """
+    job = await current_job(services, id) if is_job_id(id) else None
+    if job is None or job.submitted.owner != key.owner:
+        raise no_such_job()
+    outcome = await services.writer.execute(Erase(), job)
+    await _drop_entry(services, job, outcome)
+    assert outcome.job is not None
+    erased = await services.removal.hide(outcome.job)
+    response.status_code = 200 if erased else 202
+    return EraseAnswer(erased=erased)
+
+
+async def _drop_entry(services: Services, job: Job, outcome: Outcome) -> None:
+    """Whoever pulls the entry of a job that has ended sees that, so this only spares a pull."""
+    if job.actor is None and any(isinstance(fact, Cancelled) for fact in outcome.added):
+        with suppress(LogUnavailable):
+            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
 
 
 def _summary(job: Job) -> JobSummary:

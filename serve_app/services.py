@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
     from events.read_model import ReadModel
     from events.registry import ApiKeys, Endpoints
+    from events.removal import Removal
     from events.uploads import Uploads
 
 
@@ -51,6 +52,7 @@ class Services:
     endpoints: Endpoints
     uploads: Uploads
     images: ImageStore
+    removal: Removal
     catalogue: Catalogue
     address_rule: AddressRule
     resolve: Resolve

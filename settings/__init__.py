@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,8 @@ def _split_list(value: Any) -> Any:
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Ports = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
+
+_DAY_S = 86_400
 
 
 class Settings(BaseSettings):
@@ -117,6 +120,21 @@ class Settings(BaseSettings):
     """Most latents in one UNet call."""
     model_cache_bytes: PositiveInt = 8 * 1024**3
     """Models that one engine keeps in memory."""
+    step_seed_offset: int = 0
+    """What is added to the seed for the noise of steps; 1: as newer ComfyUI than 0.3 on a CPU."""
+
+    retention_days: Annotated[float, Field(ge=0)] = 30.0
+    """A job that ended so long ago, and its images, are removed; 0: never."""
+    upload_retention_days: Annotated[float, Field(ge=0)] = 30.0
+    """An upload that no job has named for so long is removed; 0: never."""
+    sweep_grace_s: PositiveFloat = 3600.0
+    """A file of no job and no upload is removed when it is so old."""
+    janitor_period_s: PositiveFloat = 60.0
+    """How often it is looked for what must be removed."""
+    janitor_batch: PositiveInt = 500
+    """Jobs, uploads and files that are looked at in one go."""
+    janitor_lease_s: PositiveFloat = 120.0
+    """After this silence another instance does it."""
 
     callback_require_https: bool = False
     """Refuse callback addresses without TLS."""
@@ -147,6 +165,19 @@ class Settings(BaseSettings):
     """How often open jobs are compared with the queue."""
     ray_num_gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs that the local Ray declares; unset: those it finds."""
+
+    @property
+    def job_retention(self) -> timedelta | None:
+        """How long a job is kept after its end: its callback needs it too. None: for good."""
+        callback_s = (1 + self.callback_jitter) * sum(self.callback_delays_s)
+        kept_s = max(self.retention_days * _DAY_S, callback_s)
+        return timedelta(seconds=kept_s) if self.retention_days else None
+
+    @property
+    def upload_retention(self) -> timedelta | None:
+        """How long an upload is kept after its last use: a job needs it too. None: for good."""
+        kept_s = max(self.upload_retention_days * _DAY_S, self.job_timeout_s)
+        return timedelta(seconds=kept_s) if self.upload_retention_days else None
 
     @property
     def nats_dir(self) -> Path:

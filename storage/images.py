@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -18,7 +21,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 if TYPE_CHECKING:
-    from obstore import GetOptions  # it has no such name at run time
+    from obstore import GetOptions, ListStream, ObjectMeta  # not there at run time
 
 
 class ImageStoreError(Exception):
@@ -31,6 +34,12 @@ class ImageNotFound(ImageStoreError):
 
 class ImageStoreUnavailable(ImageStoreError):
     """The image store refused or did not answer. Try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    key: str
+    stored_at: datetime
 
 
 class ImageStore:
@@ -55,6 +64,28 @@ class ImageStore:
     async def delete(self, key: str) -> None:
         """Remove the image; nothing happens where there is none. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._delete, key)
+
+    async def delete_folder(self, folder: str) -> None:
+        """Remove every image below. Raises ImageStoreUnavailable."""
+        async for files in self.files(folder):
+            for file in files:
+                await self.delete(file.key)
+
+    async def files(
+        self, folder: str | None = None, *, batch: int = 500
+    ) -> AsyncGenerator[list[StoredFile]]:
+        """Everything below `folder`, about `batch` at a time. Raises ImageStoreUnavailable."""
+        found = obstore.list(self._store, folder, chunk_size=batch)
+        while files := await asyncio.to_thread(self._next, found):
+            yield files
+
+    def _next(self, found: ListStream[Sequence[ObjectMeta]]) -> list[StoredFile]:
+        try:
+            return [StoredFile(each["path"], each["last_modified"]) for each in next(found, ())]
+        except FileNotFoundError:
+            return []  # a folder that is not there, or went while it was read
+        except (BaseError, OSError) as error:
+            raise ImageStoreUnavailable(_reason("list", "files", error)) from error
 
     def _put(self, key: str, data: bytes) -> None:
         try:

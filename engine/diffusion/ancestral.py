@@ -30,6 +30,17 @@ def euler_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     return x
 
 
+def euler_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """`euler_cfg_pp` (arXiv:2406.08070) down to the level that ancestral sampling asks for."""
+    for sigma, sigma_next in pairwise(sigmas):
+        x0, unguided = yield x, sigma
+        down, up = down_and_up(sigma, sigma_next)
+        x = x0 + (x - unguided) / sigma * down
+        if sigma_next > 0:
+            x = x + noise(sigma, sigma_next) * up
+    return x
+
+
 def dpm_2_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     """`dpm_2` (arXiv:2206.00927) down to the level that ancestral sampling asks for."""
     for sigma, sigma_next in pairwise(sigmas):

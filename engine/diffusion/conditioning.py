@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
-ALWAYS = (float("inf"), 0.0)
+from engine.diffusion.latents import Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,25 @@ class Area:
     width: int
     y: int
     x: int
+
+
+@dataclass(frozen=True, slots=True)
+class AreaShare:
+    """A rectangle in shares (0..1) of the sides of whatever latent it comes to."""
+
+    height: float
+    width: float
+    y: float
+    x: float
+
+    def on(self, height: int, width: int) -> Area:
+        """The nearest cells, at least one."""
+        return Area(
+            max(1, round(self.height * height)),
+            max(1, round(self.width * width)),
+            round(self.y * height),
+            round(self.x * width),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +52,50 @@ class Condition:
     sizes: tuple[float, ...] | None = None
     """SDXL's micro-conditioning, in the order of diffusers' `time_ids`; None: the model's own."""
     strength: float = 1.0
-    area: Area | None = None
+    area: Area | AreaShare | None = None
     """Where it counts; None: everywhere."""
-    sigmas: tuple[float, float] = field(default=ALWAYS)
+    mask: Mask | None = None
+    """How much it counts where, beside `strength`; in any size."""
+    keeps_to_mask: bool = False
+    """The model sees the mask's bounding box alone, which takes the place of `area`."""
+    sigmas: tuple[float, float] = (float("inf"), 0.0)
     """From which level down to which it counts."""
+    shares: tuple[float, float] = (0.0, 1.0)
+    """The same in shares of the training steps, counted from the most noise."""
 
-    def counts_at(self, sigma: float) -> bool:
-        most, least = self.sigmas
-        return least <= sigma <= most
+    def followed_by(self, other: Condition) -> Condition:
+        """Both texts, one after the other."""
+        return replace(self, tokens=torch.cat([self.tokens, other.tokens], dim=1))
+
+    def mixed_with(self, other: Condition, share: float) -> Condition:
+        """`share` of this one and the rest of the other, which is cut or filled up with zeros."""
+        length = self.tokens.shape[1]
+        missing = max(0, length - other.tokens.shape[1])
+        filled = functional.pad(other.tokens[:, :length], (0, 0, 0, missing))
+        pooled = other.pooled if self.pooled is None else self.pooled
+        if pooled is not None and other.pooled is not None:
+            pooled = pooled * share + other.pooled * (1.0 - share)
+        return replace(self, tokens=self.tokens * share + filled * (1.0 - share), pooled=pooled)
+
+    def zeroed(self) -> Condition:
+        """Of the same shape without a meaning."""
+        pooled = None if self.pooled is None else torch.zeros_like(self.pooled)
+        return replace(self, tokens=torch.zeros_like(self.tokens), pooled=pooled)
+
+    def within(self, area: Area | AreaShare, strength: float) -> Condition:
+        """In an area alone."""
+        return replace(self, area=area, strength=strength, keeps_to_mask=False)
+
+    def masked(self, mask: Mask, strength: float, *, keeps_to_mask: bool) -> Condition:
+        """As much as a mask says."""
+        return replace(self, mask=mask * strength, keeps_to_mask=keeps_to_mask)
+
+    def of_strength(self, strength: float) -> Condition:
+        return replace(self, strength=strength)
+
+    def between(self, start: float, end: float) -> Condition:
+        """From one share of the training steps to the other."""
+        return replace(self, shares=(start, end))
 
 
 Conditioning: TypeAlias = tuple[Condition, ...]

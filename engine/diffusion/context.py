@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,17 +16,15 @@ from engine.batcher import Work
 from engine.diffusion import latents, schedules
 from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint, load_vae
 from engine.diffusion.conditioning import Conditioning
-from engine.diffusion.denoise import Denoise
 from engine.diffusion.image_files import read_images, read_mask
 from engine.diffusion.images import ImageOperations
 from engine.diffusion.latent_files import read_latent
 from engine.diffusion.latent_operations import LatentOperations
 from engine.diffusion.latents import Images, Latent, Mask
 from engine.diffusion.lora import Networks, with_lora
-from engine.diffusion.noise_levels import NoiseLevels
-from engine.diffusion.sampling import sampling_of
 from engine.diffusion.store import Load, ModelStore, Read
 from engine.diffusion.text import as_long, chunks_of, encode, encode_each
+from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
 from engine.diffusion.upscale_models import read_upscale_model, upscaled
 from engine.diffusion.upscale_networks import UpscaleNetwork
 from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
@@ -49,6 +47,7 @@ class Context:
         on_steps: Callable[[int], None],
         input_files: Mapping[str, bytes],
         limits: Limits,
+        step_seed_offset: int = 0,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
@@ -56,6 +55,7 @@ class Context:
         self._limits = limits
         self.images = ImageOperations(limits)
         self.latents = LatentOperations(limits)
+        self._step_seed_offset = step_seed_offset
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
@@ -126,10 +126,19 @@ class Context:
         return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)
 
     def sigmas(
-        self, model: Model, scheduler: str, steps: int, denoise: float, *, sampler: str
+        self,
+        model: Model,
+        scheduler: str,
+        steps: int,
+        denoise: float,
+        *,
+        sampler: str | None = None,
     ) -> Tensor:
-        """The levels that the sampler is to go, falling to 0; none where nothing is to be done."""
-        skips = names.SAMPLER_OF[sampler].skips_penultimate
+        """The levels to go, falling to 0; none where nothing is to be done.
+
+        Some samplers want their schedules changed: `sampler` is the one that they are for.
+        """
+        skips = sampler is not None and names.SAMPLER_OF[sampler].skips_penultimate
         return schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, skips_penultimate=skips
         )
@@ -146,32 +155,30 @@ class Context:
         positive: Conditioning,
         negative: Conditioning,
         cfg: float,
-    ) -> Work[Latent]:
-        """The latent with noise of `seed` put on and taken off again along `sigmas`.
+        adds_noise: bool = True,
+        step_seed_offset: int | None = None,
+    ) -> Work[tuple[Latent, Latent]]:
+        """The latent with noise of `seed` put on and taken off again along `sigmas`, and the last
+        estimate of what it would be without any.
 
-        Progress is told in `steps`, however many levels the schedule has.
+        Progress is told in `steps`, however many levels the schedule has. `step_seed_offset`: the
+        noise on the way is of the seed that far from `seed`; None: as the engine was told.
         """
-        if len(sigmas) == 0:
-            return latent
         positive = model.sized(positive, latent.samples, negative=False)
         negative = model.sized(negative, latent.samples, negative=True)
-        start = _noised(latent.samples * model.latent_scale, seed, sigmas[0], model.levels)
-        sampling = sampling_of(sampler, start.to(model.device), sigmas, seed=seed)
-        done = 0
-        try:
-            x, sigma = next(sampling)
-            while True:
-                x0: Tensor = yield Denoise(model, x, sigma, positive, negative, cfg)
-                reached = int((sigmas[:-1] >= sigma).sum()) * steps // (len(sigmas) - 1)
-                if reached > done:
-                    self._on_steps(reached - done)
-                    done = reached
-                x, sigma = sampling.send(x0)
-        except StopIteration as stop:
-            x = stop.value
-        if done < steps:
-            self._on_steps(steps - done)
-        return replace(latent, samples=x / model.latent_scale)
+        progress = _Progress(self._on_steps, steps, levels=len(sigmas) - 1)
+        if step_seed_offset is None:
+            step_seed_offset = self._step_seed_offset
+        found = yield from trajectory(
+            model,
+            latent,
+            Course(sampler, sigmas),
+            guidance=Guidance(positive, negative, cfg),
+            noising=Noising(seed, adds_noise, step_seed_offset),
+            on_level=progress.reach,
+        )
+        progress.end()
+        return found
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """The images of a latent, asked for one after the other."""
@@ -212,8 +219,22 @@ class Context:
         return latents.to_pixels(images)
 
 
-def _noised(samples: Tensor, seed: int, sigma: Tensor, levels: NoiseLevels) -> Tensor:
-    """The start of sampling. From the model's largest sigma on, the signal counts as noise too."""
-    is_largest = torch.isclose(sigma, levels.most, rtol=1e-5)
-    scale = (1 + sigma**2).sqrt() if is_largest else sigma
-    return samples + latents.noise_like(samples, seed).to(samples.device) * scale
+@dataclass(slots=True)
+class _Progress:
+    """Tells of steps as a sampler leaves the levels of its schedule behind."""
+
+    on_steps: Callable[[int], None]
+    steps: int
+    levels: int
+    _done: int = 0
+
+    def reach(self, level: int) -> None:
+        self._tell(level * self.steps // self.levels)
+
+    def end(self) -> None:
+        self._tell(self.steps)
+
+    def _tell(self, done: int) -> None:
+        if done > self._done:
+            self.on_steps(done - self._done)
+            self._done = done

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.batcher import Request
-from engine.diffusion.conditioning import Condition, Conditioning
+from engine.diffusion.conditioning import Condition
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.model import Model
+from engine.diffusion.placement import Guide, Placed
 
 _MOST_REPEATS = 4
 _SHARED_TOKENS = 4 * 77
@@ -26,15 +27,17 @@ class Denoise(Request):
     """One sampler's question: x0 of `x` (batch, 4, h, w) at `sigma`, guided by `cfg`.
 
     Every condition of both halves of the guidance is a row of the same call; a `cfg` of exactly 1
-    has the positive half only.
+    has the positive half only. `both`: the answer is (2, batch, 4, h, w), x0 and what it would be
+    under the negative half alone.
     """
 
     model: Model
     x: Tensor
     sigma: Tensor
-    positive: Conditioning
-    negative: Conditioning
+    positive: Guide
+    negative: Guide
     cfg: float
+    both: bool = False
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -42,18 +45,21 @@ class Denoise(Request):
 
     @property
     def key(self) -> Hashable:
-        longest = max((each.tokens.shape[1] for half in self.halves for each in half), default=0)
+        lengths = (each.condition.tokens.shape[1] for half in self.halves for each in half)
+        longest = max(lengths, default=0)
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         return "denoise", id(model.unet), id(model.levels), model.prediction, self.x.shape[1:], own
 
     @property
-    def halves(self) -> tuple[Conditioning, ...]:
-        return (self.positive,) if self.cfg == 1.0 else (self.positive, self.negative)
+    def halves(self) -> tuple[Guide, ...]:
+        if self.cfg == 1.0 and not self.both:
+            return (self.positive,)
+        return self.positive, self.negative
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """x0 of every request, each (batch, 4, h, w)."""
+        """The answer to every request."""
         with memory_checked():
             asked = [[request._rows(half) for half in request.halves] for request in requests]
             rows = [row for halves in asked for half in halves for row in half]
@@ -63,26 +69,29 @@ class Denoise(Request):
                 for request, halves in zip(requests, asked, strict=True)
             ]
 
-    def _rows(self, half: Conditioning) -> list[_Row]:
+    def _rows(self, half: Guide) -> list[_Row]:
         sigma = float(self.sigma)
-        return [_row(self, each) for each in half if each.counts_at(sigma)]
+        return [
+            _Row(each.window(self.x), self.sigma, each) for each in half if each.counts_at(sigma)
+        ]
 
     def _mean(self, rows: Sequence[_Row], answers: Iterator[Tensor]) -> Tensor:
-        """x0 under one half of the guidance: that of each condition, weighted by its strength."""
-        if len(rows) == 1 and rows[0].condition.area is None:
+        """x0 under one half of the guidance: the weighted mean of those of its conditions."""
+        if len(rows) == 1 and rows[0].placed.weight is None:
             return next(answers)
         total, weights = torch.zeros_like(self.x), torch.full_like(self.x, _NO_WEIGHT)
         for row in rows:
-            weight = row.condition.strength
-            row.window(total).add_(next(answers) * weight)
-            row.window(weights).add_(weight)
+            weight = 1.0 if row.placed.weight is None else row.placed.weight
+            row.placed.window(total).add_(next(answers) * weight)
+            row.placed.window(weights).add_(weight)
         return total / weights
 
     def _guide(self, halves: Sequence[Tensor]) -> Tensor:
         if len(halves) == 1:
             return halves[0]
         conditional, unconditional = halves
-        return unconditional + (conditional - unconditional) * self.cfg
+        x0 = unconditional + (conditional - unconditional) * self.cfg
+        return torch.stack([x0, unconditional]) if self.both else x0
 
 
 _NO_WEIGHT = 1e-37
@@ -95,23 +104,15 @@ class _Row:
 
     x: Tensor
     sigma: Tensor
-    condition: Condition
+    placed: Placed
+
+    @property
+    def condition(self) -> Condition:
+        return self.placed.condition
 
     @property
     def length(self) -> int:
         return self.condition.tokens.shape[1]
-
-    def window(self, whole: Tensor) -> Tensor:
-        """The part of a latent where the condition counts."""
-        area = self.condition.area
-        if area is None:
-            return whole
-        return whole[..., area.y : area.y + area.height, area.x : area.x + area.width]
-
-
-def _row(request: Denoise, condition: Condition) -> _Row:
-    whole = _Row(request.x, request.sigma, condition)
-    return _Row(whole.window(request.x), request.sigma, condition)
 
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:

@@ -25,9 +25,11 @@ class Device:
         cache_bytes: int,
         threads: int | None,
         limits: Limits,
+        step_seed_offset: int = 0,
     ) -> None:
         self._threads = threads
         self._limits = limits
+        self._step_seed_offset = step_seed_offset
         device = _find(name)
         self.gauge = gauge_of(device)
         self._store = ModelStore(models, device, cache_bytes)
@@ -49,7 +51,13 @@ class Device:
         self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
     ) -> Context:
         """A run's access to the device."""
-        return Context(self._store, on_steps=on_steps, input_files=input_files, limits=self._limits)
+        return Context(
+            self._store,
+            on_steps=on_steps,
+            input_files=input_files,
+            limits=self._limits,
+            step_seed_offset=self._step_seed_offset,
+        )
 
 
 def _find(name: str) -> torch.device:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.polynomial import Polynomial
 from numpy.typing import NDArray
 from torch import Tensor
@@ -85,6 +86,25 @@ def ipndm(x: Tensor, sigmas: Tensor) -> Sampling:
     return x
 
 
+def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`ipndm` with weights that know the sizes of the steps.
+
+    The weights are those of its authors' program (github.com/zju-pi/diff-sampler, which ComfyUI
+    follows too), and not quite those of Adams and Bashforth: `lms` has them.
+    """
+    slopes: list[Tensor] = []
+    steps: list[Tensor] = []
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        slopes = [(x - x0) / sigma, *slopes][: len(_ADAMS_BASHFORTH)]
+        h = sigma_next - sigma
+        x = _plus(x, [w * h for w in ipndm_v_weights(h, steps)], slopes)
+        if sigma_next == 0:
+            x = x0
+        steps = [h, *steps][: len(_ADAMS_BASHFORTH) - 1]
+    return x
+
+
 def lms(x: Tensor, sigmas: Tensor) -> Sampling:
     """Linear multistep: Adams-Bashforth of order 4 (Liu et al. 2022, arXiv:2202.09778) in sigma."""
     slopes: list[Tensor] = []
@@ -93,7 +113,7 @@ def lms(x: Tensor, sigmas: Tensor) -> Sampling:
         x0 = yield x, sigma
         slopes = [(x - x0) / sigma, *slopes][:_LMS_ORDER]
         past = levels[i - len(slopes) + 1 : i + 1][::-1]
-        weights = [_lagrange(past, j).integ() for j in range(len(slopes))]
+        weights = [lagrange(past, j).integ() for j in range(len(slopes))]
         x = _plus(x, [float(w(levels[i + 1]) - w(levels[i])) for w in weights], slopes)
         if sigma_next == 0:
             x = x0
@@ -121,7 +141,39 @@ def _plus(x: Tensor, weights: Sequence[float | Tensor], slopes: list[Tensor]) ->
     return x
 
 
-def _lagrange(points: NDArray[np.float64], j: int) -> Polynomial:
+def ipndm_v_weights(h: Tensor, past: Sequence[Tensor]) -> list[Tensor]:
+    """Of the slopes, newest first, in a step of size `h` after steps of the sizes in `past`.
+
+    Each step known adds a difference of the slopes, by its share.
+    """
+    weights = [torch.ones_like(h), *(torch.zeros_like(h) for _ in past)]
+    for count in range(1, len(past) + 1):
+        share, difference = _ipndm_v_difference(h, past[:count])
+        for place, part in enumerate(difference):
+            weights[place] = weights[place] + share * part
+    return weights
+
+
+def _ipndm_v_difference(
+    h: Tensor, past: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor | float, ...]]:
+    match past:
+        case [h_1]:
+            return h / (2 * h_1), (1, -1)
+        case [h_1, h_2]:
+            r = h_1 / h_2
+            return (1 - h**2 / (3 * h_1 * (h_1 + h_2))) / 2, (1, -1 - r, r)
+        case [h_1, h_2, h_3]:
+            r, q = h_1 / h_2, h_1 * (h_1 + h_2) / (h_2 * (h_2 + h_3))
+            two, three = h + h_1, h + h_1 + h_2
+            scale = h * two * three / (h_1 * (h_1 + h_2) * (h_1 + h_2 + h_3))
+            share = (1 - h / (3 * two)) / 2 + (1 - h / (2 * two)) * h / (6 * three)
+            return share * scale, (1, -1 - r - q, r + q * (1 + h_2 / h_3), -q * r)
+        case _:
+            raise AssertionError("there are four slopes at most")
+
+
+def lagrange(points: NDArray[np.float64], j: int) -> Polynomial:
     """1 at the j-th point, 0 at the others."""
     others = np.delete(points, j)
     product = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
@@ -139,7 +191,7 @@ def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
     dsigma = np.exp(exponent) * (slope * tau + intercept) / (2 * sigma)
     span = times[-1] - times[0]
     # The mean over the points, not their sum by trapezoids: pixels depend on it.
-    return [float(np.mean(_lagrange(times[:-1], j)(tau) * dsigma) * span) for j in range(len(past))]
+    return [float(np.mean(lagrange(times[:-1], j)(tau) * dsigma) * span) for j in range(len(past))]
 
 
 def _vp_rates() -> tuple[float, float]:

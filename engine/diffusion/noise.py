@@ -1,4 +1,4 @@
-"""The noise that samplers add on their way; always drawn on the CPU, for every device the same.
+"""The noise of the start and of the steps; always drawn on the CPU, for every device the same.
 
 A job's noise depends on its seed and its own shape alone, never on what it shares a call with.
 """
@@ -12,17 +12,33 @@ import torch
 import torchsde  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
+from engine.diffusion.latents import Latent, noise_like
+
 _PATH_DIGITS = 6
+_SEEDS = 2**64
 
 Noise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Normal noise for the step from one sigma down to the other."""
 
 
-def fresh(x: Tensor, seed: int) -> Noise:
-    """Independent draws; the first equals the noise that sampling starts from.
+def shifted(seed: int, by: int) -> int:
+    """Another seed, `by` further; the largest is followed by 0."""
+    return (seed + by) % _SEEDS
 
-    A generator of its own, begun again with the seed: so do ComfyUI's up to 0.3.
-    """
+
+def start_noise(latent: Latent, seed: int) -> Tensor:
+    """What sampling starts from: a row takes the draw that its batch index says."""
+    if latent.batch_index is None:
+        return noise_like(latent.samples, seed)
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, *latent.samples.shape[1:])
+    # One by one: a draw of several has other numbers where a row's size is no multiple of 16.
+    draws = [torch.randn(shape, generator=generator) for _ in range(max(latent.batch_index) + 1)]
+    return torch.cat([draws[index] for index in latent.batch_index])
+
+
+def fresh(x: Tensor, seed: int) -> Noise:
+    """Independent draws; the first equals the noise that sampling of that seed starts from."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(_sigma: Tensor, _sigma_next: Tensor) -> Tensor:
@@ -44,9 +60,10 @@ def brownian(x: Tensor, sigmas: Tensor, seed: int) -> Noise:
 
     def increment(sigma: Tensor, sigma_next: Tensor) -> Tensor:
         # The middle of a step comes by way of exp and log, which may leave the path by an ulp.
-        low, high = max(_rounded(sigma_next), least), min(_rounded(sigma), most)
+        low, high = sorted(min(max(_rounded(s), least), most) for s in (sigma, sigma_next))
         moved: Tensor = path(low, high)
-        normal: Tensor = -moved / float(sigma - sigma_next) ** 0.5
+        sign = -1 if sigma >= sigma_next else 1
+        normal: Tensor = sign * moved / float(abs(sigma - sigma_next)) ** 0.5
         return normal.to(x.device)
 
     return increment

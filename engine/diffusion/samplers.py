@@ -4,7 +4,8 @@
 
 `x` is (batch, channels, height, width), `sigma` a scalar, `x0` the model's estimate of the clean
 latent. `sigmas` falls to 0; the return value is the latent at its end. The engine answers what many
-samplers ask with one call of the model. Here: the deterministic ones that remember no past step.
+samplers ask with one call of the model. Those of CFG++ are answered (2, batch, ...): x0, and x0
+without guidance. Here: the deterministic ones that remember no past step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ def euler(x: Tensor, sigmas: Tensor) -> Sampling:
     return x
 
 
+def euler_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """CFG++: Chung et al. 2024 (arXiv:2406.08070), algorithm 2: the noise is the unguided one."""
+    for sigma, sigma_next in pairwise(sigmas):
+        x0, unguided = yield x, sigma
+        x = x0 + (x - unguided) / sigma * sigma_next
+    return x
+
+
 def heun(x: Tensor, sigmas: Tensor) -> Sampling:
     """Heun's method: Karras et al. 2022 (arXiv:2206.00364), algorithm 1."""
     for sigma, sigma_next in pairwise(sigmas):
@@ -43,19 +52,20 @@ def heun(x: Tensor, sigmas: Tensor) -> Sampling:
 def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
     """Heun's method with up to two looks ahead, each slope weighted by its share of sigma_max.
 
-    Without a paper of its own: the predictor is that of `heun`.
+    The schedule's end is never looked at. There is no paper; the rule is its author's
+    (github.com/Carzit/sd-webui-sampler-heunpp).
     """
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
         slopes: list[Tensor] = []
-        ahead = [sigma, *(s for s in sigmas[i + 1 : i + 3] if s > 0)]
+        ahead = sigmas[i : min(i + 3, len(sigmas) - 1)]
         x_ahead = x
         for j, s in enumerate(ahead):
             x0 = yield x_ahead, s
             slopes.append((x_ahead - x0) / s)
             if j + 1 < len(ahead):
                 x_ahead = x_ahead + slopes[-1] * (ahead[j + 1] - s)
-        weights = [s / (len(ahead) * sigmas[0]) for s in ahead[1:]]
-        d = slopes[0] * (1 - sum(weights))
+        weights = ahead[1:] / (len(ahead) * sigmas[0])
+        d = slopes[0] * (1 - weights.sum())
         for weight, slope in zip(weights, slopes[1:], strict=True):
             d = d + weight * slope
         x = x + d * (sigma_next - sigma)

@@ -8,7 +8,15 @@ from typing import TypeAlias
 from torch import Tensor
 
 from engine import names
-from engine.diffusion import ancestral, dpm_solver, multistep, samplers, sde_samplers, uni_pc
+from engine.diffusion import (
+    ancestral,
+    dpm_solver,
+    multistep,
+    sa_solver,
+    samplers,
+    sde_samplers,
+    uni_pc,
+)
 from engine.diffusion.noise import Noise, brownian, fresh
 from engine.diffusion.samplers import Sampling
 
@@ -17,6 +25,7 @@ NoisySampler: TypeAlias = Callable[[Tensor, Tensor, Noise], Sampling]
 
 SAMPLERS: dict[str, Sampler] = {
     "euler": samplers.euler,
+    "euler_cfg_pp": samplers.euler_cfg_pp,
     "heun": samplers.heun,
     "heunpp2": samplers.heunpp2,
     "dpm_2": samplers.dpm_2,
@@ -25,6 +34,7 @@ SAMPLERS: dict[str, Sampler] = {
     "dpm_adaptive": dpm_solver.dpm_adaptive,
     "dpmpp_2m": multistep.dpmpp_2m,
     "ipndm": multistep.ipndm,
+    "ipndm_v": multistep.ipndm_v,
     "deis": multistep.deis,
     "ddim": samplers.euler,
     "uni_pc": uni_pc.uni_pc,
@@ -35,6 +45,7 @@ SAMPLERS: dict[str, Sampler] = {
 """ddim is Euler's method: Song et al. 2020 (arXiv:2010.02502), equation 14."""
 NOISY_SAMPLERS: dict[str, NoisySampler] = {
     "euler_ancestral": ancestral.euler_ancestral,
+    "euler_ancestral_cfg_pp": ancestral.euler_ancestral_cfg_pp,
     "dpm_2_ancestral": ancestral.dpm_2_ancestral,
     "dpmpp_2s_ancestral": ancestral.dpmpp_2s_ancestral,
     "lcm": ancestral.lcm,
@@ -45,15 +56,23 @@ NOISY_SAMPLERS: dict[str, NoisySampler] = {
     "dpmpp_3m_sde": sde_samplers.dpmpp_3m_sde,
     "er_sde": sde_samplers.er_sde,
     "seeds_2": sde_samplers.seeds_2,
+    "sa_solver": sa_solver.sa_solver,
 }
 
 
-def sampling_of(name: str, x: Tensor, sigmas: Tensor, *, seed: int) -> Sampling:
-    """The sampler of that name at its start; `seed` is of the noise on its way."""
+def sampling_of(
+    name: str, x: Tensor, sigmas: Tensor, *, seed: int, step_seed: int | None = None
+) -> Sampling:
+    """The sampler of that name at its start.
+
+    `seed` is of Brownian paths, and of independent draws too unless `step_seed` is given.
+    """
     match names.SAMPLER_OF[name].noise:
         case "none":
             return SAMPLERS[name](x, sigmas)
         case "fresh":
-            return NOISY_SAMPLERS[name](x, sigmas, fresh(x, seed))
+            return NOISY_SAMPLERS[name](
+                x, sigmas, fresh(x, seed if step_seed is None else step_seed)
+            )
         case "brownian":
             return NOISY_SAMPLERS[name](x, sigmas, brownian(x, sigmas, seed))

@@ -28,15 +28,25 @@ def normal(levels: NoiseLevels, steps: int) -> Tensor:
 
 def karras(levels: NoiseLevels, steps: int) -> Tensor:
     """Karras et al. 2022, equation 5, with rho 7."""
+    return karras_between(levels.most, levels.least, steps)
+
+
+def karras_between(most: Tensor, least: Tensor, steps: int, rho: float = _KARRAS_RHO) -> Tensor:
+    """Karras et al. 2022, equation 5: even in the rho-th root of sigma."""
     ramp = torch.linspace(0, 1, steps)
-    least, most = levels.least ** (1 / _KARRAS_RHO), levels.most ** (1 / _KARRAS_RHO)
-    found: Tensor = (most + ramp * (least - most)) ** _KARRAS_RHO
+    first, last = most ** (1 / rho), least ** (1 / rho)
+    found: Tensor = (first + ramp * (last - first)) ** rho
     return found
 
 
 def exponential(levels: NoiseLevels, steps: int) -> Tensor:
     """Even in log sigma."""
-    return torch.linspace(float(levels.most.log()), float(levels.least.log()), steps).exp()
+    return exponential_between(levels.most, levels.least, steps)
+
+
+def exponential_between(most: Tensor, least: Tensor, steps: int) -> Tensor:
+    """Even in log sigma."""
+    return torch.linspace(float(most.log()), float(least.log()), steps).exp()
 
 
 def sgm_uniform(levels: NoiseLevels, steps: int) -> Tensor:

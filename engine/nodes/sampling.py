@@ -14,25 +14,24 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.latents import Latent
 
-_SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
-_SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)
+SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
+SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)
+
+
+STEPS = Int(20, min=1, max=10_000, limit="steps", tooltip="The number of denoising steps.")
+SEED = Int(0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed makes the same image.")
+CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
 
 
 @node(
     "KSampler",
     inputs={
         "model": Link("MODEL", tooltip="The model that denoises the latent."),
-        "seed": Int(
-            0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed makes the same image."
-        ),
-        "steps": Int(
-            20, min=1, max=10_000, limit="steps", tooltip="The number of denoising steps."
-        ),
-        "cfg": Float(
-            8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed."
-        ),
-        "sampler_name": _SAMPLERS,
-        "scheduler": _SCHEDULERS,
+        "seed": SEED,
+        "steps": STEPS,
+        "cfg": CFG,
+        "sampler_name": SAMPLERS,
+        "scheduler": SCHEDULERS,
         "positive": Link("CONDITIONING", tooltip="What the image should show."),
         "negative": Link("CONDITIONING", tooltip="What it should not show."),
         "latent_image": Link("LATENT", tooltip="The latent to denoise."),
@@ -59,7 +58,7 @@ def k_sampler(
 ) -> Work[tuple[Latent]]:
     """Denoises a latent, guided by the positive and the negative conditioning."""
     sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
-    latent = yield from context.sample(
+    latent, _ = yield from context.sample(
         model,
         latent_image,
         sampler=sampler_name,
@@ -69,5 +68,69 @@ def k_sampler(
         positive=positive,
         negative=negative,
         cfg=cfg,
+    )
+    return (latent,)
+
+
+@node(
+    "KSamplerAdvanced",
+    inputs={
+        "model": Link("MODEL"),
+        "add_noise": Choice(("enable", "disable"), tooltip="Off: the latent has its noise."),
+        "noise_seed": SEED,
+        "steps": STEPS,
+        "cfg": CFG,
+        "sampler_name": SAMPLERS,
+        "scheduler": SCHEDULERS,
+        "positive": Link("CONDITIONING"),
+        "negative": Link("CONDITIONING"),
+        "latent_image": Link("LATENT"),
+        "start_at_step": Int(0, min=0, max=10_000, tooltip="The first of the steps to take."),
+        "end_at_step": Int(10_000, min=0, max=10_000, tooltip="The step to stop before."),
+        "return_with_leftover_noise": Choice(
+            ("disable", "enable"), tooltip="Off: the last step takes off all noise there is."
+        ),
+    },
+    outputs=("LATENT",),
+    category="sampling",
+    display_name="KSampler (Advanced)",
+    steps_input="steps",
+    steps_range=("start_at_step", "end_at_step"),
+)
+def k_sampler_advanced(
+    context: Context,
+    *,
+    model: Model,
+    add_noise: str,
+    noise_seed: int,
+    steps: int,
+    cfg: float,
+    sampler_name: str,
+    scheduler: str,
+    positive: Conditioning,
+    negative: Conditioning,
+    latent_image: Latent,
+    start_at_step: int,
+    end_at_step: int,
+    return_with_leftover_noise: str,
+) -> Work[tuple[Latent]]:
+    """Takes some of a sampler's steps, so that several nodes can share them."""
+    sigmas = context.sigmas(model, scheduler, steps, 1.0, sampler=sampler_name)
+    part = sigmas[start_at_step : end_at_step + 1].clone()
+    if len(part) < 2:
+        return (latent_image,)
+    if return_with_leftover_noise == "disable":
+        part[-1] = 0
+    latent, _ = yield from context.sample(
+        model,
+        latent_image,
+        sampler=sampler_name,
+        sigmas=part,
+        steps=max(0, min(end_at_step, steps) - start_at_step),
+        seed=noise_seed,
+        positive=positive,
+        negative=negative,
+        cfg=cfg,
+        adds_noise=add_noise == "enable",
     )
     return (latent,)

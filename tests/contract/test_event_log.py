@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from events.errors import HistoryGone
 from events.ids import new_id
 from events.jetstream import Bus
 from events.jetstream_log import JetStreamLog
-from events.log import Appended, Conflict, EventLog, utc_now
+from events.log import Appended, Conflict, EventLog, EventReader, utc_now
 from events.memory import MemoryLog
-from events.types import CancelRequested, Event, JobFact, Started
+from events.types import CancelRequested, Erased, Event, Flavour, JobFact, Started
 from serve_app.nats_server import NatsServer
 from tests.support.jobs import submitted
 
@@ -131,3 +132,41 @@ async def test_a_watch_sees_what_is_stored_for_its_job_once(log: EventLog) -> No
         assert await subscription.next(2) == first
         assert await subscription.next(2) == second
         assert await subscription.next(0.2) is None
+
+
+async def test_a_purge_keeps_the_last_fact_and_its_place(log: EventLog) -> None:
+    job_id = new_id()
+    first = await appended(log, event(job_id, 1), 0)
+    second = await appended(log, event(job_id, 2, CancelRequested()), first.position)
+    erased = Erased(
+        flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=first.time
+    )
+    last = await appended(log, event(job_id, 3, erased), second.position)
+    other = await appended(log, event(new_id(), 1), 0)
+    for _ in range(2):
+        await log.purge(job_id, keep=1)
+        assert await log.read(job_id) == [last]
+        assert await log.last(job_id) == last
+    late = event(job_id, 3, Started(attempt=1, actor="late"))
+    assert await log.append(late, expected=second.position) == Conflict((last,))
+    assert await log.append(event(job_id, 1), expected=0) == Conflict((last,))
+    async with log.reader(after=0) as reader:
+        assert await read_until(reader, other) == [last, other]
+
+
+async def test_a_purge_of_everything_leaves_an_unknown_job(log: EventLog) -> None:
+    job_id = new_id()
+    first = await appended(log, event(job_id, 1), 0)
+    await log.purge(job_id)
+    await log.purge(job_id)
+    assert await log.read(job_id) == []
+    with pytest.raises(HistoryGone):
+        await log.append(event(job_id, 2, CancelRequested()), expected=first.position)
+
+
+async def read_until(reader: EventReader, last: Event) -> list[Event]:
+    found: list[Event] = []
+    async with asyncio.timeout(10):
+        while not found or found[-1] != last:
+            found += await reader.next(1)
+    return found

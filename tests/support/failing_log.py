@@ -9,7 +9,7 @@ from events.types import Event
 
 
 class FailingLog(MemoryLog):
-    """`append_error` and `read_error` are raised as long as they are set.
+    """`append_error`, `read_error` and `purge_error` are raised as long as they are set.
 
     With `stores_first`, an append that fails has stored its event: its answer was lost.
     """
@@ -18,6 +18,7 @@ class FailingLog(MemoryLog):
         super().__init__()
         self.append_error: Exception | None = None
         self.read_error: Exception | None = None
+        self.purge_error: Exception | None = None
         self.stores_first = False
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
@@ -32,9 +33,14 @@ class FailingLog(MemoryLog):
             raise self.read_error
         return await super().read(job_id)
 
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        if self.purge_error is not None:
+            raise self.purge_error
+        await super().purge(job_id, keep=keep)
+
     def lose_answers(self) -> None:
         """What is appended from now on is stored, but nobody hears of it."""
         self.append_error, self.stores_first = OutcomeUnknown(), True
 
     def recover(self) -> None:
-        self.append_error = self.read_error = None
+        self.append_error = self.read_error = self.purge_error = None

@@ -28,6 +28,7 @@ from events.memory import MemoryLog
 from events.read_model import ReadModel
 from events.records import Endpoint, Scope
 from events.registry import ApiKeys, Endpoints
+from events.removal import Removal
 from events.types import Flavour, ImageStored
 from events.uploads import Uploads
 from serve_app.api import create_api
@@ -180,6 +181,8 @@ async def running_edge(
     await database.prepare()
     queue, health, name_server = MemoryQueue(), MemoryHealth(), NameServer()
     progress: dict[str, float] = {}
+    read_model, images = ReadModel(database), ImageStore((folder / "images").as_uri())
+    deliveries = MemoryLog()
     services = Services(
         settings=Settings(
             data_dir=folder,
@@ -189,11 +192,12 @@ async def running_edge(
         ),
         log=log,
         writer=JobWriter(log),
-        read_model=ReadModel(database),
+        read_model=read_model,
         keys=ApiKeys(database),
         endpoints=Endpoints(database),
         uploads=Uploads(database),
-        images=ImageStore((folder / "images").as_uri()),
+        images=images,
+        removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
         catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
         address_rule=AddressRule(allow_networks=[ip_network("127.0.0.0/8")]),
         resolve=name_server.resolve,

@@ -10,22 +10,25 @@ import numpy as np
 
 from engine.batcher import Batcher, Member
 from engine.catalogue import Catalogue
+from engine.declarations import Body
 from engine.executor import BODIES, execute
 from engine.graph import Limits, validate
 from engine.reports import SavedLatent
 
 
-def latent_and_images(prompt: dict[str, Any], catalogue: Catalogue) -> tuple[Any, list[Any]]:
+def latent_and_images(
+    prompt: dict[str, Any], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
+) -> tuple[Any, list[Any]]:
     """The latent that was decoded, and the images."""
-    ((latent, images),) = all_latents_and_images([prompt], catalogue)
+    ((latent, images),) = all_latents_and_images([prompt], catalogue, bodies)
     return latent, images
 
 
 def all_latents_and_images(
-    prompts: Sequence[dict[str, Any]], catalogue: Catalogue
+    prompts: Sequence[dict[str, Any]], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
 ) -> list[tuple[Any, list[Any]]]:
     """For each prompt the latent that was decoded first, and the images; all run at once."""
-    runs = recorded(prompts, catalogue)
+    runs = recorded(prompts, catalogue, bodies=bodies)
     return [(run.latents[0].numpy(), run.images) for run in runs]
 
 
@@ -33,8 +36,10 @@ def recorded(
     prompts: Sequence[dict[str, Any]],
     catalogue: Catalogue,
     input_files: Mapping[str, bytes] | None = None,
+    *,
+    bodies: Mapping[str, Body] = BODIES,
 ) -> list[Recorded]:
-    """What each prompt made, all run at once."""
+    """What each prompt made, all run at once. `bodies`: of the nodes, where a test has its own."""
     import torch
 
     from engine.diffusion.device import Device
@@ -48,7 +53,7 @@ def recorded(
             validate(prompt, catalogue, Limits()),
             device.context(on_steps=lambda _: None, input_files=input_files or {}),
             on_output=run.take,
-            bodies={**BODIES, "VAEDecode": run.decode},
+            bodies={**bodies, "VAEDecode": run.decode},
         )
         batcher.join(Member(execution, on_end=errors.append))
     with torch.inference_mode():

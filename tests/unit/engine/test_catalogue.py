@@ -27,6 +27,10 @@ def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
     loader = info["CheckpointLoaderSimple"]
     assert loader["input"]["required"]["ckpt_name"][0] == [TINY]
     assert loader["output_name"] == ["MODEL", "CLIP", "VAE"]
+    custom = info["SamplerCustom"]
+    assert custom["output_name"] == ["output", "denoised_output"]
+    assert custom["input"]["required"]["add_noise"][0] == "BOOLEAN"
+    assert custom["input"]["required"]["add_noise"][1]["default"] is True
 
 
 def test_everything_but_diffusion_loads_without_torch() -> None:

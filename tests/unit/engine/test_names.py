@@ -60,6 +60,10 @@ def test_automatic_depends_on_the_sampler() -> None:
         ("dpmpp_2m_sde_gpu", ("dpmpp_2m_sde", "exponential")),
         ("DPM2 a Karras", ("dpm_2_ancestral", "karras")),
         ("DDIM", ("ddim", "normal")),
+        ("Euler A CFG++", ("euler_ancestral_cfg_pp", "normal")),
+        ("IPNDM_V", ("ipndm_v", "normal")),
+        ("dpmpp_sde_gpu", ("dpmpp_sde", "karras")),
+        ("dpmpp_3m_sde_gpu", ("dpmpp_3m_sde", "exponential")),
         ("LMS Uniform", ("lms", "normal")),
     ],
 )

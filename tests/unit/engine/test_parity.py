@@ -37,7 +37,15 @@ SMALL_CASES = (
     "lms__sgm_uniform",
     "uni_pc__normal",
 )
-FULL_CASES = ("b_batch3", "h_hires_bilinear", "i_img2img", "p_clipskip2", "p_long", "p_weight13")
+FULL_CASES = (
+    "a_split_euler",
+    "b_batch3",
+    "h_hires_bilinear",
+    "i_img2img",
+    "p_clipskip2",
+    "p_long",
+    "p_weight13",
+)
 SAVED_LATENTS = {"10": "latent.safetensors", "14": "latent_14.safetensors"}
 """The file that each of a case's SaveLatent nodes wrote."""
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"

@@ -9,6 +9,7 @@ from events.decisions import (
     Command,
     Complete,
     ConfirmCancel,
+    Erase,
     FailAttempt,
     Start,
     StoreImage,
@@ -20,8 +21,10 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    Erased,
     Fact,
     Failed,
+    Flavour,
     Started,
 )
 from tests.support.jobs import submitted
@@ -166,3 +169,23 @@ def test_a_failure_that_would_repeat_ends_the_job() -> None:
 
 def test_completion() -> None:
     assert decide(Complete(actor="a", images=2), folded(RUNS)) == (Completed(images=2),)
+
+
+ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=START)
+
+
+@pytest.mark.parametrize("before", [WAITS, RUNS, IS_LEAVING, WAITS_AGAIN])
+def test_a_job_that_has_not_ended_is_cancelled_and_erased(before: list[Fact]) -> None:
+    assert decide(Erase(), folded(before)) == (Cancelled(), ERASED)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_job_that_has_ended_is_erased(end: Fact) -> None:
+    assert decide(Erase(), folded([*RUNS, end])) == (ERASED,)
+
+
+def test_nothing_is_added_to_an_erased_job() -> None:
+    job = folded([*RUNS, Cancelled(), ERASED])
+    commands = [Submit(SUBMITTED), start("a"), Cancel(), Erase(), *of_the_writer("a")]
+    assert [decide(command, job) for command in commands] == [()] * len(commands)
+    assert decide(Erase(), None) == ()

@@ -14,9 +14,11 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    Erased,
     Event,
     Fact,
     Failed,
+    Flavour,
     Started,
     Submitted,
     Unknown,
@@ -26,19 +28,24 @@ from tests.unit.events.histories import JOB_ID, START, folded, history, image
 
 ENDS: list[Fact] = [Completed(images=1), Failed(message="No."), Cancelled()]
 
+ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=START)
+
 later_facts = st.one_of(
     st.builds(Started, attempt=st.integers(1, 4), actor=st.sampled_from("ab")),
     st.builds(image, st.integers(0, 3), attempt=st.integers(1, 4)),
     st.builds(AttemptFailed, attempt=st.integers(1, 4), message=st.text(max_size=5)),
     st.just(CancelRequested()),
-    st.just(Unknown(original_type="darkroom.job.erased.v1")),
+    st.just(Unknown(original_type="darkroom.job.paused.v2")),
     st.sampled_from(ENDS),
 )
 histories = st.lists(later_facts, max_size=12).map(lambda facts: history(submitted(), *facts))
+erasable = st.lists(later_facts | st.just(ERASED), max_size=12).map(
+    lambda facts: history(submitted(), *facts)
+)
 places = st.integers(0, 13)
 
 
-@given(histories, st.lists(places))
+@given(erasable, st.lists(places))
 def test_folding_in_pieces_is_folding_whole(events: list[Event], cuts: list[int]) -> None:
     job = None
     bounds = [0, *sorted(cuts), len(events)]
@@ -47,14 +54,14 @@ def test_folding_in_pieces_is_folding_whole(events: list[Event], cuts: list[int]
     assert job == fold(events)
 
 
-@given(histories, places)
+@given(erasable, places)
 def test_folding_again_what_was_seen_changes_nothing(events: list[Event], start: int) -> None:
     job = fold(events)
     assert fold(events[start:], job) is job
     assert fold(events[:start], job) is job
 
 
-@given(histories, places, places)
+@given(erasable, places, places)
 def test_pieces_may_overlap(events: list[Event], one: int, other: int) -> None:
     start, stop = sorted([one, other])
     assert fold(events[start:], fold(events[: max(stop, 1)])) == fold(events)
@@ -133,3 +140,23 @@ def test_a_fact_of_a_later_version_is_passed_over() -> None:
     unknown = Unknown(original_type="darkroom.job.paused.v1")
     job = folded([submitted(), unknown])
     assert job == replace(folded([submitted()]), version=2, position=20)
+
+
+@given(histories)
+def test_an_erased_job_is_what_its_last_fact_alone_says(events: list[Event]) -> None:
+    erased = history(*(event.fact for event in events), ERASED)
+    job = fold(erased[-1:])
+    assert fold(erased) == job
+    assert job is not None
+    assert job.erased
+    assert (job.submitted.request, job.images, job.submitted.callback_url) == ({}, (), None)
+    assert (job.submitted.owner, job.submitted_at) == ("alice", START)
+    assert isinstance(job.end, Cancelled)
+
+
+@given(histories)
+def test_nothing_comes_back_behind_an_erasure(events: list[Event]) -> None:
+    job = fold(history(submitted(), ERASED, *(event.fact for event in events)))
+    assert job is not None
+    assert job.erased
+    assert job.images == ()

@@ -21,6 +21,7 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    Erased,
     Event,
     Fact,
     Failed,
@@ -67,6 +68,12 @@ EXAMPLES: list[Fact] = [
     Completed(images=4),
     Failed(message='No checkpoint "a\\b".'),
     Cancelled(),
+    Erased(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        endpoint="default",
+        submitted_at=datetime(2026, 3, 1, 8, 20, tzinfo=UTC),
+    ),
     CallbackAttempted(
         attempt=3,
         status=503,

@@ -1,9 +1,16 @@
+from pathlib import Path
+
 import httpx
 import pytest
 
-from events.decisions import FailAttempt
+from events.decisions import Complete, FailAttempt
 from events.errors import LogUnavailable
 from events.ids import lane_of
+from events.log import utc_now
+from events.records import Scope
+from events.types import Erased
+from storage.images import ImageNotFound
+from tests.support.failing_log import FailingLog
 from tests.support.services import ACTOR, Edge, diffusion_body, workflow_body
 
 UNKNOWN = "0199a1b2-0000-7000-8000-000000000000"
@@ -153,7 +160,83 @@ class TestCancel:
         assert answer.json() == {"cancelled": True}
 
 
-@pytest.mark.parametrize(("method", "tail"), [("GET", ""), ("POST", "/cancel")])
+class TestErase:
+    async def test_nothing_of_a_job_that_has_ended_is_left(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        await edge.project()
+        result = f"/diffusion/v1/result?request_id={job_id}"
+        [image] = (await client.get(result)).json()["results"]
+        answer = await client.delete(f"/v1/jobs/{job_id}")
+        assert (answer.status_code, answer.json()) == (200, {"erased": True})
+        for path in (result, f"/v1/jobs/{job_id}", image["url"]):
+            assert (await client.get(path)).status_code == 404
+        assert (await client.post(f"/v1/jobs/{job_id}/cancel")).status_code == 404
+        assert (await client.get("/v1/jobs")).json()["jobs"] == []
+        with pytest.raises(ImageNotFound):
+            await edge.services.images.get(f"{job_id}/1/0.png")
+        [left] = await edge.log.read(job_id)
+        assert isinstance(left.fact, Erased)
+        await edge.project()
+        assert (await client.get(result)).status_code == 404
+
+    async def test_a_job_that_waits_is_cancelled_first(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await client.delete(f"/v1/jobs/{job_id}")
+        assert (await edge.job(job_id)).version == 3  # submitted, cancelled, erased
+        assert edge.queue.removed == [("default", lane_of("alice"), job_id)]
+
+    async def test_an_actor_that_still_runs_it_can_write_nothing_more(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.start(job_id)
+        running = await edge.job(job_id)
+        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 200
+        outcome = await edge.services.writer.execute(Complete(ACTOR, images=0), running)
+        assert outcome.added == ()
+        assert (await edge.job(job_id)).erased
+        assert edge.queue.removed == []
+
+    async def test_it_is_idempotent(self, edge: Edge, client: httpx.AsyncClient) -> None:
+        job_id = await submit(client)
+        for _ in range(2):
+            assert (await client.delete(f"/v1/jobs/{job_id}")).json() == {"erased": True}
+        assert (await edge.job(job_id)).version == 3
+
+    async def test_what_cannot_be_removed_yet_is_said_and_done_by_the_next_try(
+        self, edge: Edge, client: httpx.AsyncClient, log: FailingLog, tmp_path: Path
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        log.purge_error = LogUnavailable()
+        answer = await client.delete(f"/v1/jobs/{job_id}")
+        assert (answer.status_code, answer.json()) == (202, {"erased": False})
+        assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 404
+        assert (await edge.services.read_model.due_erasures(utc_now(), limit=9))[0][0] == job_id
+        log.recover()
+        answer = await client.delete(f"/v1/jobs/{job_id}")
+        assert (answer.status_code, answer.json()) == (200, {"erased": True})
+
+    async def test_its_idempotency_key_is_not_taken_again(self, client: httpx.AsyncClient) -> None:
+        headers = {"Idempotency-Key": "once"}
+        first = await client.post("/diffusion/v1/generate", json=diffusion_body(), headers=headers)
+        await client.delete(f"/v1/jobs/{first.json()['request_id']}")
+        again = await client.post("/diffusion/v1/generate", json=diffusion_body(), headers=headers)
+        assert again.status_code == 409
+        assert "erased" in again.json()["error"]["message"]
+
+    async def test_the_scope_is_asked_for(self, edge: Edge, client: httpx.AsyncClient) -> None:
+        job_id = await submit(client)
+        async with await edge.client(scopes=(Scope.READ, Scope.GENERATE)) as reader:
+            assert (await reader.delete(f"/v1/jobs/{job_id}")).status_code == 403
+
+
+@pytest.mark.parametrize(("method", "tail"), [("GET", ""), ("POST", "/cancel"), ("DELETE", "")])
 async def test_an_unknown_job_and_another_owners_are_alike(
     edge: Edge, client: httpx.AsyncClient, method: str, tail: str
 ) -> None:

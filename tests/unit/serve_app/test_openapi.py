@@ -42,6 +42,7 @@ def test_a_generate_path_is_described_whole(document: dict[str, Any], path: str)
     assert {each["name"] for each in operation["parameters"]} == {
         "endpoint",
         "callback_url",
+        "alone",
         "Idempotency-Key",
     }
     content = operation["requestBody"]["content"]["application/json"]

@@ -250,6 +250,8 @@ async def test_a_job_records_the_files_as_they_were(edge: Edge, client: httpx.As
     files = (await edge.job(accepted.json()["request_id"])).submitted.input_files
     assert files is not None
     assert list(files) == ["cat.png", "dog.png"]
+    shown = (await client.get(f"/v1/jobs/{accepted.json()['request_id']}")).json()
+    assert shown["input_files"] == {name: file.digest for name, file in files.items()}
     for name, colour in (("cat.png", "red"), ("dog.png", "blue")):
         data = await edge.services.images.get(files[name].key)
         assert files[name].digest == f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -1,0 +1,37 @@
+"""Denoising a part of a latent while the rest stays as it is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from engine.diffusion.samplers import Sampling
+
+
+def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
+    """(batch, 1, height, width) of a mask of any size, for the latent `like` (batch, 4, h, w).
+
+    Masks are repeated where there are fewer than latents.
+    """
+    planes = mask.reshape(-1, 1, *mask.shape[-2:]).to(like)
+    if planes.shape[2:] != like.shape[2:]:
+        planes = functional.interpolate(planes, size=like.shape[2:], mode="bilinear")
+    repeats = -(-len(like) // len(planes))
+    return planes.repeat(repeats, 1, 1, 1)[: len(like)]
+
+
+def inpainting(sampling: Sampling, mask: Tensor, clean: Tensor, noise: Tensor) -> Sampling:
+    """`sampling` where `mask` is 1; where it is 0 it sees `clean` with its noise, and keeps it.
+
+    Replacement of the known region: Lugmayr et al. 2022 (arXiv:2201.09865), equation 8, once a
+    step, with the same noise throughout.
+    """
+    kept = 1 - mask
+    x, sigma = next(sampling)
+    while True:
+        x0 = yield x * mask + (clean + noise * sigma) * kept, sigma
+        try:
+            x, sigma = sampling.send(x0 * mask + clean * kept)
+        except StopIteration as stop:
+            found: Tensor = stop.value
+            return found

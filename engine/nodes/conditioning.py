@@ -1,0 +1,209 @@
+"""Nodes that say where, when and how much a conditioning counts, and that join several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.declarations import Choice, Float, Input, Int, Link, node
+
+if TYPE_CHECKING:
+    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.context import Context
+    from engine.diffusion.latents import Mask
+
+_CELL = 8
+"""Pixels of a latent's cell."""
+_MAX_SIDE = 16384
+_CONDITIONING = Link("CONDITIONING")
+_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much it counts beside the others.")
+
+
+def _pixels(default: int, least: int) -> Int:
+    return Int(default, min=least, max=_MAX_SIDE, step=8, tooltip="In pixels.")
+
+
+def _share(default: float, step: float = 0.01) -> Float:
+    return Float(default, min=0.0, max=1.0, step=step)
+
+
+@node(
+    "ConditioningCombine",
+    inputs={"conditioning_1": _CONDITIONING, "conditioning_2": _CONDITIONING},
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Combine)",
+)
+def conditioning_combine(
+    context: Context, conditioning_1: Conditioning, conditioning_2: Conditioning
+) -> tuple[Conditioning]:
+    """Lets both count: the model is asked about each, and the answers are averaged."""
+    return (conditioning_1 + conditioning_2,)
+
+
+@node(
+    "ConditioningConcat",
+    inputs={"conditioning_to": _CONDITIONING, "conditioning_from": _CONDITIONING},
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Concat)",
+)
+def conditioning_concat(
+    context: Context, conditioning_to: Conditioning, conditioning_from: Conditioning
+) -> tuple[Conditioning]:
+    """Writes one text behind the other; of several to be added the first is."""
+    return (tuple(each.followed_by(conditioning_from[0]) for each in conditioning_to),)
+
+
+@node(
+    "ConditioningAverage",
+    inputs={
+        "conditioning_to": _CONDITIONING,
+        "conditioning_from": _CONDITIONING,
+        "conditioning_to_strength": Float(1.0, min=0.0, max=1.0, tooltip="The share of the first."),
+    },
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Average)",
+)
+def conditioning_average(
+    context: Context,
+    conditioning_to: Conditioning,
+    conditioning_from: Conditioning,
+    conditioning_to_strength: float,
+) -> tuple[Conditioning]:
+    """Mixes two texts token by token."""
+    other, share = conditioning_from[0], conditioning_to_strength
+    return (tuple(each.mixed_with(other, share) for each in conditioning_to),)
+
+
+@node(
+    "ConditioningZeroOut",
+    inputs={"conditioning": _CONDITIONING},
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning",
+    display_name="Conditioning (Zero Out)",
+)
+def conditioning_zero_out(context: Context, conditioning: Conditioning) -> tuple[Conditioning]:
+    """Takes all meaning from a conditioning, which is less than an empty text has."""
+    return (tuple(each.zeroed() for each in conditioning),)
+
+
+def _area_inputs(size: Input, place: Input) -> dict[str, Input]:
+    return {
+        "conditioning": _CONDITIONING,
+        "width": size,
+        "height": size,
+        "x": place,
+        "y": place,
+        "strength": _STRENGTH,
+    }
+
+
+@node(
+    "ConditioningSetArea",
+    inputs=_area_inputs(_pixels(64, least=64), _pixels(0, least=0)),
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Set Area)",
+)
+def conditioning_set_area(
+    context: Context,
+    *,
+    conditioning: Conditioning,
+    width: int,
+    height: int,
+    x: int,
+    y: int,
+    strength: float,
+) -> tuple[Conditioning]:
+    """Keeps a conditioning to a rectangle of the image."""
+    from engine.diffusion.conditioning import Area
+
+    area = Area(height // _CELL, width // _CELL, y // _CELL, x // _CELL)
+    return (tuple(each.within(area, strength) for each in conditioning),)
+
+
+@node(
+    "ConditioningSetAreaPercentage",
+    inputs=_area_inputs(_share(1.0), _share(0.0)),
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Set Area with Percentage)",
+)
+def conditioning_set_area_percentage(
+    context: Context,
+    *,
+    conditioning: Conditioning,
+    width: float,
+    height: float,
+    x: float,
+    y: float,
+    strength: float,
+) -> tuple[Conditioning]:
+    """Keeps a conditioning to a rectangle, given in shares of the image's sides."""
+    from engine.diffusion.conditioning import AreaShare
+
+    area = AreaShare(height, width, y, x)
+    return (tuple(each.within(area, strength) for each in conditioning),)
+
+
+@node(
+    "ConditioningSetAreaStrength",
+    inputs={"conditioning": _CONDITIONING, "strength": _STRENGTH},
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Set Area Strength)",
+)
+def conditioning_set_area_strength(
+    context: Context, conditioning: Conditioning, strength: float
+) -> tuple[Conditioning]:
+    """Sets how much a conditioning counts beside others."""
+    return (tuple(each.of_strength(strength) for each in conditioning),)
+
+
+@node(
+    "ConditioningSetMask",
+    inputs={
+        "conditioning": _CONDITIONING,
+        "mask": Link("MASK"),
+        "strength": _STRENGTH,
+        "set_cond_area": Choice(
+            ("default", "mask bounds"),
+            tooltip="Whether the model sees all of the image or the mask's part alone.",
+        ),
+    },
+    outputs=("CONDITIONING",),
+    category="conditioning",
+    display_name="Conditioning (Set Mask)",
+)
+def conditioning_set_mask(
+    context: Context,
+    *,
+    conditioning: Conditioning,
+    mask: Mask,
+    strength: float,
+    set_cond_area: str,
+) -> tuple[Conditioning]:
+    """Lets a conditioning count as much as a mask says."""
+    keeps_to_mask = set_cond_area != "default"
+    return (
+        tuple(each.masked(mask, strength, keeps_to_mask=keeps_to_mask) for each in conditioning),
+    )
+
+
+@node(
+    "ConditioningSetTimestepRange",
+    inputs={
+        "conditioning": _CONDITIONING,
+        "start": _share(0.0, step=0.001),
+        "end": _share(1.0, step=0.001),
+    },
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning",
+    display_name="Conditioning (Set Timestep Range)",
+)
+def conditioning_set_timestep_range(
+    context: Context, conditioning: Conditioning, start: float, end: float
+) -> tuple[Conditioning]:
+    """Lets a conditioning count for a part of the way from noise to image."""
+    return (tuple(each.between(start, end) for each in conditioning),)

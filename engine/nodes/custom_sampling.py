@@ -1,0 +1,232 @@
+"""A sampler in parts: which sampler, along which levels, and the node that goes along them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.batcher import Work
+from engine.declarations import Boolean, Float, Int, Link, node
+from engine.nodes.sampling import CFG, SAMPLERS, SCHEDULERS, SEED, STEPS
+
+if TYPE_CHECKING:
+    from engine.diffusion.checkpoints import Model
+    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.context import Context
+    from engine.diffusion.latents import Latent
+    from engine.diffusion.sigmas import Sigmas
+
+_DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")
+_MOST = Float(14.614642, min=0.0, max=5000.0, tooltip="The level to start from.")
+_LEAST = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last level above 0.")
+
+
+@node(
+    "SamplerCustom",
+    inputs={
+        "model": Link("MODEL"),
+        "add_noise": Boolean(True, tooltip="Off: the latent has its noise."),
+        "noise_seed": SEED,
+        "cfg": CFG,
+        "positive": Link("CONDITIONING"),
+        "negative": Link("CONDITIONING"),
+        "sampler": Link("SAMPLER"),
+        "sigmas": Link("SIGMAS"),
+        "latent_image": Link("LATENT"),
+    },
+    outputs=("LATENT", "LATENT"),
+    output_names=("output", "denoised_output"),
+    category="sampling/custom_sampling",
+    display_name="SamplerCustom",
+    steps_input="sigmas",
+)
+def sampler_custom(
+    context: Context,
+    *,
+    model: Model,
+    add_noise: bool,
+    noise_seed: int,
+    cfg: float,
+    positive: Conditioning,
+    negative: Conditioning,
+    sampler: str,
+    sigmas: Sigmas,
+    latent_image: Latent,
+) -> Work[tuple[Latent, Latent]]:
+    """Denoises a latent along given levels; the second output has what noise is left taken off."""
+    return (
+        yield from context.sample(
+            model,
+            latent_image,
+            sampler=sampler,
+            sigmas=sigmas.levels,
+            steps=sigmas.steps,
+            seed=noise_seed,
+            positive=positive,
+            negative=negative,
+            cfg=cfg,
+            adds_noise=add_noise,
+        )
+    )
+
+
+@node(
+    "KSamplerSelect",
+    inputs={"sampler_name": SAMPLERS},
+    outputs=("SAMPLER",),
+    category="sampling/custom_sampling/samplers",
+    display_name="KSamplerSelect",
+)
+def k_sampler_select(context: Context, sampler_name: str) -> tuple[str]:
+    """Chooses a sampler."""
+    return (sampler_name,)
+
+
+@node(
+    "BasicScheduler",
+    inputs={
+        "model": Link("MODEL"),
+        "scheduler": SCHEDULERS,
+        "steps": STEPS,
+        "denoise": _DENOISE,
+    },
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/schedulers",
+    display_name="BasicScheduler",
+    steps_input="steps",
+)
+def basic_scheduler(
+    context: Context, *, model: Model, scheduler: str, steps: int, denoise: float
+) -> tuple[Sigmas]:
+    """The schedule of that name for a model."""
+    from engine.diffusion.sigmas import Sigmas
+
+    return (Sigmas(context.sigmas(model, scheduler, steps, denoise), steps),)
+
+
+@node(
+    "KarrasScheduler",
+    inputs={
+        "steps": STEPS,
+        "sigma_max": _MOST,
+        "sigma_min": _LEAST,
+        "rho": Float(7.0, min=0.0, max=100.0, tooltip="The higher, the more small levels."),
+    },
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/schedulers",
+    display_name="KarrasScheduler",
+    steps_input="steps",
+)
+def karras_scheduler(
+    context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
+) -> tuple[Sigmas]:
+    """Levels that are even in a root of sigma."""
+    from engine.diffusion import sigmas
+
+    return (sigmas.karras(steps, sigma_max, sigma_min, rho),)
+
+
+@node(
+    "ExponentialScheduler",
+    inputs={"steps": STEPS, "sigma_max": _MOST, "sigma_min": _LEAST},
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/schedulers",
+    display_name="ExponentialScheduler",
+    steps_input="steps",
+)
+def exponential_scheduler(
+    context: Context, steps: int, sigma_max: float, sigma_min: float
+) -> tuple[Sigmas]:
+    """Levels that are even in the logarithm of sigma."""
+    from engine.diffusion import sigmas
+
+    return (sigmas.exponential(steps, sigma_max, sigma_min),)
+
+
+@node(
+    "PolyexponentialScheduler",
+    inputs={
+        "steps": STEPS,
+        "sigma_max": _MOST,
+        "sigma_min": _LEAST,
+        "rho": Float(1.0, min=0.0, max=100.0, tooltip="The higher, the more small levels."),
+    },
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/schedulers",
+    display_name="PolyexponentialScheduler",
+    steps_input="steps",
+)
+def polyexponential_scheduler(
+    context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
+) -> tuple[Sigmas]:
+    """Levels along a power of an even ramp in the logarithm of sigma."""
+    from engine.diffusion import sigmas
+
+    return (sigmas.polyexponential(steps, sigma_max, sigma_min, rho),)
+
+
+@node(
+    "SDTurboScheduler",
+    inputs={
+        "model": Link("MODEL"),
+        "steps": Int(1, min=1, max=10, limit="steps"),
+        "denoise": _DENOISE,
+    },
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/schedulers",
+    display_name="SDTurboScheduler",
+    steps_input="steps",
+)
+def sd_turbo_scheduler(context: Context, model: Model, steps: int, denoise: float) -> tuple[Sigmas]:
+    """The levels that turbo models were trained for."""
+    from engine.diffusion import sigmas
+
+    return (sigmas.turbo(model.levels, steps, denoise),)
+
+
+@node(
+    "VPScheduler",
+    inputs={
+        "steps": STEPS,
+        "beta_d": Float(19.9, min=0.0, max=5000.0),
+        "beta_min": Float(0.1, min=0.0, max=5000.0),
+        "eps_s": Float(0.001, min=0.0, max=1.0, step=0.0001),
+    },
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/schedulers",
+    display_name="VPScheduler",
+    steps_input="steps",
+)
+def vp_scheduler(
+    context: Context, *, steps: int, beta_d: float, beta_min: float, eps_s: float
+) -> tuple[Sigmas]:
+    """The levels of a variance-preserving process, even in its time."""
+    from engine.diffusion import sigmas
+
+    return (sigmas.variance_preserving(steps, beta_d, beta_min, eps_s),)
+
+
+@node(
+    "SplitSigmas",
+    inputs={"sigmas": Link("SIGMAS"), "step": Int(0, min=0, max=10_000)},
+    outputs=("SIGMAS", "SIGMAS"),
+    output_names=("high_sigmas", "low_sigmas"),
+    category="sampling/custom_sampling/sigmas",
+    display_name="SplitSigmas",
+    steps_input="sigmas",
+)
+def split_sigmas(context: Context, sigmas: Sigmas, step: int) -> tuple[Sigmas, Sigmas]:
+    """Cuts a schedule in two, which share the level they are cut at."""
+    return sigmas.split(step)
+
+
+@node(
+    "FlipSigmas",
+    inputs={"sigmas": Link("SIGMAS")},
+    outputs=("SIGMAS",),
+    category="sampling/custom_sampling/sigmas",
+    display_name="FlipSigmas",
+    steps_input="sigmas",
+)
+def flip_sigmas(context: Context, sigmas: Sigmas) -> tuple[Sigmas]:
+    """Turns a schedule round, to go from an image towards its noise."""
+    return (sigmas.flipped(),)

@@ -1,0 +1,233 @@
+"""Erasure on a real nats-server: nothing that lags, rebuilds or still runs brings content back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from actors.assembly import open_deliveries
+from actors.attempt import AttemptLimits
+from actors.janitor import Janitor
+from actors.job import JobRunner, RunOutcome
+from actors.plan import Plan
+from actors.results import Results
+from events.database import Database
+from events.decisions import Complete, Erase, Start, StoreImage, Submit
+from events.ids import new_id
+from events.jetstream import Bus
+from events.jetstream_log import JetStreamLog, PersistentLog
+from events.job import Job
+from events.log import JobWriter, utc_now
+from events.queues import JobQueue
+from events.read_model import ReadModel
+from events.registry import Leases
+from events.removal import Removal
+from events.types import Erased, Event, ImageStored
+from events.uploads import Uploads
+from settings import Settings
+from storage.images import ImageNotFound, ImageStore
+from tests.support.engines import ScriptedEngine, picture
+from tests.support.jobs import submitted
+from tests.support.polling import eventually
+
+PROMPT = "a red circle"
+
+
+@dataclass
+class Bench:
+    bus: Bus
+    log: JetStreamLog
+    writer: JobWriter
+    images: ImageStore
+    database: Database
+    folder: Path
+
+    @property
+    def read_model(self) -> ReadModel:
+        return ReadModel(self.database)
+
+    @property
+    def removal(self) -> Removal:
+        return Removal(
+            log=self.log,
+            deliveries=open_deliveries(self.bus),
+            images=self.images,
+            read_model=self.read_model,
+        )
+
+    async def load(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def whole_job(self) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted(request={"prompt": PROMPT})))
+        start = Start("a", max_attempts=3, now=utc_now())
+        key = f"{job_id}/1/0.png"
+        await self.images.put(key, b"png")
+        image = ImageStored(
+            index=0, attempt=1, key=key, size_bytes=3, digest="sha256:0", width=1, height=1
+        )
+        for command in (start, StoreImage("a", image), Complete("a", images=1)):
+            await self.writer.execute(command, await self.load(job_id))
+        return job_id
+
+    async def erase(self, job_id: str) -> None:
+        outcome = await self.writer.execute(Erase(), await self.load(job_id))
+        assert outcome.job is not None
+        assert await self.removal.hide(outcome.job)
+
+    async def has_image(self, key: str) -> bool:
+        try:
+            return bool(await self.images.get(key))
+        except ImageNotFound:
+            return False
+
+
+@asynccontextmanager
+async def database_in(folder: Path) -> AsyncIterator[Database]:
+    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
+    await database.prepare()
+    yield database
+    await database.close()
+
+
+@asynccontextmanager
+async def projecting(log: JetStreamLog, database: Database) -> AsyncIterator[None]:
+    results = asyncio.create_task(Results(log=log, read_model=ReadModel(database)).run())
+    yield
+    results.cancel()
+    await asyncio.gather(results, return_exceptions=True)
+
+
+async def shows_content(database: Database) -> bool:
+    async with database.write() as connection:
+        states = await connection.exec_driver_sql("SELECT state FROM jobs")
+        images = await connection.exec_driver_sql("SELECT storage_key FROM images")
+        return PROMPT in "".join(states.scalars()) or bool(images.scalars().all())
+
+
+@pytest.fixture
+async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
+    log = JetStreamLog(bus)
+    images = ImageStore((tmp_path / "images").as_uri())
+    async with database_in(tmp_path) as database:
+        yield Bench(bus, log, JobWriter(log), images, database, tmp_path)
+
+
+async def test_a_projection_that_lags_does_not_bring_the_content_back(bench: Bench) -> None:
+    job_id = await bench.whole_job()
+    async with bench.log.reader(after=0) as lagging:
+        held: list[Event] = []
+        while len(held) < 4:
+            held += await lagging.next(5)
+        await bench.erase(job_id)
+        assert await bench.read_model.apply(held, expected=0)
+        assert not await shows_content(bench.database)
+        async with projecting(bench.log, bench.database):
+            await eventually(lambda: _reached(bench, job_id))
+    assert not await shows_content(bench.database)
+    assert await bench.read_model.jobs("alice") == []
+    assert not await bench.has_image(f"{job_id}/1/0.png")
+
+
+async def test_a_rebuild_of_the_read_model_does_not_bring_the_content_back(bench: Bench) -> None:
+    job_id, kept = await bench.whole_job(), await bench.whole_job()
+    async with projecting(bench.log, bench.database):
+        await eventually(lambda: _reached(bench, kept))
+    await bench.erase(job_id)
+    assert [type(event.fact) for event in await bench.log.read(job_id)] == [Erased]
+    (bench.folder / "anew").mkdir()
+    async with database_in(bench.folder / "anew") as anew, projecting(bench.log, anew):
+        bench.database = anew
+        await eventually(lambda: _reached(bench, job_id))
+        assert [job.id for job in await ReadModel(anew).jobs("alice")] == [kept]
+        assert await ReadModel(anew).job(job_id) == await bench.load(job_id)
+
+
+async def _reached(bench: Bench, job_id: str) -> bool:
+    last = await bench.log.last(job_id)
+    assert last is not None
+    return await bench.read_model.checkpoint() >= last.position
+
+
+async def _has_stored(bench: Bench, job_id: str) -> bool:
+    return bool((await bench.load(job_id)).images)
+
+
+async def test_a_restarted_submission_meets_the_erasure(bench: Bench) -> None:
+    job_id = await bench.whole_job()
+    await bench.erase(job_id)
+    outcome = await bench.writer.submit(job_id, Submit(submitted()))
+    assert outcome.added == ()
+    assert outcome.job is not None
+    assert outcome.job.erased
+
+
+async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swept(
+    bench: Bench,
+) -> None:
+    job_id, lane = new_id(), 3
+    await bench.writer.submit(job_id, Submit(submitted(lane=lane, images=2)))
+    queue = JobQueue(bench.bus, lease_s=30)
+    await queue.add("default", lane, job_id)
+    engine = ScriptedEngine([picture(0), picture(1)], gated=True)
+    runner = JobRunner(
+        actor="a",
+        bus=bench.bus,
+        log=PersistentLog(bench.log, longest_pause_s=0.2),
+        images=bench.images,
+        engine=engine,
+        plan=lambda job: Plan({"1": {}}, None, {}),
+        limits=AttemptLimits(step_timeout_s=30, model_load_timeout_s=30),
+        lease_renew_s=30,  # it will not notice by itself
+        max_attempts=3,
+        now=utc_now,
+    )
+    async with queue.lane("default", lane) as puller:
+        [entry] = await puller.next(batch=1, timeout_s=10)
+        run = asyncio.create_task(runner.run(job_id, entry.ack_subject))
+        engine.advance()
+        await eventually(lambda: _has_stored(bench, job_id))
+        await bench.erase(job_id)
+        assert not await bench.has_image(f"{job_id}/1/0.png")
+        engine.advance()
+        assert await run is RunOutcome.ENDED
+
+    async def nothing_queued() -> bool:
+        return not await queue.job_ids()
+
+    await eventually(nothing_queued)
+    assert [type(event.fact) for event in await bench.log.read(job_id)] == [Erased]
+    assert await bench.has_image(f"{job_id}/1/1.png")
+    janitor = Janitor(
+        holder="j",
+        leases=Leases(bench.database),
+        log=bench.log,
+        read_model=bench.read_model,
+        uploads=Uploads(bench.database),
+        images=bench.images,
+        removal=bench.removal,
+        settings=Settings(),
+        now=lambda: utc_now() + timedelta(minutes=1),
+    )
+    await janitor.round()
+    assert not await bench.has_image(f"{job_id}/1/1.png")
+
+
+async def test_a_removed_job_leaves_nothing_in_the_log(bench: Bench) -> None:
+    job_id, kept = await bench.whole_job(), await bench.whole_job()
+    async with projecting(bench.log, bench.database):
+        await eventually(lambda: _reached(bench, kept))
+    await bench.removal.remove(job_id)
+    assert await bench.log.read(job_id) == []
+    assert await bench.read_model.job(job_id) is None
+    assert [job.id for job in await bench.read_model.jobs("alice")] == [kept]
+    assert await bench.has_image(f"{kept}/1/0.png")
