@@ -12,6 +12,11 @@ from engine.nodes.conditioning import (
     conditioning_set_timestep_range,
     conditioning_zero_out,
 )
+from engine.nodes.control import (
+    control_net_apply,
+    control_net_apply_advanced,
+    control_net_loader,
+)
 from engine.nodes.custom_sampling import (
     basic_scheduler,
     exponential_scheduler,
@@ -79,6 +84,9 @@ NODE_TYPES: tuple[NodeType, ...] = (
     conditioning_set_mask,
     conditioning_set_timestep_range,
     conditioning_zero_out,
+    control_net_loader,
+    control_net_apply,
+    control_net_apply_advanced,
     empty_latent_image,
     k_sampler,
     k_sampler_advanced,
