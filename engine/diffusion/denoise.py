@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.batcher import Request
 from engine.diffusion.conditioning import Condition
 from engine.diffusion.control import Control, residuals
+from engine.diffusion.guidance import rescaled
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.model import Model
 from engine.diffusion.noise_levels import NoiseLevels
@@ -93,6 +94,8 @@ class Denoise(Request):
             return halves[0]
         conditional, unconditional = halves
         x0 = unconditional + (conditional - unconditional) * self.cfg
+        if self.model.rescaled:
+            x0 = rescaled(x0, conditional, (self.x, self.sigma), self.model.rescaled)
         return torch.stack([x0, unconditional]) if self.both else x0
 
 

@@ -57,6 +57,12 @@ from engine.nodes.mask import (
     set_latent_noise_mask,
     vae_encode_for_inpaint,
 )
+from engine.nodes.model_patches import (
+    free_u,
+    free_u_v2,
+    model_sampling_discrete,
+    rescale_cfg,
+)
 from engine.nodes.sampling import k_sampler, k_sampler_advanced
 from engine.nodes.text import (
     clip_set_last_layer,
@@ -88,6 +94,10 @@ NODE_TYPES: tuple[NodeType, ...] = (
     control_net_apply,
     control_net_apply_advanced,
     empty_latent_image,
+    free_u,
+    free_u_v2,
+    model_sampling_discrete,
+    rescale_cfg,
     k_sampler,
     k_sampler_advanced,
     sampler_custom,
