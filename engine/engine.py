@@ -43,8 +43,8 @@ class Engine:
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
     fewer where memory is short; `cache_bytes` what the loaded checkpoints may take, `threads`
     torch's on a CPU. `limits` hold while a graph runs, too: what a node makes of files and other
-    nodes is not known before. The noise that samplers draw at
-    their steps is of the seed `step_seed_offset` from that of the start.
+    nodes is not known before. The noise that samplers draw at their steps is of the seed
+    `step_seed_offset` from that of the start.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ root/checkpoints/sub/name.safetensors named "sub/name.safetensors"
 root/checkpoints/name/model_index.json a diffusers folder, named "name"
 root/name.safetensors                 a checkpoint may also lie at the top
 root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
-root/loras/, vae/, embeddings/, ...   the other kinds, in the same way
+root/loras/, vae/, controlnet/, ...    the other kinds, in the same way
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 from engine.errors import CheckpointUnavailable
 
 CHECKPOINTS = "checkpoints"
+CONTROL_NETS = "controlnet"
+UPSCALE_MODELS = "upscale_models"
 LORAS = "loras"
 VAES = "vae"
 EMBEDDINGS = "embeddings"
-UPSCALE_MODELS = "upscale_models"
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")

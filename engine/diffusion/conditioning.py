@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.diffusion.latents import Mask
+
+if TYPE_CHECKING:
+    from engine.diffusion.control import Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Condition:
     """From which level down to which it counts."""
     shares: tuple[float, float] = (0.0, 1.0)
     """The same in shares of the training steps, counted from the most noise."""
+    controls: tuple[Control, ...] = ()
+    """The ControlNets that act beside it."""
 
     def followed_by(self, other: Condition) -> Condition:
         """Both texts, one after the other."""

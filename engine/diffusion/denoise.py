@@ -13,8 +13,11 @@ from torch import Tensor
 
 from engine.batcher import Request
 from engine.diffusion.conditioning import Condition
+from engine.diffusion.control import Control, residuals
+from engine.diffusion.guidance import rescaled
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.model import Model
+from engine.diffusion.noise_levels import NoiseLevels
 from engine.diffusion.placement import Guide, Placed
 
 _MOST_REPEATS = 4
@@ -90,6 +93,8 @@ class Denoise(Request):
             return halves[0]
         conditional, unconditional = halves
         x0 = unconditional + (conditional - unconditional) * self.cfg
+        if self.model.rescaled:
+            x0 = rescaled(x0, conditional, (self.x, self.sigma), self.model.rescaled)
         return torch.stack([x0, unconditional]) if self.both else x0
 
 
@@ -112,6 +117,11 @@ class _Row:
     @property
     def length(self) -> int:
         return self.condition.tokens.shape[1]
+
+    def controls(self, levels: NoiseLevels) -> list[Control]:
+        """The ControlNets that count now."""
+        sigma = float(self.sigma)
+        return [each for each in self.condition.controls if each.counts_at(sigma, levels)]
 
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
@@ -155,8 +165,9 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     timesteps = model.levels.timestep_of(levels).to(model.device)
     sigma = levels.to(model.device)[:, None, None, None]
     shown = model.scaled(x, sigma).to(model.dtype)
+    tokens = tokens.to(model.dtype)
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
-    output = model.unet(shown, timesteps, tokens.to(model.dtype), return_dict=False, **inputs)[
-        0
-    ].float()
+    controls = [row.controls(model.levels) for row in rows]
+    inputs |= residuals(controls, sizes, x=shown, timesteps=timesteps, tokens=tokens, inputs=inputs)
+    output = model.unet(shown, timesteps, tokens, return_dict=False, **inputs)[0].float()
     return list(model.denoised(x, output, sigma).split(sizes))

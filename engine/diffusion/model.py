@@ -14,8 +14,17 @@ from engine.diffusion.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.errors import EngineError
 from engine.families import Family
 
-Prediction: TypeAlias = Literal["epsilon", "v_prediction", "sample"]
-"""What the network was trained to give, by diffusers' names."""
+Prediction: TypeAlias = Literal[
+    "epsilon", "v_prediction", "sample", "consistency", "image_to_image"
+]
+"""What the network was trained to give, by diffusers' names.
+
+consistency: noise, as a latent consistency model gives it. image_to_image: x0, of a latent that
+it is shown as it is.
+"""
+
+_SIGMA_DATA = 0.5
+_TIMESTEP_SCALE = 10.0
 
 _PIXELS_PER_LATENT = 8
 _ASPIRED, _AVOIDED = 6.0, 2.5
@@ -35,6 +44,8 @@ class Model:
     levels: NoiseLevels = STABLE_DIFFUSION
     prediction: Prediction = "epsilon"
     family: Family = Family.SD1
+    rescaled: float = 0.0
+    """How much of what guidance adds to the contrast is taken back: `guidance.rescaled`."""
 
     @property
     def device(self) -> torch.device:
@@ -52,6 +63,8 @@ class Model:
 
     def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
         """What the network is shown, of unit variance."""
+        if self.prediction == "image_to_image":
+            return x
         return x / (sigma**2 + 1).sqrt()
 
     def denoised(self, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
@@ -61,8 +74,17 @@ class Model:
                 return x - sigma * output
             case "v_prediction":
                 return x / (sigma**2 + 1) - output * sigma / (sigma**2 + 1).sqrt()
-            case "sample":
+            case "sample" | "image_to_image":
                 return output
+            case "consistency":
+                return self._consistent(x, x - sigma * output, sigma)
+
+    def _consistent(self, x: Tensor, x0: Tensor, sigma: Tensor) -> Tensor:
+        """Luo et al. 2023 (arXiv:2310.04378), section 4.1: at time 0 it is x itself."""
+        timestep = self.levels.timestep_of(sigma.flatten().cpu()).to(sigma).view(sigma.shape)
+        time = timestep * _TIMESTEP_SCALE
+        spread = time**2 + _SIGMA_DATA**2
+        return x * _SIGMA_DATA**2 / spread + x0 * time / spread.sqrt()
 
     def sized(self, conditioning: Conditioning, latent: Tensor, *, negative: bool) -> Conditioning:
         """With the sizes that the model is told where the text came with none: those of `latent`

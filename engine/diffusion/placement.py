@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.conditioning import Area, AreaShare, Condition, Conditioning
+from engine.diffusion.control import with_shared_controls
 from engine.diffusion.inpainting import fitted_mask
 from engine.diffusion.noise_levels import NoiseLevels
 
@@ -53,6 +54,7 @@ def guides(
     Wherever one half has an area the other gets its own answer for it, so that guidance compares
     what was seen through the same window. Raises ValueError for an area outside of the latent.
     """
+    negative = with_shared_controls(positive, negative)
     ours = [_placed(each, like, levels) for each in positive]
     theirs = [_placed(each, like, levels) for each in negative]
     _add_counterparts(ours, theirs)

@@ -23,7 +23,7 @@ _LINEAR_UP_TO = 0.025
 
 def normal(levels: NoiseLevels, steps: int) -> Tensor:
     """Even in training steps."""
-    return levels.sigma_at(torch.linspace(levels.last_step, 0, steps))
+    return levels.sigma_at(torch.linspace(levels.last_step, levels.first_step, steps))
 
 
 def karras(levels: NoiseLevels, steps: int) -> Tensor:
@@ -51,7 +51,8 @@ def exponential_between(most: Tensor, least: Tensor, steps: int) -> Tensor:
 
 def sgm_uniform(levels: NoiseLevels, steps: int) -> Tensor:
     """Even in training steps, the last of them above the least."""
-    return levels.sigma_at(torch.linspace(levels.last_step, 0, steps + 1)[:-1])
+    steps_down = torch.linspace(levels.last_step, levels.first_step, steps + 1)
+    return levels.sigma_at(steps_down[:-1])
 
 
 def simple(levels: NoiseLevels, steps: int) -> Tensor:
@@ -71,8 +72,8 @@ def ddim_uniform(levels: NoiseLevels, steps: int) -> Tensor:
 def beta(levels: NoiseLevels, steps: int) -> Tensor:
     """Lee et al. 2024 (arXiv:2407.12173): training steps at quantiles of Beta(0.6, 0.6)."""
     quantiles = 1 - np.linspace(0, 1, steps, endpoint=False)
-    timesteps = stats.beta.ppf(quantiles, _BETA_SHAPE, _BETA_SHAPE) * levels.last_step
-    return levels.sigmas[torch.from_numpy(np.rint(timesteps)).long().unique_consecutive()]
+    places = stats.beta.ppf(quantiles, _BETA_SHAPE, _BETA_SHAPE) * (len(levels.sigmas) - 1)
+    return levels.sigmas[torch.from_numpy(np.rint(places)).long().unique_consecutive()]
 
 
 def linear_quadratic(levels: NoiseLevels, steps: int) -> Tensor:

@@ -12,6 +12,11 @@ from engine.nodes.conditioning import (
     conditioning_set_timestep_range,
     conditioning_zero_out,
 )
+from engine.nodes.control import (
+    control_net_apply,
+    control_net_apply_advanced,
+    control_net_loader,
+)
 from engine.nodes.custom_sampling import (
     basic_scheduler,
     exponential_scheduler,
@@ -52,6 +57,12 @@ from engine.nodes.mask import (
     set_latent_noise_mask,
     vae_encode_for_inpaint,
 )
+from engine.nodes.model_patches import (
+    free_u,
+    free_u_v2,
+    model_sampling_discrete,
+    rescale_cfg,
+)
 from engine.nodes.sampling import k_sampler, k_sampler_advanced
 from engine.nodes.text import (
     clip_set_last_layer,
@@ -80,7 +91,14 @@ NODE_TYPES: tuple[NodeType, ...] = (
     conditioning_set_mask,
     conditioning_set_timestep_range,
     conditioning_zero_out,
+    control_net_loader,
+    control_net_apply,
+    control_net_apply_advanced,
     empty_latent_image,
+    free_u,
+    free_u_v2,
+    model_sampling_discrete,
+    rescale_cfg,
     k_sampler,
     k_sampler_advanced,
     sampler_custom,

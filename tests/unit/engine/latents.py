@@ -42,7 +42,7 @@ def recorded(
     *,
     bodies: Mapping[str, Body] = BODIES,
 ) -> list[Recorded]:
-    """What each prompt made, all run at once."""
+    """What each prompt made, all run at once. `bodies`: of the nodes, where a test has its own."""
     import torch
 
     from engine.diffusion.device import Device

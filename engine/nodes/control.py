@@ -1,0 +1,101 @@
+"""Nodes that let a picture guide the denoising."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.batcher import Work
+from engine.declarations import Choice, Float, Link, node
+from engine.models_folder import CONTROL_NETS
+
+if TYPE_CHECKING:
+    from engine.diffusion.checkpoints import Vae
+    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.context import Context
+    from engine.diffusion.latents import Images
+
+_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts.")
+
+
+@node(
+    "ControlNetLoader",
+    inputs={"control_net_name": Choice(folder=CONTROL_NETS, tooltip="The ControlNet to load.")},
+    outputs=("CONTROL_NET",),
+    category="loaders",
+    display_name="Load ControlNet Model",
+)
+def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[Any]]:
+    """Loads a network that looks at a picture beside the text."""
+    from engine.diffusion.control_file import read_control_net
+
+    network = yield from context.model(CONTROL_NETS, control_net_name, read_control_net)
+    return (network,)
+
+
+@node(
+    "ControlNetApply",
+    inputs={
+        "conditioning": Link("CONDITIONING"),
+        "control_net": Link("CONTROL_NET"),
+        "image": Link("IMAGE", tooltip="What the network looks at, as it was trained to see it."),
+        "strength": _STRENGTH,
+    },
+    outputs=("CONDITIONING",),
+    category="conditioning/controlnet",
+    display_name="Apply ControlNet (OLD)",
+)
+def control_net_apply(
+    context: Context,
+    *,
+    conditioning: Conditioning,
+    control_net: Any,
+    image: Images,
+    strength: float,
+) -> tuple[Conditioning]:
+    """Lets a picture guide both halves of the guidance all the way."""
+    from engine.diffusion.control import Control, controlled
+
+    if strength == 0:
+        return (conditioning,)
+    return (controlled(conditioning, Control(control_net, image, strength, guides_both=True)),)
+
+
+@node(
+    "ControlNetApplyAdvanced",
+    inputs={
+        "positive": Link("CONDITIONING"),
+        "negative": Link("CONDITIONING"),
+        "control_net": Link("CONTROL_NET"),
+        "image": Link("IMAGE", tooltip="What the network looks at, as it was trained to see it."),
+        "strength": _STRENGTH,
+        "start_percent": Float(
+            0.0, min=0.0, max=1.0, step=0.001, tooltip="From which share of the way it counts."
+        ),
+        "end_percent": Float(
+            1.0, min=0.0, max=1.0, step=0.001, tooltip="Up to which share of the way it counts."
+        ),
+    },
+    optional={"vae": Link("VAE", tooltip="Accepted and not used: these models see pixels.")},
+    outputs=("CONDITIONING", "CONDITIONING"),
+    category="conditioning/controlnet",
+    display_name="Apply ControlNet",
+)
+def control_net_apply_advanced(
+    context: Context,
+    *,
+    positive: Conditioning,
+    negative: Conditioning,
+    control_net: Any,
+    image: Images,
+    strength: float,
+    start_percent: float,
+    end_percent: float,
+    vae: Vae | None = None,
+) -> tuple[Conditioning, Conditioning]:
+    """Lets a picture guide a part of the way."""
+    from engine.diffusion.control import Control, controlled
+
+    if strength == 0:
+        return positive, negative
+    control = Control(control_net, image, strength, (start_percent, end_percent))
+    return controlled(positive, control), controlled(negative, control)
