@@ -43,12 +43,12 @@ def compile_parameters(
     """
     if parameters.seed < 0:
         raise ValueError("draw the seed first: see with_seed")
-    _require_neutral_eta(parameters)
     passes = [first_pass(parameters, catalogue, default_checkpoint)]
     upscaler = None
     if parameters.enable_hr:
         passes.append(second_pass(parameters, passes[0], catalogue))
         upscaler = upscaler_of(parameters, catalogue)
+    _require_neutral_eta(parameters.eta, passes)
     _require_limits(parameters, passes, limits)
     seeds = tuple((parameters.seed + i) % SEEDS for i in range(parameters.images))
     images = [index for index in range(parameters.images) if index not in skip]
@@ -58,17 +58,16 @@ def compile_parameters(
     return Compiled(writer.nodes, first_index, seeds, tuple(passes))
 
 
-def _require_neutral_eta(parameters: DiffusionParameters) -> None:
+def _require_neutral_eta(eta: float | None, passes: Sequence[Pass]) -> None:
     """Samplers that add noise add as much as they do at an eta of 1; DDIM has one of 0."""
-    if parameters.eta is None:
-        return
-    sampler, _ = names.resolve(parameters.sampler_name, parameters.scheduler)
-    neutral = {0.0} if sampler == "ddim" else {0.0, 1.0}
-    if names.SAMPLER_OF[sampler].noise != "none":
-        neutral = {1.0}
-    if parameters.eta not in neutral:
-        message = f"is supported as {' or '.join(f'{n:g}' for n in sorted(neutral))} only"
-        raise ParametersInvalid((FieldError("value_error", f"{message} with {sampler}", "eta"),))
+    for sampler in {each.sampler for each in passes}:
+        neutral = {0.0} if sampler == "ddim" else {0.0, 1.0}
+        if names.SAMPLER_OF[sampler].noise != "none":
+            neutral = {1.0}
+        if eta is not None and eta not in neutral:
+            taken = " or ".join(f"{each:g}" for each in sorted(neutral))
+            message = f"is supported as {taken} only with {sampler}"
+            raise ParametersInvalid((FieldError("value_error", message, "eta"),))
 
 
 def _require_limits(parameters: DiffusionParameters, passes: list[Pass], limits: Limits) -> None:

@@ -55,6 +55,7 @@ def k_sampler(
     negative: Conditioning,
     latent_image: Latent,
     denoise: float,
+    step_seed_offset: int | None = None,
 ) -> Work[tuple[Latent]]:
     """Denoises a latent, guided by the positive and the negative conditioning."""
     sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
@@ -68,6 +69,7 @@ def k_sampler(
         positive=positive,
         negative=negative,
         cfg=cfg,
+        step_seed_offset=step_seed_offset,
     )
     return (latent,)
 

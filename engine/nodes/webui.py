@@ -87,31 +87,10 @@ def webui_text_encode(
     steps_input="steps",
 )
 def webui_sampler(
-    context: Context,
-    *,
-    model: Model,
-    seed: int,
-    steps: int,
-    cfg: float,
-    sampler_name: str,
-    scheduler: str,
-    positive: Conditioning,
-    negative: Conditioning,
-    latent_image: Latent,
-    denoise: float,
-    eta_noise_seed_delta: int,
+    context: Context, eta_noise_seed_delta: int, **inputs: Any
 ) -> Work[tuple[Latent]]:
     """Denoises a latent; the noise that the sampler adds on its way has a seed of its own."""
-    latent, _ = yield from context.sample(
-        model,
-        latent_image,
-        sampler=sampler_name,
-        sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
-        steps=steps,
-        seed=seed,
-        positive=positive,
-        negative=negative,
-        cfg=cfg,
-        step_seed_offset=eta_noise_seed_delta,
+    latents: tuple[Latent] = yield from k_sampler.body(
+        context, **inputs, step_seed_offset=eta_noise_seed_delta
     )
-    return (latent,)
+    return latents

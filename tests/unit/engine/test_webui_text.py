@@ -132,7 +132,7 @@ def test_weights_breaks_and_edits_change_the_picture(run_all: RunAll) -> None:
 def test_an_edit_that_is_over_or_never_comes_changes_nothing(run_all: RunAll, sampler: str) -> None:
     texts = ["a red circle", "a [blue:red:0] circle", "a [red:blue:99] circle"]
     plain, *others = run_all([webui(text, sampler_name=sampler) for text in texts])
-    assert [farthest(plain, other) for other in others] == [0, 0]
+    assert [farthest(plain, other) <= 1 for other in others] == [True, True]
 
 
 def test_composition_adds_what_each_text_asks_for(run_all: RunAll) -> None:
