@@ -10,6 +10,8 @@ from torch import Tensor
 
 from engine.diffusion.noise_levels import STABLE_DIFFUSION, NoiseLevels
 
+_INPAINTING_CHANNELS = 9
+
 Prediction: TypeAlias = Literal["epsilon", "v_prediction", "sample"]
 """What the network was trained to give, by diffusers' names."""
 
@@ -30,6 +32,11 @@ class Model:
     @property
     def device(self) -> torch.device:
         return self._weight.device
+
+    @property
+    def inpaints(self) -> bool:
+        """Whether it is shown a mask and the latent outside of it beside the noisy latent."""
+        return bool(self.unet.config.in_channels == _INPAINTING_CHANNELS)
 
     @property
     def dtype(self) -> torch.dtype:
