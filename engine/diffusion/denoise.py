@@ -31,7 +31,7 @@ class Denoise(Request):
 
     Every condition of both halves of the guidance is a row of the same call; a `cfg` of exactly 1
     has the positive half only. `both`: the answer is (2, batch, 4, h, w), x0 and what it would be
-    under the negative half alone.
+    under the negative half alone. `beside`: channels (batch, n, h, w) that are shown with x.
     """
 
     model: Model
@@ -41,6 +41,7 @@ class Denoise(Request):
     negative: Guide
     cfg: float
     both: bool = False
+    beside: Tensor | None = None
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -75,7 +76,7 @@ class Denoise(Request):
             ]
 
     def _rows(self, half: Guide) -> list[_Row]:
-        return [_Row(each.window(self.x), self.sigma, each) for each in half]
+        return [_Row(self, each) for each in half]
 
     def _mean(self, rows: Sequence[_Row], answers: Iterator[Tensor]) -> Tensor:
         """x0 under one half of the guidance: the weighted mean of those of its conditions."""
@@ -106,9 +107,21 @@ _NO_WEIGHT = 1e-37
 class _Row:
     """A latent (or a batch of them, or a window of it) with one noise level and one condition."""
 
-    x: Tensor
-    sigma: Tensor
+    request: Denoise
     placed: Placed
+
+    @property
+    def x(self) -> Tensor:
+        return self.placed.window(self.request.x)
+
+    @property
+    def sigma(self) -> Tensor:
+        return self.request.sigma
+
+    @property
+    def beside(self) -> Tensor | None:
+        beside = self.request.beside
+        return None if beside is None else self.placed.window(beside)
 
     @property
     def condition(self) -> Condition:
@@ -169,5 +182,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
     controls = [row.controls(model.levels) for row in rows]
     inputs |= residuals(controls, sizes, x=shown, timesteps=timesteps, tokens=tokens, inputs=inputs)
+    # The weights are the same, so that all rows have such channels or none has.
+    if beside := [row.beside for row in rows if row.beside is not None]:
+        shown = torch.cat([shown, torch.cat(beside).to(model.dtype)], dim=1)
     output = model.unet(shown, timesteps, tokens, return_dict=False, **inputs)[0].float()
     return list(model.denoised(x, output, sigma).split(sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +19,17 @@ def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
         planes = functional.interpolate(planes, size=like.shape[2:], mode="bilinear")
     repeats = -(-len(like) // len(planes))
     return planes.repeat(repeats, 1, 1, 1)[: len(like)]
+
+
+def shown_beside(mask: Tensor | None, clean: Tensor) -> Tensor:
+    """(batch, 5, height, width): what checkpoints made for inpainting see beside the noisy latent.
+
+    1 where to paint, and the latent that surrounds it: Rombach et al. 2022 (arXiv:2112.10752),
+    section 4.5. Without a mask there is nothing to keep.
+    """
+    if mask is None:
+        return torch.cat([torch.ones_like(clean[:, :1]), torch.zeros_like(clean)], dim=1)
+    return torch.cat([fitted_mask(mask, clean).round(), clean], dim=1)
 
 
 def inpainting(sampling: Sampling, mask: Tensor, clean: Tensor, noise: Tensor) -> Sampling:

@@ -23,6 +23,7 @@ consistency: noise, as a latent consistency model gives it. image_to_image: x0, 
 it is shown as it is.
 """
 
+_INPAINTING_CHANNELS = 9
 _SIGMA_DATA = 0.5
 _TIMESTEP_SCALE = 10.0
 
@@ -50,6 +51,11 @@ class Model:
     @property
     def device(self) -> torch.device:
         return self._weight.device
+
+    @property
+    def inpaints(self) -> bool:
+        """Whether it is shown a mask and the latent outside of it beside the noisy latent."""
+        return bool(self.unet.config.in_channels == _INPAINTING_CHANNELS)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,7 +12,7 @@ from engine import names
 from engine.batcher import Work
 from engine.diffusion.conditioning import Conditioning
 from engine.diffusion.denoise import Denoise
-from engine.diffusion.inpainting import fitted_mask, inpainting
+from engine.diffusion.inpainting import fitted_mask, inpainting, shown_beside
 from engine.diffusion.latents import Latent, noise_like
 from engine.diffusion.model import Model
 from engine.diffusion.noise import shifted, start_noise
@@ -91,11 +91,19 @@ def trajectory(
         if course.row.own_mask_noise:
             noise = noise_like(clean, shifted(noising.seed, 1)).to(clean)
         sampling = inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, noise)
+    beside = shown_beside(latent.noise_mask, clean) if model.inpaints else None
     x, sigma = next(sampling)
     estimate = clean
     while True:
         answer: Tensor = yield Denoise(
-            model, x, sigma, positive, negative, guidance.cfg, both=course.row.asks_both
+            model,
+            x,
+            sigma,
+            positive,
+            negative,
+            guidance.cfg,
+            both=course.row.asks_both,
+            beside=beside,
         )
         on_level(course.left_behind(sigma))
         if course.begins_step(sigma):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.catalogue import Catalogue
+from engine.diffusion.conditioning import Area, Condition
 from engine.diffusion.inpainting import fitted_mask, inpainting
 from engine.diffusion.latents import Latent, noise_like
+from engine.diffusion.model import Model
 from engine.diffusion.noise import shifted, start_noise
 from engine.diffusion.samplers import euler
+from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
 from engine.executor import BODIES
 from tests.unit.engine.latents import all_latents_and_images
 from tests.unit.engine.workflows import text_to_image
@@ -102,3 +106,40 @@ def test_indices_pick_among_draws_one_after_the_other(side: int) -> None:
 def test_the_seed_after_the_largest_is_the_first() -> None:
     assert shifted(2**64 - 1, 1) == 0
     assert shifted(0, -1) == 2**64 - 1
+
+
+class NoisePredictor(nn.Module):
+    """A UNet that keeps what it is shown."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(in_channels=channels)
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.shown: list[Tensor] = []
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
+        self.shown.append(x)
+        return (torch.zeros_like(x[:, :4]),)
+
+
+@pytest.mark.parametrize("mask", [MASK, None])
+def test_an_inpainting_model_is_shown_the_mask_and_what_is_outside(mask: Tensor | None) -> None:
+    predictor = NoisePredictor(9)
+    condition = Condition(torch.zeros(1, 77, 8), area=Area(8, 4, 0, 4))
+    work = trajectory(
+        Model(predictor, latent_scale=2.0),
+        Latent(CLEAN, noise_mask=mask),
+        Course("euler", torch.tensor([8.0, 0.0])),
+        guidance=Guidance((condition, Condition(condition.tokens)), (), 1.0),
+        noising=Noising(1),
+        on_level=lambda _: None,
+    )
+    request = next(work)
+    (answer,) = type(request).run_batch([request])
+    with pytest.raises(StopIteration):
+        work.send(answer)
+    window, whole = sorted(predictor.shown, key=lambda shown: shown.shape[3])
+    expected = fitted_mask(MASK, CLEAN) if mask is not None else torch.ones(1, 1, 8, 8)
+    assert torch.equal(whole[:, 4:5], expected)
+    assert torch.equal(whole[:, 5:], CLEAN * 2 if mask is not None else CLEAN * 0)
+    assert torch.equal(window[:, 4:], whole[:, 4:, :, 4:])
