@@ -14,6 +14,7 @@ from engine.catalogue import Catalogue
 from engine.engine import Engine
 from engine.graph import Limits
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions, UnetOptions
 from events.callback_address import AddressRule
 from events.jetstream import Bus
 from events.jetstream_log import JetStreamLog, PersistentLog
@@ -71,6 +72,9 @@ def default_endpoint(settings: Settings) -> Endpoint:
         min_workers=settings.min_workers,
         max_workers=settings.max_workers,
         jobs_per_worker=settings.jobs_per_worker,
+        precision=settings.precision,
+        channels_last=settings.channels_last,
+        compiler=settings.compiler,
     )
 
 
@@ -79,21 +83,32 @@ def _models(settings: Settings) -> ModelsFolder:
     return ModelsFolder(settings.models_dir, ttl_s=0)
 
 
-def build_engine_host(settings: Settings, *, device: str) -> EngineHost:
+def build_engine_host(settings: Settings, endpoint: Endpoint, *, device: str) -> EngineHost:
     models = _models(settings)
     limits = graph_limits(settings)
     engine = Engine(
         models=models,
-        device=device,
+        options=device_options(settings, endpoint, device=device),
         max_rows=settings.max_rows,
-        cache_bytes=settings.model_cache_bytes,
-        text_cache_bytes=settings.text_cache_bytes,
-        threads=os.cpu_count(),
         limits=limits,
-        step_seed_offset=settings.step_seed_offset,
     )
     engine.start()
     return EngineHost(engine=engine, catalogue=Catalogue(models), limits=limits)
+
+
+def device_options(settings: Settings, endpoint: Endpoint, *, device: str) -> DeviceOptions:
+    return DeviceOptions(
+        device=device,
+        threads=settings.engine_threads or os.cpu_count(),
+        cache_bytes=settings.model_cache_bytes,
+        text_cache_bytes=settings.text_cache_bytes,
+        step_seed_offset=settings.step_seed_offset,
+        unets=UnetOptions(
+            precision=endpoint.precision or "auto",
+            channels_last=bool(endpoint.channels_last),
+            compiler=endpoint.compiler,
+        ),
+    )
 
 
 async def build_job_runner(

@@ -54,9 +54,9 @@ class EngineProcess:
     process ends and Ray makes a new one; an error of the constructor would be for good.
     """
 
-    def __init__(self, settings: Settings, *, device: str) -> None:
+    def __init__(self, settings: Settings, endpoint: Endpoint, *, device: str) -> None:
         set_up_logging()
-        build = partial(build_engine_host, settings, device=device)
+        build = partial(build_engine_host, settings, endpoint, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
     async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:

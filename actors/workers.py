@@ -295,7 +295,7 @@ class Worker:
         }
         device = "auto" if self._gpus else "cpu"
         make = EngineActor.options(**options).remote
-        self._engine = await asyncio.to_thread(make, self._settings, device=device)
+        self._engine = await asyncio.to_thread(make, self._settings, self._endpoint, device=device)
 
     @property
     def _engine_name(self) -> str:

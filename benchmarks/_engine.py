@@ -20,6 +20,7 @@ from engine.catalogue import Catalogue
 from engine.engine import Engine, EngineEvent, Errored, Finished
 from engine.graph import Graph, Limits, validate
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions
 from examples.service import ROOT
 
 CHECKPOINT = "darkroom-tiny.safetensors"
@@ -116,7 +117,7 @@ class EngineAlone:
 
 def main() -> None:
     models = ModelsFolder(ROOT / "models")
-    engine = Engine(models=models, threads=os.cpu_count())
+    engine = Engine(models=models, options=DeviceOptions(threads=os.cpu_count()))
     engine.start()
     catalogue, seeds = Catalogue(models), itertools.count(1)
     for line in sys.stdin:

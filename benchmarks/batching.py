@@ -34,11 +34,13 @@ from actors.workers import ENGINE_ENVIRONMENT
 from benchmarks._engine import CHECKPOINT, graph, prompt, run_all
 from benchmarks._report import console, print_hardware, print_table
 from engine.catalogue import Catalogue
-from engine.diffusion import single_file
+from engine.diffusion.checkpoints import load_checkpoint
+from engine.diffusion.store import ModelStore
 from engine.diffusion.text import load_tokenizer
 from engine.engine import Engine
 from engine.graph import Graph, Limits, validate
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions
 from examples.service import ROOT
 
 MANY = 16
@@ -68,7 +70,8 @@ def main() -> None:
     args = parser.parse_args()
     print_hardware()
     models = ModelsFolder(args.checkpoint.parents[1])
-    engine = Engine(models=models, device=args.device, threads=os.cpu_count())
+    options = DeviceOptions(device=args.device, threads=os.cpu_count())
+    engine = Engine(models=models, options=options)
     engine.start()
     bench = Bench(engine, Catalogue(models), args.checkpoint.name)
     bench.together(MANY)  # loads the checkpoint, and the engine learns what a row takes
@@ -173,11 +176,11 @@ class DiffusersLoop:
     """Text to pixels with the networks and a scheduler of diffusers, and nothing else."""
 
     def __init__(self, checkpoint: Path, device: torch.device) -> None:
-        parts = single_file.read(checkpoint)
-        half = torch.float16 if device.type == "cuda" else torch.float32
-        self._unet = nn.Module.to(parts.unet, device, half).eval()
-        self._vae = nn.Module.to(parts.vae, device, torch.float32).eval()
-        self._encoder = nn.Module.to(parts.text_encoder, device, torch.float32).eval()
+        store = ModelStore(ModelsFolder(checkpoint.parents[1]), device, 2**40)
+        loaded = load_checkpoint(store, checkpoint.name)
+        self._unet = loaded.model.unet
+        self._vae = loaded.vae.autoencoder
+        self._encoder = loaded.clip.encoders[0].text_model
         self._tokenizer = load_tokenizer()
         self._scheduler = EulerDiscreteScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"

@@ -14,6 +14,7 @@ from engine.errors import Cancelled, EngineError
 from engine.executor import execute
 from engine.graph import Graph, Limits
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from engine.row_limits import RowLimits
 from engine.run import Run
@@ -41,31 +42,21 @@ class Engine:
     """Runs graphs on one device, as many at once as are submitted.
 
     Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
-    fewer where memory is short; `cache_bytes` what the loaded checkpoints may take, `threads`
-    torch's on a CPU. `limits` hold while a graph runs, too: what a node makes of files and other
-    nodes is not known before. The noise that samplers draw at their steps is of the seed
-    `step_seed_offset` from that of the start.
+    fewer where memory is short. `limits` hold while a graph runs, too: what a node makes of files
+    and other nodes is not known before.
     """
 
     def __init__(
         self,
         *,
         models: ModelsFolder,
-        device: str = "cpu",
+        options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         max_rows: int = 32,
-        cache_bytes: int = 8 * 2**30,
-        text_cache_bytes: int = 128 * 2**20,
-        threads: int | None = None,
         limits: Limits | None = None,
-        step_seed_offset: int = 0,
     ) -> None:
         self._models = models
-        self._device_name = device
-        self._cache_bytes = cache_bytes
-        self._text_cache_bytes = text_cache_bytes
-        self._threads = threads
+        self._options = options
         self._limits = limits or Limits()
-        self._step_seed_offset = step_seed_offset
         self._max_rows = max_rows
         self._batcher = Batcher()
         self._device: Device | None = None
@@ -80,15 +71,7 @@ class Engine:
         """Import torch, open the device and start the thread; seconds the first time."""
         from engine.diffusion.device import Device
 
-        self._device = Device(
-            self._models,
-            self._device_name,
-            cache_bytes=self._cache_bytes,
-            text_cache_bytes=self._text_cache_bytes,
-            threads=self._threads,
-            limits=self._limits,
-            step_seed_offset=self._step_seed_offset,
-        )
+        self._device = Device(self._models, self._options, self._limits)
         self._batcher.limits = RowLimits(self._max_rows, self._device.gauge)
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
         self._thread.start()

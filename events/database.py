@@ -144,6 +144,9 @@ ENDPOINTS = _table(
     _required("max_queued", sa.BigInteger),
     _required("max_pixels", sa.BigInteger),
     _required("max_steps", sa.Integer),
+    sa.Column("precision", sa.String),
+    sa.Column("channels_last", sa.Boolean),
+    sa.Column("compiler", sa.String),
 )
 
 LEASES = _table(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal, TypeAlias
+
+Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 class Scope(StrEnum):
@@ -86,6 +89,12 @@ class Endpoint:
     max_pixels: int = 2**24
     """Width x height x batch of one job."""
     max_steps: int = 10_000
+    precision: Precision | None = None
+    """Of the UNets' weights; None: auto."""
+    channels_last: bool | None = None
+    """UNets with their channels innermost."""
+    compiler: str | None = None
+    """Backend of torch.compile for UNets; None: they are not compiled."""
 
 
 @dataclass(frozen=True, slots=True)

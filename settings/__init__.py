@@ -9,7 +9,7 @@ import re
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -171,6 +171,14 @@ class Settings(BaseSettings):
     """Jobs that one actor runs before it is replaced; 0: 1 with a GPU, 50 without."""
     worker_idle_s: PositiveFloat = 300.0
     """A worker above the minimum that is idle for this long is closed."""
+    precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Of the UNets' weights on the default endpoint; auto: float16 with a GPU, else float32."""
+    channels_last: bool = False
+    """UNets of the default endpoint with their channels innermost, for a GPU's tensor cores."""
+    compiler: str | None = None
+    """Backend of torch.compile for the UNets of the default endpoint (`inductor`); unset: none."""
+    engine_threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of torch in one engine on a CPU; 0: as many as the machine has cores."""
     max_rows: PositiveInt = 32
     """Most latents in one UNet call."""
     model_cache_bytes: PositiveInt = 8 * 1024**3

@@ -19,6 +19,7 @@ from engine.diffusion.on_disk import Part, look_at, look_at_vae
 from engine.diffusion.store import ModelStore, identity_of
 from engine.diffusion.text import Clip
 from engine.diffusion.text_encoders import Style, TextEncoder, made_on_meta
+from engine.diffusion.unets import dtype_of, prepared
 from engine.diffusion.vae import Vae
 from engine.diffusion.weights import Place, first_line
 from engine.errors import CheckpointUnavailable
@@ -53,13 +54,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     path = store.models.path(CHECKPOINTS, name)
     identity = identity_of(path)
     disk = look_at(path)
-    # The noise predictor alone gains from half precision; the rest is small or overflows in it.
-    half = torch.float16 if store.device.type == "cuda" else torch.float32
-    unet = store.made(
-        ("unet", identity),
-        lambda: read_module(store, UNet2DConditionModel, disk.unet, Place(store.device, half)),
-        label=name,
-    )
+    unet = store.made(("unet", identity), lambda: _read_unet(store, disk.unet), label=name)
     encoders = tuple(
         store.made(("text", at, identity), partial(_read_text_encoder, store, part, style))
         for at, (part, style) in enumerate(disk.text_encoders)
@@ -79,6 +74,12 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
         Clip(encoders, store.encodings, lambda word: find_embedding(store, word)),
         Vae(autoencoder),
     )
+
+
+def _read_unet(store: ModelStore, part: Part) -> Any:
+    # The noise predictor alone gains from half precision; the rest is small or overflows in it.
+    place = Place(store.device, dtype_of(store.unets, store.device))
+    return prepared(read_module(store, UNet2DConditionModel, part, place), store.unets)
 
 
 def read_module(store: ModelStore, cls: Any, part: Part, place: Place) -> Any:

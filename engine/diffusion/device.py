@@ -12,28 +12,24 @@ from engine.diffusion.gauges import gauge_of
 from engine.diffusion.store import ModelStore
 from engine.inputs import Limits
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions
 
 
 class Device:
     """A torch device with the models that are on it."""
 
-    def __init__(
-        self,
-        models: ModelsFolder,
-        name: str,
-        *,
-        cache_bytes: int,
-        text_cache_bytes: int = 128 * 2**20,
-        threads: int | None,
-        limits: Limits,
-        step_seed_offset: int = 0,
-    ) -> None:
-        self._threads = threads
+    def __init__(self, models: ModelsFolder, options: DeviceOptions, limits: Limits) -> None:
+        self._options = options
         self._limits = limits
-        self._step_seed_offset = step_seed_offset
-        device = _find(name)
+        device = _find(options.device)
         self.gauge = gauge_of(device)
-        self._store = ModelStore(models, device, cache_bytes, text_cache_bytes)
+        self._store = ModelStore(
+            models,
+            device,
+            options.cache_bytes,
+            text_cache_bytes=options.text_cache_bytes,
+            unets=options.unets,
+        )
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -43,8 +39,8 @@ class Device:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """What the device thread works in."""
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)
         with torch.inference_mode():
             yield
 
@@ -57,7 +53,7 @@ class Device:
             on_steps=on_steps,
             input_files=input_files,
             limits=self._limits,
-            step_seed_offset=self._step_seed_offset,
+            step_seed_offset=self._options.step_seed_offset,
         )
 
 

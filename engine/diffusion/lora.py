@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from engine.diffusion import layout
 from engine.diffusion.store import Identity, ModelStore, identity_of
 from engine.diffusion.text_encoders import TextEncoder
+from engine.diffusion.unets import prepared
 from engine.diffusion.weights import Weights
 from engine.errors import CheckpointUnavailable
 from engine.models_folder import LORAS
@@ -184,7 +185,12 @@ def _merged(store: ModelStore, module: M, use: Use, known: Mapping[str, str]) ->
         # A copy of a merged one, with something else about it: merge into that.
         origin = Origin(module, (), weakref.ref(module))
     base, uses = origin.base, (*origin.uses, use)
-    made: M = store.made(("lora", id(base), uses), lambda: _merge(base, uses, known))
+
+    def make() -> Any:
+        merged = _merge(base, uses, known)
+        return merged if isinstance(merged, TextEncoder) else prepared(merged, store.unets)
+
+    made: M = store.made(("lora", id(base), uses), make)
     return made
 
 

@@ -27,6 +27,7 @@ from engine.batcher import Request
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.text_encoders import Encodings
 from engine.models_folder import ModelsFolder
+from engine.options import UnetOptions
 
 T = TypeVar("T")
 Read: TypeAlias = Callable[[Path, torch.device], T]
@@ -49,10 +50,13 @@ class ModelStore:
         models: ModelsFolder,
         device: torch.device,
         cache_bytes: int,
+        *,
         text_cache_bytes: int = 128 * 2**20,
+        unets: UnetOptions = UnetOptions(),  # noqa: B008 - frozen
     ) -> None:
         self.models = models
         self.device = device
+        self.unets = unets
         self.encodings = Encodings(text_cache_bytes)
         """The texts that its text encoders have encoded."""
         self._cache_bytes = cache_bytes

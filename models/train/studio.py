@@ -16,6 +16,7 @@ from engine.compiler import compile_parameters
 from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady
 from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions
 from engine.parameters import parse_parameters
 from models.train.scenes import SIDE
 
@@ -50,7 +51,7 @@ class Studio:
 def studio(checkpoint: Path, threads: int | None = None) -> Iterator[Studio]:
     """A studio with an engine of its own; `checkpoint` lies in a models folder's `checkpoints`."""
     models = ModelsFolder(checkpoint.parents[1])
-    engine = Engine(models=models, threads=threads)
+    engine = Engine(models=models, options=DeviceOptions(threads=threads))
     engine.start()
     try:
         yield Studio(engine, Catalogue(models), checkpoint.name)

@@ -13,6 +13,7 @@ from engine.catalogue import Catalogue
 from engine.declarations import Body
 from engine.executor import BODIES, execute
 from engine.graph import Limits, validate
+from engine.options import DeviceOptions
 from engine.reports import SavedLatent
 
 
@@ -47,7 +48,7 @@ def recorded(
 
     from engine.diffusion.device import Device
 
-    device = Device(catalogue.models, "cpu", cache_bytes=2**30, threads=None, limits=Limits())
+    device = Device(catalogue.models, DeviceOptions(), Limits())
     batcher = Batcher()
     errors: list[Exception | None] = []
     runs = [Recorded() for _ in prompts]

@@ -15,6 +15,7 @@ from engine.engine import Engine, Errored, Progress
 from engine.errors import GraphInvalid, NodeFailed
 from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
+from engine.options import DeviceOptions
 from tests.unit.engine.latents import all_latents_and_images, psnr_db_of
 from tests.unit.engine.workflows import Watched, node, text_to_image
 
@@ -248,7 +249,9 @@ def test_a_seed_of_their_own_for_the_noise_of_steps(catalogue: Catalogue, tiny_r
     ]
     pictures = {}
     for offset in (0, 1):
-        engine = Engine(models=ModelsFolder(tiny_root), step_seed_offset=offset)
+        engine = Engine(
+            models=ModelsFolder(tiny_root), options=DeviceOptions(step_seed_offset=offset)
+        )
         engine.start()
         watched = [Watched() for _ in prompts]
         for each, prompt in zip(watched, prompts, strict=True):
