@@ -94,15 +94,12 @@ def residuals(
     the UNet is given, `inputs` beside latents, times and tokens. A network is called once for all
     rows that it acts on.
     """
+    if not any(controls):
+        return {}
     extra: Mapping[str, Tensor] = inputs.get("added_cond_kwargs", {})
-    tasks: defaultdict[Any, list[tuple[Control, Tensor]]] = defaultdict(list)
-    for own, at in zip(
-        controls, torch.arange(len(x), device=x.device).split(list(sizes)), strict=True
-    ):
-        for control in own:
-            tasks[control.network].append((control, at))
+    rows = torch.arange(len(x), device=x.device).split(list(sizes))
     sums: list[Tensor] = []
-    for network, those in tasks.items():
+    for network, those in _by_network(controls, rows).items():
         _require_same_text(network, tokens)
         at = torch.cat([places for _, places in those])
         dtype = next(network.parameters()).dtype
@@ -117,10 +114,19 @@ def residuals(
         strengths = torch.cat([torch.full((len(at), 1, 1, 1), c.strength) for c, at in those])
         parts = [_spread(part, strengths, at, like=x) for part in (*found[0], found[1])]
         sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
-    if not sums:
-        return {}
     *down, middle = sums
     return {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+
+
+def _by_network(
+    controls: Sequence[Sequence[Control]], rows: Sequence[Tensor]
+) -> dict[Any, list[tuple[Control, Tensor]]]:
+    """Each network's pictures, with the places of the latents that they guide."""
+    tasks: defaultdict[Any, list[tuple[Control, Tensor]]] = defaultdict(list)
+    for own, at in zip(controls, rows, strict=True):
+        for control in own:
+            tasks[control.network].append((control, at))
+    return tasks
 
 
 def _spread(part: Tensor, strengths: Tensor, at: Tensor, *, like: Tensor) -> Tensor:

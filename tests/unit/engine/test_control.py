@@ -285,6 +285,36 @@ def test_a_network_that_pools_adds_the_same_everywhere() -> None:
     assert not pooled[0].any()
 
 
+def test_a_control_net_of_sdxl_is_told_of_the_whole_text() -> None:
+    network = tiny_control_net(
+        1,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=16 + 6 * 8,
+    )
+    told = {"text_embeds": torch.randn(3, 16), "time_ids": torch.rand(3, 6) * 64}
+    x, tokens = noise().expand(3, -1, -1, -1), text(1)[0].tokens.expand(3, -1, -1)
+    timesteps = torch.tensor([900, 500, 1])
+    control = Control(network, picture(0), 1.0)
+    found = residuals(
+        [[], [control]],
+        [1, 2],
+        x=x,
+        timesteps=timesteps,
+        tokens=tokens,
+        inputs={"added_cond_kwargs": told},
+    )
+    _, expected = network(
+        x[1:],
+        timesteps[1:],
+        tokens[1:],
+        picture(0).movedim(-1, 1).expand(2, -1, -1, -1),
+        added_cond_kwargs={name: each[1:] for name, each in told.items()},
+        return_dict=False,
+    )
+    assert torch.allclose(found["mid_block_additional_residual"][1:], expected, atol=1e-5)
+
+
 def workflow(strength: float = 1.0, *, advanced: bool = True, **sampler: Any) -> Prompt:
     """A picture guided by another that the same workflow makes."""
     apply = {
