@@ -58,14 +58,24 @@ class ModelsFolder:
         """Raises CheckpointUnavailable where the name is that of a pickled file, which is not
         listed.
         """
-        folder = self._root / kind
         wanted = {name, *(f"{name}{suffix}" for suffix in _PICKLED)}
-        for path in folder.rglob("*") if name and folder.is_dir() else ():
-            if path.suffix in _PICKLED and path.relative_to(folder).as_posix() in wanted:
+        for found, path in self._pickled(kind):
+            if found in wanted:
                 raise CheckpointUnavailable(
                     f"{path.name} is pickled, and a pickled file can run any code when it is read: "
                     "convert it to .safetensors and put that there"
                 )
+
+    def _pickled(self, kind: str) -> Iterator[tuple[str, Path]]:
+        if not _is_kind(kind):
+            return
+        folders = [(self._root / kind, "**/*")]
+        if kind == CHECKPOINTS:
+            folders.append((self._root, "*"))
+        for folder, pattern in folders:
+            for path in folder.glob(pattern):
+                if path.suffix in _PICKLED:
+                    yield path.relative_to(folder).as_posix(), path
 
     def _listing(self, kind: str) -> dict[str, Path]:
         read_at, listing = self._listings.get(kind, (float("-inf"), {}))
@@ -78,11 +88,16 @@ class ModelsFolder:
     def _read(self, kind: str) -> Iterator[tuple[str, Path]]:
         if kind == CHECKPOINTS:
             yield from _models_at_top(self._root)
-        if Path(kind).name != kind or kind == "..":
+        if not _is_kind(kind):
             return
         folder = self._root / kind
         for path in _models_below(folder):
             yield path.relative_to(folder).as_posix(), path
+
+
+def _is_kind(kind: str) -> bool:
+    """A folder's name, leading nowhere else."""
+    return Path(kind).name == kind and kind != ".."
 
 
 def _models_at_top(root: Path) -> Iterator[tuple[str, Path]]:

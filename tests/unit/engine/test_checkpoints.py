@@ -178,8 +178,10 @@ def test_a_vae_is_read_from_either_layout(folder: Path, store: MakeStore, tmp_pa
 
 
 @pytest.mark.parametrize("asked", ["x.ckpt", "x"])
-def test_a_pickled_file_is_refused(asked: str, folder: Path, store: MakeStore) -> None:
-    (folder / "x.ckpt").touch()
+@pytest.mark.parametrize("at", ["checkpoints", "."])
+def test_a_pickled_file_is_refused(asked: str, at: str, folder: Path, store: MakeStore) -> None:
+    place = folder.parent / at
+    (place / "x.ckpt").touch()
     assert store().models.names("checkpoints") == (TINY,)
     with pytest.raises(CheckpointUnavailable, match="any code"):
         store().load(asked)

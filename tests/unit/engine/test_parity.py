@@ -53,7 +53,7 @@ VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "t
 
 pytestmark = [
     pytest.mark.skipif(PARITY is None, reason="DARKROOM_PARITY_DIR is not set"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
 ]
 needs_full = pytest.mark.skipif(FULL is None, reason="DARKROOM_PARITY_FULL is not set")
 
@@ -70,7 +70,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, 
         script = Path(str(PARITY)) / "make_checkpoint.py"
         config = out.with_suffix(".config")
         command = [sys.executable, str(script), size, str(out), str(config), str(merges)]
-        subprocess.run(command, check=True, timeout=300, capture_output=True)
+        subprocess.run(command, check=True, timeout=900, capture_output=True)
         _require_digest(out)
         return Catalogue(ModelsFolder(root))
 
@@ -91,7 +91,7 @@ def full(make_checkpoint: Callable[[str, str], Catalogue]) -> Catalogue:
     script = Path(str(PARITY)) / "make_lora.py"
     config = checkpoint.with_suffix(".config") / "unet" / "config.json"
     command = [sys.executable, str(script), str(lora), str(config)]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    subprocess.run(command, check=True, timeout=900, capture_output=True)
     return catalogue
 
 
