@@ -15,7 +15,7 @@ from engine.errors import InputFileUnavailable
 from engine.inputs import Limits
 
 _NO_MASK_SIDE = 64
-_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "TIFF", "BMP")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
 """Not all that Pillow reads: for some it starts other programs."""
 _FIRST_FRAME_ONLY = "MPO"
 """Its further frames are other views, not later ones."""

@@ -99,6 +99,13 @@ def test_every_frame_of_the_first_ones_size_is_loaded() -> None:
     assert mask.shape == (3, 64, 64)
 
 
+def test_of_a_stereo_picture_the_first_view_is_loaded() -> None:
+    first, second = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
+    image, _ = load(file(first, "MPO", save_all=True, append_images=[second]))
+    assert image.shape == (1, 8, 8, 3)
+    assert float(image[..., 0].min()) > 0.9
+
+
 @pytest.mark.parametrize(("channel", "index"), [("red", 0), ("green", 1), ("blue", 2)])
 def test_a_channel_is_loaded_as_a_mask(channel: str, index: int) -> None:
     mask = load_mask(file(Image.fromarray(COLOURS)), channel)
