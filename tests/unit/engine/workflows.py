@@ -9,7 +9,7 @@ from typing import Any
 from engine.engine import EngineEvent, Errored, Finished, ImageReady, Run
 
 TINY = "darkroom-tiny.safetensors"
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def text_to_image(**sampler: Any) -> dict[str, Any]:
