@@ -45,9 +45,9 @@ _CHANNELS = {
     5: "a depth model",
     7: "an upscaling model",
     8: "an instruction model",
-    9: "an inpainting model",
 }
-_LATENT_CHANNELS = 4
+_TAKEN_CHANNELS = {4, 9}
+"""Those of a latent; for inpainting, those of a mask and of a second latent too."""
 _LORA_MARKS = (".lora_down.", ".lora_A.", ".lora.down.")
 _REMEMBERED = 4096
 _TEXT_WIDTHS = {
@@ -70,18 +70,26 @@ def checkpoint_family(header: Header) -> Family:
             raise CheckpointUnavailable(
                 f"{header.name} is no Stable Diffusion checkpoint: it has no {prefix}*"
             )
-    _require_latents(header)
+    input_channels(header)
     for family, prefixes in TEXT_ENCODERS.items():
         if all(header.has(prefix) for prefix in prefixes):
             return family
     raise CheckpointUnavailable(f"{header.name} has no text encoder that is known")
 
 
-def _require_latents(header: Header) -> None:
+def input_channels(header: Header) -> int | None:
+    """Channels that a checkpoint's UNet is shown; None where the header does not tell.
+
+    Raises CheckpointUnavailable where they are not those of a kind that is known.
+    """
     shape = header.shapes.get(_FIRST_CONVOLUTION, ())
-    if len(shape) == 4 and (channels := shape[1]) != _LATENT_CHANNELS:
+    if len(shape) != 4:
+        return None
+    channels = shape[1]
+    if channels not in _TAKEN_CHANNELS:
         kind = _CHANNELS.get(channels, f"a model of {channels} input channels")
         raise CheckpointUnavailable(f"{header.name} is {kind}, which is not supported yet")
+    return channels
 
 
 def lora_family(header: Header) -> Family | None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from engine.diffusion.embeddings import find_embedding
 from engine.diffusion.model import Model
+from engine.diffusion.noise_levels import stable_diffusion
 from engine.diffusion.on_disk import Part, look_at, look_at_vae
 from engine.diffusion.store import ModelStore, identity_of
 from engine.diffusion.text import Clip
@@ -68,6 +69,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
         Model(
             unet,
             latent_scale=autoencoder.config.scaling_factor,
+            levels=stable_diffusion(zero_terminal=disk.zero_terminal),
             prediction=disk.prediction,
             family=disk.family,
         ),

@@ -19,7 +19,7 @@ from engine.diffusion.model import Prediction
 from engine.diffusion.text_encoders import BIG_G, CLIP_H, CLIP_L, CLIP_L_OF_XL, Style
 from engine.diffusion.weights import Weights, part_files, read_json
 from engine.errors import CheckpointUnavailable
-from engine.families import TEXT_ENCODERS, UNET, VAE, Family, checkpoint_family
+from engine.families import TEXT_ENCODERS, UNET, VAE, Family, checkpoint_family, input_channels
 from engine.models_folder import CONFIG_SUFFIX
 from engine.safetensors_header import read_header
 
@@ -40,6 +40,7 @@ _PREDICTIONS: dict[str, Prediction] = {
     "sample": "sample",
 }
 _V_MARK = "v_pred"
+_ZERO_TERMINAL_MARK = "ztsnr"
 _LAST_NORM = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 _LEAST_V_SPREAD = 0.09
 _OF_DIFFUSERS = "decoder.mid_block.resnets.0.norm1.weight"
@@ -62,6 +63,8 @@ class OnDisk:
 
     family: Family
     prediction: Prediction
+    zero_terminal: bool
+    """Trained up to a level with nothing of the picture left (zero terminal SNR)."""
     unet: Part
     vae: Part
     text_encoders: tuple[tuple[Part, Style], ...]
@@ -91,11 +94,14 @@ def look_at_vae(path: Path) -> Part:
 
 
 def _single_file(path: Path) -> OnDisk:
-    family = checkpoint_family(read_header(path))
+    header = read_header(path)
+    family = checkpoint_family(header)
     weights = Weights(path)
     own = path.with_suffix(CONFIG_SUFFIX)
     configs = own if own.is_dir() else CONFIGS / _config_name(family, weights)
     unet = read_json(configs / "unet" / "config.json")
+    if channels := input_channels(header):
+        unet["in_channels"] = channels
     vae = read_json(configs / "vae" / "config.json")
     encoders = [
         _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), style)
@@ -104,6 +110,7 @@ def _single_file(path: Path) -> OnDisk:
     return OnDisk(
         family,
         _prediction(configs) if own.is_dir() or _V_MARK not in weights.shapes else "v_prediction",
+        _ZERO_TERMINAL_MARK in weights.shapes or _has_zero_terminal(configs),
         unet=Part(unet, weights, lambda names: layout.unet(names, unet, UNET)),
         vae=Part(vae, weights, lambda names: layout.vae(names, vae, VAE)),
         text_encoders=tuple(encoders),
@@ -164,6 +171,7 @@ def _folder(path: Path) -> OnDisk:
     return OnDisk(
         family,
         _prediction(path),
+        _has_zero_terminal(path),
         unet=Part(unet, Weights(*part_files(path / "unet")), layout.same),
         vae=Part(
             read_json(path / "vae" / "config.json"),
@@ -204,10 +212,18 @@ def _encoder_in_folder(path: Path, config: dict[str, Any], style: Style) -> tupl
 
 
 def _prediction(configs: Path) -> Prediction:
-    path = configs / "scheduler" / "scheduler_config.json"
-    given = read_json(path).get("prediction_type", "epsilon") if path.is_file() else "epsilon"
+    given = _scheduler(configs).get("prediction_type", "epsilon")
     if given not in _PREDICTIONS:
         raise CheckpointUnavailable(
             f"{configs.name}: a prediction_type of {given!r} is not supported"
         )
     return _PREDICTIONS[given]
+
+
+def _has_zero_terminal(configs: Path) -> bool:
+    return bool(_scheduler(configs).get("rescale_betas_zero_snr", False))
+
+
+def _scheduler(configs: Path) -> dict[str, Any]:
+    path = configs / "scheduler" / "scheduler_config.json"
+    return read_json(path) if path.is_file() else {}

@@ -102,11 +102,47 @@ def test_a_foreign_file_is_told_from_a_checkpoint(
         store().load(TINY)
 
 
-def test_an_inpainting_model_is_told_by_its_channels(folder: Path, store: MakeStore) -> None:
-    key = "model.diffusion_model.input_blocks.0.0.weight"
-    save_file(load_file(folder / TINY) | {key: torch.zeros(32, 9, 3, 3)}, folder / TINY)
-    with pytest.raises(CheckpointUnavailable, match="inpainting"):
+@pytest.mark.parametrize(("channels", "kind"), [(5, "depth"), (8, "instruction"), (11, "11 input")])
+def test_a_model_that_is_shown_something_else_is_told_by_its_channels(
+    channels: int, kind: str, folder: Path, store: MakeStore
+) -> None:
+    _widen(folder / TINY, channels)
+    with pytest.raises(CheckpointUnavailable, match=kind):
         store().load(TINY)
+
+
+def test_an_inpainting_model_loads_and_says_so(folder: Path, store: MakeStore) -> None:
+    assert not store().load(TINY).model.inpaints
+    _widen(folder / TINY, 9)
+    loaded = store().load(TINY)
+    assert loaded.model.inpaints
+    assert loaded.model.unet.conv_in.weight.shape[1] == 9
+
+
+def _widen(path: Path, channels: int) -> None:
+    """Give the UNet more input channels, whose weights are 0."""
+    tensors = load_file(path)
+    key = "model.diffusion_model.input_blocks.0.0.weight"
+    wide = torch.zeros(len(tensors[key]), channels, 3, 3)
+    wide[:, :4] = tensors[key]
+    save_file(tensors | {key: wide}, path)
+
+
+@pytest.mark.parametrize("mark", ["key", "configuration"])
+def test_a_model_of_zero_terminal_snr_has_its_levels(
+    mark: str, folder: Path, store: MakeStore
+) -> None:
+    usual = store().load(TINY).model.levels
+    path = folder / TINY
+    if mark == "key":
+        save_file(load_file(path) | {"ztsnr": torch.zeros(0)}, path)
+    else:
+        scheduler = path.with_suffix(".config") / "scheduler" / "scheduler_config.json"
+        given = json.loads(scheduler.read_text()) | {"rescale_betas_zero_snr": True}
+        scheduler.write_text(json.dumps(given))
+    levels = store().load(TINY).model.levels
+    assert float(levels.most) > 100 * float(usual.most)
+    assert float(levels.least) == pytest.approx(float(usual.least), rel=1e-3)
 
 
 def test_a_file_that_lacks_a_weight_names_it(folder: Path, store: MakeStore) -> None:
