@@ -89,27 +89,27 @@ def trajectory(
         kept_noise = _kept_noise(course, noise, noising)
         sampling = inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, kept_noise)
     beside = shown_beside(latent.noise_mask, clean) if model.inpaints else None
-    x, sigma = next(sampling)
-    estimate = clean
-    while True:
-        answer: Tensor = yield Denoise(
-            model,
-            x,
-            sigma,
-            positive,
-            negative,
-            guidance.cfg,
-            both=course.row.asks_both,
-            beside=beside,
-        )
-        on_level(course.left_behind(sigma))
-        if course.begins_step(sigma):
-            estimate = answer[0] if course.row.asks_both else answer
-        try:
+    estimate = start
+    try:
+        x, sigma = next(sampling)
+        while True:
+            answer: Tensor = yield Denoise(
+                model,
+                x,
+                sigma,
+                positive,
+                negative,
+                guidance.cfg,
+                both=course.row.asks_both,
+                beside=beside,
+            )
+            on_level(course.left_behind(sigma))
+            if course.begins_step(sigma):
+                estimate = answer[0] if course.row.asks_both else answer
             x, sigma = sampling.send(answer)
-        except StopIteration as stop:
-            end = replace(latent, samples=stop.value / model.latent_scale)
-            return end, replace(latent, samples=estimate / model.latent_scale)
+    except StopIteration as stop:
+        end = replace(latent, samples=stop.value / model.latent_scale)
+        return end, replace(latent, samples=estimate / model.latent_scale)
 
 
 def _noise(latent: Latent, noising: Noising) -> Tensor:
