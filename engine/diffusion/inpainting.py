@@ -39,11 +39,11 @@ def inpainting(sampling: Sampling, mask: Tensor, clean: Tensor, noise: Tensor) -
     step, with the same noise throughout.
     """
     kept = 1 - mask
-    x, sigma = next(sampling)
-    while True:
-        x0 = yield x * mask + (clean + noise * sigma) * kept, sigma
-        try:
+    try:
+        x, sigma = next(sampling)
+        while True:
+            x0 = yield x * mask + (clean + noise * sigma) * kept, sigma
             x, sigma = sampling.send(x0 * mask + clean * kept)
-        except StopIteration as stop:
-            found: Tensor = stop.value
-            return found
+    except StopIteration as stop:
+        found: Tensor = stop.value
+        return found

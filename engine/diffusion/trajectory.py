@@ -78,9 +78,7 @@ def trajectory(
     if len(course.sigmas) == 0:
         return latent, latent
     clean = latent.samples.to(model.device) * model.latent_scale
-    noise = (
-        start_noise(latent, noising.seed).to(clean) if noising.at_start else torch.zeros_like(clean)
-    )
+    noise = _noise(latent, noising).to(clean)
     start = clean + noise * _noise_scale(course.sigmas[0], model.levels)
     if len(course.sigmas) == 1:
         noised = replace(latent, samples=start / model.latent_scale)
@@ -88,36 +86,48 @@ def trajectory(
     positive, negative = guides(guidance.positive, guidance.negative, clean, model.levels)
     sampling = _sampling(course, start, noising)
     if latent.noise_mask is not None:
-        if course.row.own_mask_noise:
-            noise = noise_like(clean, shifted(noising.seed, 1)).to(clean)
-        sampling = inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, noise)
+        kept_noise = _kept_noise(course, noise, noising)
+        sampling = inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, kept_noise)
     beside = shown_beside(latent.noise_mask, clean) if model.inpaints else None
-    x, sigma = next(sampling)
-    estimate = clean
-    while True:
-        answer: Tensor = yield Denoise(
-            model,
-            x,
-            sigma,
-            positive,
-            negative,
-            guidance.cfg,
-            both=course.row.asks_both,
-            beside=beside,
-        )
-        on_level(course.left_behind(sigma))
-        if course.begins_step(sigma):
-            estimate = answer[0] if course.row.asks_both else answer
-        try:
+    estimate = start
+    try:
+        x, sigma = next(sampling)
+        while True:
+            answer: Tensor = yield Denoise(
+                model,
+                x,
+                sigma,
+                positive,
+                negative,
+                guidance.cfg,
+                both=course.row.asks_both,
+                beside=beside,
+            )
+            on_level(course.left_behind(sigma))
+            if course.begins_step(sigma):
+                estimate = answer[0] if course.row.asks_both else answer
             x, sigma = sampling.send(answer)
-        except StopIteration as stop:
-            end = replace(latent, samples=stop.value / model.latent_scale)
-            return end, replace(latent, samples=estimate / model.latent_scale)
+    except StopIteration as stop:
+        end = replace(latent, samples=stop.value / model.latent_scale)
+        return end, replace(latent, samples=estimate / model.latent_scale)
+
+
+def _noise(latent: Latent, noising: Noising) -> Tensor:
+    if noising.at_start:
+        return start_noise(latent, noising.seed)
+    return torch.zeros_like(latent.samples)
 
 
 def _sampling(course: Course, start: Tensor, noising: Noising) -> Sampling:
     step_seed = shifted(noising.seed, noising.step_seed_offset)
     return sampling_of(course.sampler, start, course.sigmas, seed=noising.seed, step_seed=step_seed)
+
+
+def _kept_noise(course: Course, noise: Tensor, noising: Noising) -> Tensor:
+    """The noise of what a mask keeps."""
+    if course.row.own_mask_noise:
+        return noise_like(noise, shifted(noising.seed, 1)).to(noise)
+    return noise
 
 
 def _noise_scale(sigma: Tensor, levels: NoiseLevels) -> Tensor:

@@ -80,6 +80,16 @@ def test_every_kind_of_sampler_keeps_what_the_mask_leaves_out(
     assert not torch.allclose(found[0], found[1]), "ddim has mask noise of its own"
 
 
+def test_a_sampler_that_has_nothing_to_do_leaves_the_noise(catalogue: Catalogue) -> None:
+    """The adaptive one ends at the least level above 0, which with one step is the first."""
+    one_step = {"sampler_name": "dpm_adaptive", "steps": 1}
+    masked, whole = (
+        sampled(catalogue, Latent(CLEAN, noise_mask=mask), one_step)[0] for mask in (MASK, None)
+    )
+    assert torch.equal(masked, whole)
+    assert float(whole.std()) > 10
+
+
 def test_without_a_mask_ddim_is_euler(catalogue: Catalogue) -> None:
     euler_, ddim = sampled(
         catalogue, Latent(CLEAN), {"sampler_name": "euler"}, {"sampler_name": "ddim"}
