@@ -59,7 +59,10 @@ def signing_secrets(settings: Settings, keys: ApiKeys) -> SigningSecrets:
 def graph_limits(settings: Settings) -> Limits:
     """The service's own; what an endpoint tightens was checked when the job was accepted."""
     return Limits(
-        max_nodes=settings.max_nodes, max_side=settings.max_side_px, max_batch=settings.max_batch
+        max_nodes=settings.max_nodes,
+        max_side=settings.max_side_px,
+        max_batch=settings.max_batch,
+        max_text_chars=settings.max_prompt_chars,
     )
 
 

@@ -23,6 +23,7 @@ from engine.declarations import (
 from engine.errors import TooLarge
 
 _LISTED_CHOICES = 20
+_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Limits:
     max_side: int = 4096
     max_steps: int = 10_000
     max_batch: int = 16
+    max_text_chars: int = 32_768
+    """Of one text: every 75 of its tokens are one more chunk to encode and to attend to."""
     max_pixels: int = 2**24
     """Width x height x batch."""
 
@@ -228,6 +231,10 @@ class _Check:
         text = str(value) if finite_number(value) is not None else value
         if not isinstance(text, str) or not _is_unicode(text):
             raise self._wrong_type(name, declared, value)
+        if len(text) > (most := self.limits.max_text_chars):
+            problem = f"{name}: {len(text)} characters, at most {most}"
+            at = (name, declared, f"{text[:_SHOWN_CHARS]}…")
+            raise self._refused("value_bigger_than_max", "A text is too long", problem, at)
         return text
 
     def _truth(self, name: str, declared: Boolean, value: Any) -> bool:

@@ -81,6 +81,7 @@ def checker_for(endpoint: Endpoint, catalogue: Catalogue, settings: Settings) ->
             max_side=settings.max_side_px,
             max_steps=endpoint.max_steps,
             max_batch=settings.max_batch,
+            max_text_chars=settings.max_prompt_chars,
             max_pixels=endpoint.max_pixels,
         ),
         default_checkpoint=default or next(iter(catalogue.models.names(CHECKPOINTS)), None),

@@ -100,6 +100,8 @@ class Settings(BaseSettings):
     """Longest request body."""
     max_nodes: PositiveInt = 1000
     """Most nodes of a graph."""
+    max_prompt_chars: PositiveInt = 32_768
+    """Longest text of a node."""
     max_side_px: PositiveInt = 4096
     """Longest side of an image."""
     max_batch: PositiveInt = 16

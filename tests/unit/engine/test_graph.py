@@ -229,7 +229,7 @@ def test_a_thousand_nodes_in_a_chain_are_taken_fast(
     nodes = chain(prompt(), 1000)
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()  # a busy machine is slow, not wrong
         assert len(validate(nodes, empty_catalogue, LIMITS).nodes) == 1000
         times.append(time.perf_counter() - began)
     # Meant to be under 20 ms; the rest is room for a busy machine.
@@ -247,9 +247,9 @@ def test_a_thousand_bad_nodes_are_refused_without_delay(
         if i.startswith("s"):
             nodes = with_input(nodes, i, steps=0)
     nodes |= {f"o{number}": save for number in range(500)}
-    began = time.perf_counter()
+    began = time.process_time()  # a busy machine is slow, not wrong
     body = refused(nodes, empty_catalogue)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert len(body["node_errors"]["s0"]["dependent_outputs"]) == 501
 
 
@@ -352,3 +352,15 @@ def test_negative_seeds_are_drawn_and_others_kept(prompt: MakePrompt) -> None:
     assert {key: resolved[key] for key in "cdef"} == {key: given[key] for key in "cdef"}
     assert json.dumps(given) == before
     assert resolve_seeds([1], lambda: 1) == [1]
+
+
+def test_a_text_that_is_too_long_is_refused_without_repeating_it(
+    prompt: MakePrompt, empty_catalogue: Catalogue
+) -> None:
+    limits = Limits(max_text_chars=1000)
+    validate(with_input(prompt(), "6", text="x" * 1000), empty_catalogue, limits)
+    body = refused(with_input(prompt(), "6", text="x" * 1001), empty_catalogue, limits)
+    (error,) = body["node_errors"]["6"]["errors"]
+    assert error["type"] == "value_bigger_than_max"
+    assert error["details"] == "text: 1001 characters, at most 1000"
+    assert len(json.dumps(body)) < 1500
