@@ -231,7 +231,7 @@ def test_a_thousand_nodes_in_a_chain_are_taken_fast(
     for _ in range(5):
         began = time.process_time()  # a busy machine is slow, not wrong
         assert len(validate(nodes, empty_catalogue, LIMITS).nodes) == 1000
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     # Meant to be under 20 ms; the rest is room for a busy machine.
     assert min(times) < 0.1
     too_many = refused({**nodes, "x": {}}, empty_catalogue)
@@ -247,7 +247,7 @@ def test_a_thousand_bad_nodes_are_refused_without_delay(
         if i.startswith("s"):
             nodes = with_input(nodes, i, steps=0)
     nodes |= {f"o{number}": save for number in range(500)}
-    began = time.process_time()  # a busy machine is slow, not wrong
+    began = time.process_time()
     body = refused(nodes, empty_catalogue)
     assert time.process_time() - began < 2
     assert len(body["node_errors"]["s0"]["dependent_outputs"]) == 501
