@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
@@ -23,7 +24,6 @@ from serve_app import (
 )
 from serve_app.acceptance import Acceptance
 from serve_app.auth import Authenticator
-from serve_app.input_images import InputImages
 from serve_app.rates import Rates
 from serve_app.services import Services
 from serve_app.token_buckets import TokenBuckets
@@ -65,9 +65,7 @@ def create_api(
     app.state.rates = Rates(replicas=services.settings.http_replicas)
     app.state.acceptance = acceptance
     settings = services.settings
-    app.state.input_images = InputImages(
-        max_pixels=settings.max_upload_pixels, at_once=settings.upload_decodes
-    )
+    app.state.upload_turn = asyncio.Semaphore(settings.upload_decodes)
     app.state.callback_tests = TokenBuckets()
     errors.install(app)
     for module in (generate, results, jobs, callbacks, uploads, keys, catalogue, files, health):

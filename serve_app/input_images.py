@@ -6,7 +6,6 @@ metadata, trailing data and files that are two formats at once end here.
 
 from __future__ import annotations
 
-import asyncio
 import io
 from dataclasses import dataclass
 
@@ -17,36 +16,38 @@ _FORMATS = ("PNG", "JPEG", "WEBP")
 _COMPRESSION = 3  # quick: such a file is read a few times and then goes
 
 
-class ImageRefused(Exception):
-    """This file is not taken as an input image; the message says why."""
+class UploadRefused(Exception):
+    """This file is not taken as an input of a workflow; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class InputImage:
-    png: bytes
+class Kept:
+    """What is kept of an upload. Sides in pixels; a latent's are those of its image."""
+
+    data: bytes
     width: int
     height: int
 
 
-def read_input_image(data: bytes, *, max_pixels: int) -> InputImage:
-    """Blocks for as long as decoding takes. Raises ImageRefused."""
+def read_input_image(data: bytes, *, max_pixels: int) -> Kept:
+    """Blocks for as long as decoding takes. Raises UploadRefused."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _require_size(image, max_pixels)
             _require_still(image)
             image.load()
             plain = _plain(ImageOps.exif_transpose(image))
-    except ImageRefused:
+    except UploadRefused:
         raise
     except UnidentifiedImageError as error:
-        raise ImageRefused("The file is no PNG, JPEG or WebP image.") from error
+        raise UploadRefused("The file is no PNG, JPEG or WebP image.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_many_pixels(max_pixels) from error
     except Exception as error:  # decoders raise whatever damage makes them stumble on
-        raise ImageRefused("The image is damaged or cut off.") from error
+        raise UploadRefused("The image is damaged or cut off.") from error
     out = io.BytesIO()
     plain.save(out, "PNG", compress_level=_COMPRESSION)
-    return InputImage(out.getvalue(), plain.width, plain.height)
+    return Kept(out.getvalue(), plain.width, plain.height)
 
 
 def _require_size(image: Image.Image, max_pixels: int) -> None:
@@ -58,7 +59,7 @@ def _require_size(image: Image.Image, max_pixels: int) -> None:
 def _require_still(image: Image.Image) -> None:
     """Phones put a second picture behind a JPEG (MPO); that is no animation."""
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-        raise ImageRefused("The image is animated; send a single picture.")
+        raise UploadRefused("The image is animated; send a single picture.")
 
 
 def _plain(image: Image.Image) -> Image.Image:
@@ -70,18 +71,5 @@ def _plain(image: Image.Image) -> Image.Image:
     return plain
 
 
-def _too_many_pixels(max_pixels: int) -> ImageRefused:
-    return ImageRefused(f"The image has more than {max_pixels} pixels.")
-
-
-class InputImages:
-    """Reads input images in threads, `at_once` of them: each may take hundreds of megabytes."""
-
-    def __init__(self, *, max_pixels: int, at_once: int) -> None:
-        self._max_pixels = max_pixels
-        self._turn = asyncio.Semaphore(at_once)
-
-    async def read(self, data: bytes) -> InputImage:
-        """Raises ImageRefused."""
-        async with self._turn:
-            return await asyncio.to_thread(read_input_image, data, max_pixels=self._max_pixels)
+def _too_many_pixels(max_pixels: int) -> UploadRefused:
+    return UploadRefused(f"The image has more than {max_pixels} pixels.")

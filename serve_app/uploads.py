@@ -1,7 +1,10 @@
-"""Input images for workflows: uploaded, listed, removed. Each belongs to the owner of the key."""
+"""Input images and latents for workflows: uploaded, listed, removed. Each belongs to the owner of
+the key.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import unicodedata
@@ -21,12 +24,14 @@ from events.types import InputFile
 from serve_app.auth import Generator, Reader
 from serve_app.body import bounded, too_large
 from serve_app.errors import ApiError, documented, not_found
-from serve_app.input_images import ImageRefused, InputImages
+from serve_app.input_images import UploadRefused, read_input_image
+from serve_app.input_latents import read_input_latent
 from serve_app.services import Services, ServicesGiven
 from serve_app.submission import Asked, Checker
 from storage.keys import upload_key
 
 _FIELD = "image"
+_LATENT_SUFFIX = ".latent"
 _FORM_BYTES = 64 * 1024
 """Room for what a form has beside its file."""
 _MAX_FIELDS = 16
@@ -52,7 +57,8 @@ _FORM: dict[str, Any] = {
                         _FIELD: {
                             "type": "string",
                             "format": "binary",
-                            "description": "A PNG, JPEG or WebP image with its file name",
+                            "description": "A PNG, JPEG or WebP image with its file name; or a "
+                            "latent, as SaveLatent writes it, whose name ends in `.latent`",
                         },
                     },
                 }
@@ -64,10 +70,10 @@ _FORM: dict[str, Any] = {
 
 class UploadItem(BaseModel):
     name: str = Field(description="What a workflow calls it: the file name, without folders")
-    digest: str = Field(description="`sha256:` and hex, of the PNG that was made of it")
-    width: int = Field(description="Pixels")
+    digest: str = Field(description="`sha256:` and hex, of what is kept of it")
+    width: int = Field(description="Pixels; a latent's are those of its image")
     height: int = Field(description="Pixels")
-    size_bytes: int = Field(description="Of the PNG that was made of it")
+    size_bytes: int = Field(description="Of what is kept of it")
     created_at: datetime
 
 
@@ -80,20 +86,25 @@ class UploadPage(BaseModel):
 
 @router.post("", responses=documented(413, 415), openapi_extra=_FORM)
 async def upload_image(request: Request, key: Generator, services: ServicesGiven) -> UploadItem:
-    """Upload an input image. The same name again stands for the new image from then on.
+    """Upload an input image or latent. The same name again stands for the new file from then on.
 
-    It is kept as a PNG of its pixels alone. Form fields beside `image` are passed over.
+    An image is kept as a PNG of its pixels alone, a latent as its tensor alone. Form fields beside
+    `image` are passed over.
     """
     settings = services.settings
     name, data = await _read_form(request, max_bytes=settings.max_upload_bytes)
     name = _label(name, max_chars=settings.max_upload_name_chars)
-    input_images: InputImages = request.app.state.input_images
+    is_latent = name.endswith(_LATENT_SUFFIX)
+    read = read_input_latent if is_latent else read_input_image
+    turn: asyncio.Semaphore = request.app.state.upload_turn
     try:
-        image = await input_images.read(data)
-    except ImageRefused as error:
-        raise ApiError(400, "invalid_image", str(error)) from error
+        async with turn:
+            kept = await asyncio.to_thread(read, data, max_pixels=settings.max_upload_pixels)
+    except UploadRefused as error:
+        kind = "invalid_latent" if is_latent else "invalid_image"
+        raise ApiError(400, kind, str(error)) from error
     now, upload_id = utc_now(), new_id()
-    digest = f"sha256:{hashlib.sha256(image.png).hexdigest()}"
+    digest = f"sha256:{hashlib.sha256(kept.data).hexdigest()}"
     known = (await services.uploads.use(key.owner, [name], now)).get(name)
     if known is not None and known.digest == digest:
         return _item(known)
@@ -103,13 +114,13 @@ async def upload_image(request: Request, key: Generator, services: ServicesGiven
         name=name,
         digest=digest,
         storage_key=upload_key(key.owner, digest, upload_id),
-        width=image.width,
-        height=image.height,
-        size_bytes=len(image.png),
+        width=kept.width,
+        height=kept.height,
+        size_bytes=len(kept.data),
         created_at=now,
         used_at=now,
     )
-    await services.images.put(upload.storage_key, image.png)
+    await services.images.put(upload.storage_key, kept.data)
     await services.uploads.add(upload)
     return _item(upload)
 

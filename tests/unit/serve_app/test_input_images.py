@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from serve_app.input_images import ImageRefused, read_input_image
+from serve_app.input_images import UploadRefused, read_input_image
 
 MAX_PIXELS = 10_000
 ORIENTATION = 0x0112
@@ -34,7 +34,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 def read(data: bytes) -> Image.Image:
     found = read_input_image(data, max_pixels=MAX_PIXELS)
-    image = Image.open(io.BytesIO(found.png))
+    image = Image.open(io.BytesIO(found.data))
     assert image.format == "PNG"
     assert image.size == (found.width, found.height)
     image.load()
@@ -104,7 +104,7 @@ def test_text_and_profile_are_dropped() -> None:
         encoded(picture(), pnginfo=text, icc_profile=b"profile", dpi=(72, 72)),
         max_pixels=MAX_PIXELS,
     )
-    kinds = [found.png[at + 4 : at + 8] for at in chunk_starts(found.png)]
+    kinds = [found.data[at + 4 : at + 8] for at in chunk_starts(found.data)]
     assert set(kinds) == {b"IHDR", b"IDAT", b"IEND"}
 
 
@@ -120,7 +120,7 @@ def chunk_starts(png: bytes) -> list[int]:
 def test_what_lies_behind_the_picture_does_not_come_through(kind: str) -> None:
     archive = b"PK\x03\x04<script>alert(1)</script>"
     found = read_input_image(encoded(picture(), kind) + archive, max_pixels=MAX_PIXELS)
-    assert b"script" not in found.png
+    assert b"script" not in found.data
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_what_lies_behind_the_picture_does_not_come_through(kind: str) -> None:
     ids=["empty", "text", "pdf", "svg", "gif", "bmp", "tiff", "ico"],
 )
 def test_other_formats_are_refused(data: bytes) -> None:
-    with pytest.raises(ImageRefused, match="no PNG, JPEG or WebP"):
+    with pytest.raises(UploadRefused, match="no PNG, JPEG or WebP"):
         read(data)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_a_file_that_is_cut_off_is_refused(kind: str) -> None:
     data = encoded(picture(size=(60, 60)), kind)
-    with pytest.raises(ImageRefused, match="damaged or cut off"):
+    with pytest.raises(UploadRefused, match="damaged or cut off"):
         read(data[: len(data) // 2])
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_is_cut_off_is_refused(kind: str) -> None:
 def test_an_animation_is_refused(kind: str) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
-    with pytest.raises(ImageRefused, match="animated"):
+    with pytest.raises(UploadRefused, match="animated"):
         read(data)
 
 
@@ -180,7 +180,7 @@ def png_of(width: int, height: int, rows: bytes) -> bytes:
 @pytest.mark.parametrize("side", [101, 12_000, 20_000, 2**31 - 1])
 def test_too_many_pixels_are_refused_by_the_header(side: int) -> None:
     """The larger ones pass Pillow's own limits, at which it warns or gives up."""
-    with pytest.raises(ImageRefused, match="more than 10000 pixels"):
+    with pytest.raises(UploadRefused, match="more than 10000 pixels"):
         read(png_of(side, side, b""))
 
 
@@ -195,5 +195,5 @@ def test_damage_is_refused_or_repaired_but_never_raises_anything_else(
     whole = bytearray(encoded(picture(size=(24, 24)), kind))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(ImageRefused):
+    with suppress(UploadRefused):
         read(bytes(whole))
