@@ -4,7 +4,7 @@ The combinations of shape, colour and background are held out of the training; c
 are fresh. A judge without a network says what is on a picture; how often it is right about drawn
 ones comes first.
 
-usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 100]
+usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 8]
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Task:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes_score")
     parser.add_argument("--prompts", type=int, default=200, help="of each class")
-    parser.add_argument("--per-sampler", type=int, default=100, help="prompts for each")
+    parser.add_argument(
+        "--per-sampler", type=int, default=100, help="prompts for each; 0: leave them out"
+    )
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     args = parser.parse_args()
     print_hardware()
@@ -73,9 +75,11 @@ def main() -> None:
     with studio(args.checkpoint) as room:
         _report_classes(room, tasks)
         one = tasks["one shape"]
-        _report_guidance(room, one)
+        for name, task in tasks.items():
+            _report_guidance(room, name, task)
         _report_negative(room, args.prompts)
-        _report_samplers(room, one.first(args.per_sampler))
+        if args.per_sampler:
+            _report_samplers(room, one.first(args.per_sampler))
         _report_single(room, one)
 
 
@@ -133,7 +137,7 @@ def _of_shape(scenes: Scenes, scores: Sequence[Score], shape: int) -> list[float
     return [scores[int(row)].shapes for row in rows] or [float("nan")]
 
 
-def _report_guidance(room: Studio, task: Task) -> None:
+def _report_guidance(room: Studio, name: str, task: Task) -> None:
     settings: dict[str, dict[str, Any]] = {
         "cfg 5": {},
         "cfg 1": {"cfg_scale": 1.0},
@@ -141,12 +145,12 @@ def _report_guidance(room: Studio, task: Task) -> None:
     }
     rows = []
     usual: Pictures | None = None
-    for name, more in settings.items():
+    for label, more in settings.items():
         pictures = room.paint(task.requests(**more))
         usual = pictures if usual is None else usual
         unlike = mean(float((a != b).any()) for a, b in zip(usual, pictures, strict=True))
-        rows.append([name, *_shares(task.scores(pictures)), _percent(unlike)])
-    print_table("One shape", ("", *_COLUMNS, "other pictures"), rows)
+        rows.append([label, *_shares(task.scores(pictures)), _percent(unlike)])
+    print_table(f"Guidance: {name}", ("", *_COLUMNS, "other pictures"), rows)
 
 
 def _report_negative(room: Studio, n: int) -> None:
