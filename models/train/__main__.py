@@ -1,10 +1,11 @@
 r"""Trains the checkpoint, stage by stage; a stage that was stopped goes on where it was.
 
-    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000000 \
-        python -m models.train
+    OMP_WAIT_POLICY=PASSIVE MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
+        MALLOC_TOP_PAD_=1000000000 python -m models.train
 
 States and journals go to `data/train`, the checkpoint to `models/checkpoints`. The three settings
-of the allocator make it a good deal faster. Scores come from `python -m benchmarks.shapes_score`.
+of the allocator make it a good deal faster; so does the first where other work is on the cores.
+Scores come from `python -m benchmarks.shapes_score`.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, help="of torch; else as many as there are cores")
-    # Under an hour on two free cores, minutes on more.
-    parser.add_argument("--vae-steps", type=int, default=5000)
-    parser.add_argument("--text-steps", type=int, default=800)
-    parser.add_argument("--unet-steps", type=int, default=10_000)
+    # Some 80 minutes on two free cores.
+    parser.add_argument("--vae-steps", type=int, default=2760)
+    parser.add_argument("--text-steps", type=int, default=2500)
+    parser.add_argument("--unet-steps", type=int, default=10_500)
     parser.add_argument("--scenes", type=int, default=24_000, help="pictures the UNet learns from")
     return parser.parse_args()
 
