@@ -43,6 +43,7 @@ FULL_CASES = (
     "h_hires_bilinear",
     "i_img2img",
     "l_lora_08_05",
+    "m_noisemask_euler",
     "p_clipskip2",
     "p_long",
     "p_weight13",
