@@ -8,8 +8,8 @@ from tests.support.bus import bus, nats_server
 
 __all__ = ["bus", "nats_server"]
 
-# Before torch is loaded: its threads must not spin while other tests' processes need the cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch is loaded: its threads must not spin long while other processes need the cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 # A busy machine is slow, not wrong.
 settings.register_profile("darkroom", deadline=None)

@@ -1,6 +1,6 @@
 r"""Trains the checkpoint, stage by stage; a stage that was stopped goes on where it was.
 
-    OMP_WAIT_POLICY=PASSIVE MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
+    GOMP_SPINCOUNT=3000 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
         MALLOC_TOP_PAD_=1000000000 python -m models.train
 
 States and journals go to `data/train`, the checkpoint to `models/checkpoints`. The three settings
