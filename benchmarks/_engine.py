@@ -1,21 +1,15 @@
-"""An engine in a process of its own, with the environment that a worker's engine has.
-
-Reads a line with a number from its input, runs that many graphs at once, and answers the seconds.
-"""
+"""An engine in a process of its own: see `_process`. Runs as many graphs at once as it is told."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from actors.workers import ENGINE_ENVIRONMENT  # what is compared must run alike
 from engine.catalogue import Catalogue
 from engine.engine import Engine, EngineEvent, Errored, Finished
 from engine.graph import Graph, Limits, validate
@@ -79,40 +73,6 @@ def run_all(engine: Engine, graphs: Sequence[Graph]) -> float:
 
 def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
-
-
-class EngineAlone:
-    """The process, seen from the benchmark; as nice to other processes as it is told."""
-
-    def __init__(self, *, nice: int) -> None:
-        self._nice = nice
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            ["nice", "-n", str(self._nice), sys.executable, "-m", __name__],
-            env=os.environ | ENGINE_ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def run(self, jobs: int) -> float:
-        """Seconds from the first submit to the last end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(jobs, file=self._process.stdin, flush=True)
-        return float(self._process.stdout.readline())
 
 
 def main() -> None:

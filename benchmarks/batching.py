@@ -24,19 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
-from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from torch.nn.modules import module as modules
 from transformers import CLIPTextModel
 
 from actors.workers import ENGINE_ENVIRONMENT
-from benchmarks._engine import CHECKPOINT, graph, prompt, run_all
+from benchmarks._engine import CHECKPOINT, graph, run_all
+from benchmarks._process import Process
 from benchmarks._report import console, print_hardware, print_table
 from engine.catalogue import Catalogue
-from engine.diffusion.checkpoints import load_checkpoint
-from engine.diffusion.store import ModelStore
-from engine.diffusion.text import load_tokenizer
 from engine.engine import Engine
 from engine.graph import Graph, Limits, validate
 from engine.models_folder import ModelsFolder
@@ -77,7 +74,7 @@ def main() -> None:
     bench.together(MANY)  # loads the checkpoint, and the engine learns what a row takes
     bench.together(MANY)
     _report_sharing(bench, args.rounds)
-    _report_alone(bench, args.checkpoint, torch.device(args.device), args.rounds)
+    _report_alone(bench, args.checkpoint, args.device, args.rounds)
     _report_overhead(bench)
     if url := os.environ.get("COMFYUI_URL"):
         _report_comfyui(bench, url, args.rounds)
@@ -133,10 +130,10 @@ def _report_sharing(bench: Bench, rounds: int) -> None:
     print_table(f"Jobs that share calls: seconds, medians of {rounds}", columns, table)
 
 
-def _report_alone(bench: Bench, checkpoint: Path, device: torch.device, rounds: int) -> None:
-    loop = DiffusersLoop(checkpoint, device)
-    loop.run()
-    ours, plain = _in_turns(lambda: bench.together(1), loop.run, 3 * rounds)
+def _report_alone(bench: Bench, checkpoint: Path, device: str, rounds: int) -> None:
+    with Process("benchmarks._diffusers", str(checkpoint), device) as loop:
+        loop.run()
+        ours, plain = _in_turns(lambda: bench.together(1), loop.run, 3 * rounds)
     ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
     columns = ("", "engine", "diffusers", "ratio")
     rows = [["one job", _seconds(ours), _seconds(plain), f"{ratio:.3f}"]]
@@ -170,51 +167,6 @@ def _in_turns(
 
 def _seconds(each: Sequence[float]) -> str:
     return f"{statistics.median(each):.3f}"
-
-
-class DiffusersLoop:
-    """Text to pixels with the networks and a scheduler of diffusers, and nothing else."""
-
-    def __init__(self, checkpoint: Path, device: torch.device) -> None:
-        store = ModelStore(ModelsFolder(checkpoint.parents[1]), device, 2**40)
-        loaded = load_checkpoint(store, checkpoint.name)
-        self._unet = loaded.model.unet
-        self._vae = loaded.vae.autoencoder
-        self._encoder = loaded.clip.encoders[0].text_model
-        self._tokenizer = load_tokenizer()
-        self._scheduler = EulerDiscreteScheduler(
-            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"
-        )
-
-    @torch.inference_mode()
-    def run(self) -> float:
-        """Seconds."""
-        seed = next(seeds)
-        began = time.perf_counter()
-        context = torch.cat([self._encode(""), self._encode(prompt(seed))])
-        self._scheduler.set_timesteps(20)
-        noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(seed))
-        x = noise.to(context.device) * self._scheduler.init_noise_sigma
-        for timestep in self._scheduler.timesteps:
-            shown = self._scheduler.scale_model_input(torch.cat([x, x]), timestep)
-            guess = self._unet(
-                shown.to(self._unet.dtype),
-                timestep,
-                context.to(self._unet.dtype),
-                return_dict=False,
-            )[0].float()
-            without, wanted = guess.chunk(2)
-            guided = without + 7.0 * (wanted - without)
-            x = self._scheduler.step(guided, timestep, x, return_dict=False)[0]
-        pixels = self._vae.decode(x / self._vae.config.scaling_factor, return_dict=False)[0]
-        ((pixels + 1) * 127.5).clamp(0, 255).to(torch.uint8).cpu()
-        return time.perf_counter() - began
-
-    def _encode(self, text: str) -> torch.Tensor:
-        options: dict[str, Any] = {"padding": "max_length", "max_length": 77}
-        tokens = self._tokenizer(text, return_tensors="pt", **options).input_ids
-        encoded: torch.Tensor = self._encoder(tokens.to(self._encoder.device))[0]
-        return encoded
 
 
 @contextmanager

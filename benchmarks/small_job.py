@@ -20,7 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks._engine import EngineAlone, graph
+from benchmarks._engine import graph
+from benchmarks._process import Process
 from benchmarks._report import print_hardware, print_table
 from examples.service import Service
 from serve_app.client import Client
@@ -60,7 +61,7 @@ def _compare(jobs_at_once: int) -> list[list[str]]:
 
         through_service(1)  # the first waits for the worker
         through_service(MANY)
-        with EngineAlone(nice=_nice_of_engine(service)) as engine:
+        with Process("benchmarks._engine", nice=_nice_of_engine(service)) as engine:
             engine.run(MANY)  # loads the checkpoint
             return [
                 _row(jobs, _medians((through_service, engine.run), jobs, rounds))
