@@ -6,7 +6,6 @@ import logging
 import os
 
 from actors.attempt import AttemptLimits
-from actors.callback_secrets import SigningSecrets
 from actors.engine import EngineClient, EngineHost
 from actors.job import JobRunner
 from actors.plan import planner
@@ -20,7 +19,6 @@ from events.jetstream import Bus
 from events.jetstream_log import JetStreamLog, PersistentLog
 from events.log import utc_now
 from events.records import Endpoint
-from events.registry import ApiKeys
 from events.streams import DELIVERIES, delivery_subject
 from settings import Settings
 from storage.images import ImageStore
@@ -50,10 +48,6 @@ def open_log(settings: Settings, bus: Bus) -> JetStreamLog:
 
 def open_deliveries(bus: Bus) -> JetStreamLog:
     return JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
-
-
-def signing_secrets(settings: Settings, keys: ApiKeys) -> SigningSecrets:
-    return SigningSecrets(keys, secret=settings.secret_bytes, most=settings.callback_secrets)
 
 
 def graph_limits(settings: Settings) -> Limits:

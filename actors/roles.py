@@ -12,9 +12,9 @@ from actors.assembly import (
     open_bus,
     open_deliveries,
     open_log,
-    signing_secrets,
 )
 from actors.callback_policy import longest_delivery_s
+from actors.callback_secrets import signing_secrets
 from actors.callbacks import Callbacks
 from actors.dispatcher import Dispatcher
 from actors.endpoint_dispatcher import EndpointDispatcher

@@ -23,8 +23,8 @@ from actors.assembly import (
     open_bus,
     open_deliveries,
     open_log,
-    signing_secrets,
 )
+from actors.callback_secrets import signing_secrets
 from actors.guarded_backend import Resolver
 from actors.roles import ROLES
 from actors.sample_callback import SampleCallback
