@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float = 10.0) -> T:
+async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float = 60.0) -> T:
     """The first true answer of `check`; an AssertionError with the last one when time is up."""
     give_up_at = time.monotonic() + within_s
     while True:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
