@@ -15,6 +15,8 @@ from uuid import uuid4
 import pytest
 
 from events.database import Database
+from events.read_model import ReadModel
+from tests.support.history import History
 
 
 class Postgres:
@@ -98,3 +100,18 @@ async def other_database(database: Database, database_url: str) -> AsyncIterator
     other = Database(database_url)
     yield other
     await other.close()
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+@pytest.fixture
+def model(database: Database) -> ReadModel:
+    return ReadModel(database)
+
+
+@pytest.fixture
+def other_model(other_database: Database) -> ReadModel:
+    return ReadModel(other_database)

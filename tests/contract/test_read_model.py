@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
+from datetime import timedelta, timezone
 from typing import Any, overload
 
 import pytest
 
 from events.database import Database
-from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.job import fold
 from events.read_model import ReadModel
-from events.records import Endpoint
-from events.registry import Endpoints, Leases
 from events.result import Status
 from events.types import (
     AttemptFailed,
@@ -26,110 +21,21 @@ from events.types import (
     CancelRequested,
     Completed,
     End,
-    Erased,
     Event,
-    Fact,
     Failed,
     Flavour,
-    ImageStored,
     Started,
 )
+from tests.support.history import MORNING, History, image, stored_images
 from tests.support.jobs import submitted
 
-MORNING = datetime(2026, 3, 1, 8, 30, 0, 123456, tzinfo=UTC)
 ENDS = [Completed(images=1), Failed(message="No such checkpoint."), Cancelled()]
-
-
-class History:
-    """Events as the log hands them out: positions rise over all jobs, versions within each."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self._versions: Counter[str] = Counter()
-
-    def add(self, job_id: str, *facts: Fact, at: datetime = MORNING) -> list[Event]:
-        new: list[Event] = []
-        for fact in facts:
-            self._versions[job_id] += 1
-            new.append(
-                Event(
-                    id=new_id(),
-                    job_id=job_id,
-                    version=self._versions[job_id],
-                    time=at,
-                    fact=fact,
-                    position=len(self.events) + len(new) + 1,
-                )
-            )
-        self.events += new
-        return new
-
-    @property
-    def end(self) -> int:
-        return len(self.events)
-
-
-def image(index: int, *, attempt: int = 1) -> ImageStored:
-    return ImageStored(
-        index=index,
-        attempt=attempt,
-        key=f"job/{attempt}/{index}",
-        size_bytes=2**33,
-        digest="sha256:00",
-        width=512,
-        height=768,
-        seed=2**64 - 1,
-    )
-
-
-@pytest.fixture
-def history() -> History:
-    return History()
-
-
-@pytest.fixture
-def model(database: Database) -> ReadModel:
-    return ReadModel(database)
-
-
-@pytest.fixture
-def other_model(other_database: Database) -> ReadModel:
-    return ReadModel(other_database)
-
-
-async def stored_images(database: Database) -> list[tuple[Any, ...]]:
-    async with database.write() as connection:
-        rows = await connection.exec_driver_sql(
-            "SELECT job_id, storage_key, size_bytes, digest, position FROM images"
-            ' ORDER BY job_id, "index"'
-        )
-        return [tuple(row) for row in rows]
 
 
 async def test_an_empty_read_model_starts_before_the_first_event(model: ReadModel) -> None:
     assert await model.checkpoint() == 0
     assert await model.job(new_id()) is None
     assert await model.jobs("alice") == []
-
-
-async def test_preparing_again_keeps_what_is_there(
-    database: Database, model: ReadModel, history: History
-) -> None:
-    job_id = new_id()
-    await model.apply(history.add(job_id, submitted()), expected=0)
-    await database.prepare()
-    assert await model.checkpoint() == 1
-    assert await model.job(job_id) is not None
-
-
-async def test_many_processes_prepare_one_new_database(database_url: str) -> None:
-    databases = [Database(database_url) for _ in range(12)]
-    try:
-        await asyncio.gather(*(database.prepare() for database in databases))
-        assert [await ReadModel(database).checkpoint() for database in databases] == [0] * 12
-    finally:
-        for database in databases:
-            await database.close()
 
 
 async def test_apply_folds_and_moves_the_checkpoint_together(
@@ -442,238 +348,3 @@ async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: H
     assert await model.jobs("%") == []
     assert await model.jobs("alice", before=others) == []
     assert await model.jobs("alice", before=new_id()) == []
-
-
-async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:
-    endpoints = Endpoints(database)
-    default = Endpoint(id="default")
-    fast = Endpoint(id="fast", checkpoint="sdxl.safetensors", gpus=0.5, cpus=2, max_pixels=2**40)
-    await endpoints.put(fast)
-    await endpoints.put(default)
-    assert await endpoints.all() == [default, fast]
-    await endpoints.put(replace(fast, checkpoint=None, max_workers=8))
-    assert await endpoints.get("fast") == replace(fast, checkpoint=None, max_workers=8)
-    assert await endpoints.get("default") == default
-    assert await endpoints.get("slow") is None
-
-
-async def test_an_endpoint_that_is_there_is_not_added_again(
-    database: Database, other_database: Database
-) -> None:
-    endpoints, others = Endpoints(database), Endpoints(other_database)
-    chosen = Endpoint(id="default", max_workers=4)
-    await asyncio.gather(
-        *(side.add_missing(chosen) for side in [endpoints, others, endpoints, others])
-    )
-    await others.add_missing(Endpoint(id="default", max_workers=1))
-    assert await endpoints.all() == [chosen]
-
-
-async def test_a_lease_is_one_holders(database: Database, other_database: Database) -> None:
-    leases, others = Leases(database), Leases(other_database)
-    assert await leases.acquire("dispatcher/default", "a", ttl_s=60)
-    assert not await others.acquire("dispatcher/default", "b", ttl_s=60)
-    assert await others.acquire("dispatcher/fast", "b", ttl_s=60)
-    assert await leases.acquire("dispatcher/default", "a", ttl_s=60)
-
-
-async def test_of_many_who_want_a_lease_one_gets_it(
-    database: Database, other_database: Database
-) -> None:
-    leases, others = Leases(database), Leases(other_database)
-    outcomes = await asyncio.gather(
-        *(side.acquire("x", f"{n}", ttl_s=60) for n, side in enumerate([leases, others] * 4))
-    )
-    assert outcomes.count(True) == 1
-
-
-async def test_a_lease_that_ran_out_is_taken_over(database: Database) -> None:
-    leases = Leases(database)
-    assert await leases.acquire("x", "a", ttl_s=0.2)
-    async with asyncio.timeout(10):
-        while not await leases.acquire("x", "b", ttl_s=60):  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(0.02)
-    assert not await leases.acquire("x", "a", ttl_s=60)
-
-
-async def test_a_renewed_lease_lasts_from_the_renewal(database: Database) -> None:
-    leases = Leases(database)
-    assert await leases.acquire("x", "a", ttl_s=0)
-    assert await leases.acquire("x", "a", ttl_s=60)
-    assert not await leases.acquire("x", "b", ttl_s=60)
-
-
-async def test_a_lease_is_released_by_its_holder_alone(database: Database) -> None:
-    leases = Leases(database)
-    await leases.acquire("x", "a", ttl_s=60)
-    await leases.release("x", "b")
-    assert not await leases.acquire("x", "b", ttl_s=60)
-    await leases.release("x", "a")
-    assert await leases.acquire("x", "b", ttl_s=60)
-
-
-async def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
-    for url in (
-        f"sqlite+aiosqlite:///{tmp_path}/missing/darkroom.sqlite3",
-        f"postgresql+asyncpg://postgres@/darkroom?host={tmp_path}",
-        "postgresql+asyncpg://postgres@127.0.0.1:1/darkroom",
-    ):
-        database = Database(url)
-        with pytest.raises(DatabaseUnavailable):
-            await database.prepare()
-        with pytest.raises(DatabaseUnavailable):
-            await ReadModel(database).checkpoint()
-        await database.close()
-
-
-async def test_a_database_without_tables_is_unavailable(database_url: str) -> None:
-    database = Database(database_url)
-    with pytest.raises(DatabaseUnavailable):
-        await ReadModel(database).checkpoint()
-    await database.close()
-
-
-async def test_a_database_that_comes_late_is_prepared(tmp_path: Path) -> None:
-    folder = tmp_path / "late"
-    database = Database(f"sqlite+aiosqlite:///{folder}/darkroom.sqlite3")
-    preparing = asyncio.create_task(database.prepare_persistently())
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(preparing), 0.1)
-    folder.mkdir()
-    await asyncio.wait_for(preparing, 10)
-    assert await ReadModel(database).checkpoint() == 0
-    await database.close()
-
-
-async def test_a_writer_that_waits_too_long_gives_up(
-    database: Database, database_url: str, history: History
-) -> None:
-    impatient = Database(database_url, busy_timeout_s=0.2)
-    batch = history.add(new_id(), submitted())
-    async with database.write() as connection:
-        await connection.exec_driver_sql("UPDATE checkpoints SET seq = seq")
-        with pytest.raises(DatabaseUnavailable):
-            await ReadModel(impatient).apply(batch, expected=0)
-    assert await ReadModel(impatient).apply(batch, expected=0)
-    await impatient.close()
-
-
-async def test_writers_wait_for_each_other(
-    database: Database, other_database: Database, history: History
-) -> None:
-    models = [ReadModel(database), ReadModel(other_database)]
-    leases = [Leases(database), Leases(other_database)]
-    batch = history.add(new_id(), submitted())
-    await asyncio.gather(
-        *(model.apply(batch, expected=0) for model in models for _ in range(5)),
-        *(lease.acquire(f"{n}", "a", ttl_s=1) for lease in leases for n in range(10)),
-    )
-    assert await models[0].checkpoint() == 1
-
-
-ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING)
-CONTENT = ("red circle", "job/1/0")
-"""Of a request and of an image's key: what an erased job's rows must not hold."""
-
-
-def a_whole_job(history: History, job_id: str) -> list[Event]:
-    started = Started(attempt=1, actor="a")
-    return history.add(job_id, submitted(), started, image(0), Completed(images=1))
-
-
-async def shows_content(database: Database) -> bool:
-    async with database.write() as connection:
-        jobs = await connection.exec_driver_sql("SELECT state FROM jobs")
-        state = "".join(jobs.scalars())
-    return bool(await stored_images(database)) or any(text in state for text in CONTENT)
-
-
-async def test_an_erased_job_leaves_no_content(
-    database: Database, model: ReadModel, history: History
-) -> None:
-    job_id, kept = new_id(), new_id()
-    await model.apply(a_whole_job(history, job_id), expected=0)
-    assert await shows_content(database)
-    await model.apply(history.add(job_id, ERASED), expected=4)
-    assert not await shows_content(database)
-    await model.apply(history.add(kept, submitted()), expected=5)
-    assert [job.id for job in await model.jobs("alice")] == [kept]
-    assert await model.open_job_ids() == [kept]
-    job = await model.job(job_id)
-    assert job is not None
-    assert job == fold(history.events[4:5])
-
-
-async def test_a_projection_that_lags_does_not_bring_an_erased_job_back(
-    database: Database, model: ReadModel, history: History
-) -> None:
-    before = a_whole_job(history, job_id := new_id())
-    [erased] = history.add(job_id, ERASED)
-    job = fold([erased])
-    assert job is not None
-    await model.erase(job)
-    assert await model.apply(before, expected=0)
-    assert not await shows_content(database)
-    assert await model.job(job_id) == job
-    assert await model.apply([erased], expected=4)
-    assert await model.job(job_id) == job
-
-
-async def test_a_projection_that_read_the_row_before_the_erasure_does_not_replace_it(
-    database: Database, model: ReadModel, history: History
-) -> None:
-    before = fold(a_whole_job(history, job_id := new_id()))
-    erased = fold(history.add(job_id, ERASED))
-    assert before is not None
-    assert erased is not None
-    await model.erase(erased)
-    async with database.write() as connection:
-        await model._put(connection, [before])
-    assert await model.job(job_id) == erased
-
-
-async def test_one_batch_with_a_job_and_its_erasure_leaves_no_content(
-    database: Database, model: ReadModel, history: History
-) -> None:
-    events = [*a_whole_job(history, job_id := new_id()), *history.add(job_id, ERASED)]
-    await model.apply(events, expected=0)
-    assert not await shows_content(database)
-
-
-async def test_an_erasure_is_due_until_it_is_settled(model: ReadModel, history: History) -> None:
-    job_id, later = new_id(), MORNING + timedelta(hours=1)
-    await model.apply([*a_whole_job(history, job_id), *history.add(job_id, ERASED)], expected=0)
-    assert await model.due_erasures(MORNING, limit=9) == [(job_id, MORNING)]
-    await model.settle_erasure(job_id, again_at=later)
-    assert await model.due_erasures(MORNING, limit=9) == []
-    assert await model.due_erasures(later, limit=9) == [(job_id, MORNING)]
-    await model.settle_erasure(job_id, again_at=None)
-    assert await model.due_erasures(later, limit=9) == []
-
-
-async def test_jobs_that_ended_before_a_time_are_found(model: ReadModel, history: History) -> None:
-    day = timedelta(days=1)
-    late, early, running, erased = (new_id() for _ in range(4))
-    history.add(late, submitted(), at=MORNING + 3 * day)
-    history.add(late, Cancelled(), at=MORNING + 4 * day)
-    history.add(early, submitted(), at=MORNING + day)
-    history.add(early, Cancelled(), at=MORNING + 2 * day)
-    history.add(running, submitted())
-    history.add(erased, submitted(), Cancelled(), ERASED, at=MORNING + day)
-    await model.apply(history.events, expected=0)
-    assert await model.ended_before(MORNING + 2 * day, limit=9) == [erased]
-    assert await model.ended_before(MORNING + 5 * day, limit=9) == [erased, early, late]
-    assert await model.ended_before(MORNING + 5 * day, limit=1) == [erased]
-
-
-async def test_a_removed_job_has_no_rows(
-    database: Database, model: ReadModel, history: History
-) -> None:
-    job_id, kept = new_id(), new_id()
-    await model.apply([*a_whole_job(history, job_id), *a_whole_job(history, kept)], expected=0)
-    assert await model.image_keys([job_id, new_id()]) == {"job/1/0"}
-    assert await model.image_keys([]) == set()
-    await model.remove(job_id)
-    await model.remove(job_id)
-    assert await model.job(job_id) is None
-    assert [row[0] for row in await stored_images(database)] == [kept]

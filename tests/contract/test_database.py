@@ -1,0 +1,95 @@
+"""Both databases: prepared, away, late and shared by many writers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from events.database import Database
+from events.errors import DatabaseUnavailable
+from events.ids import new_id
+from events.read_model import ReadModel
+from events.registry import Leases
+from tests.support.history import History
+from tests.support.jobs import submitted
+
+
+async def test_preparing_again_keeps_what_is_there(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id = new_id()
+    await model.apply(history.add(job_id, submitted()), expected=0)
+    await database.prepare()
+    assert await model.checkpoint() == 1
+    assert await model.job(job_id) is not None
+
+
+async def test_many_processes_prepare_one_new_database(database_url: str) -> None:
+    databases = [Database(database_url) for _ in range(12)]
+    try:
+        await asyncio.gather(*(database.prepare() for database in databases))
+        assert [await ReadModel(database).checkpoint() for database in databases] == [0] * 12
+    finally:
+        for database in databases:
+            await database.close()
+
+
+async def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    for url in (
+        f"sqlite+aiosqlite:///{tmp_path}/missing/darkroom.sqlite3",
+        f"postgresql+asyncpg://postgres@/darkroom?host={tmp_path}",
+        "postgresql+asyncpg://postgres@127.0.0.1:1/darkroom",
+    ):
+        database = Database(url)
+        with pytest.raises(DatabaseUnavailable):
+            await database.prepare()
+        with pytest.raises(DatabaseUnavailable):
+            await ReadModel(database).checkpoint()
+        await database.close()
+
+
+async def test_a_database_without_tables_is_unavailable(database_url: str) -> None:
+    database = Database(database_url)
+    with pytest.raises(DatabaseUnavailable):
+        await ReadModel(database).checkpoint()
+    await database.close()
+
+
+async def test_a_database_that_comes_late_is_prepared(tmp_path: Path) -> None:
+    folder = tmp_path / "late"
+    database = Database(f"sqlite+aiosqlite:///{folder}/darkroom.sqlite3")
+    preparing = asyncio.create_task(database.prepare_persistently())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(preparing), 0.1)
+    folder.mkdir()
+    await asyncio.wait_for(preparing, 10)
+    assert await ReadModel(database).checkpoint() == 0
+    await database.close()
+
+
+async def test_a_writer_that_waits_too_long_gives_up(
+    database: Database, database_url: str, history: History
+) -> None:
+    impatient = Database(database_url, busy_timeout_s=0.2)
+    batch = history.add(new_id(), submitted())
+    async with database.write() as connection:
+        await connection.exec_driver_sql("UPDATE checkpoints SET seq = seq")
+        with pytest.raises(DatabaseUnavailable):
+            await ReadModel(impatient).apply(batch, expected=0)
+    assert await ReadModel(impatient).apply(batch, expected=0)
+    await impatient.close()
+
+
+async def test_writers_wait_for_each_other(
+    database: Database, other_database: Database, history: History
+) -> None:
+    models = [ReadModel(database), ReadModel(other_database)]
+    leases = [Leases(database), Leases(other_database)]
+    batch = history.add(new_id(), submitted())
+    await asyncio.gather(
+        *(model.apply(batch, expected=0) for model in models for _ in range(5)),
+        *(lease.acquire(f"{n}", "a", ttl_s=1) for lease in leases for n in range(10)),
+    )
+    assert await models[0].checkpoint() == 1
