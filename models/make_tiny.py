@@ -18,7 +18,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from models.single_file import Part, write_single_file
+from models.single_file import SCHEDULER, Part, write_single_file
 
 SEED = 20261120
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "darkroom-tiny.safetensors"
@@ -57,13 +57,6 @@ TEXT_ENCODER: dict[str, Any] = {
     "bos_token_id": 49406,
     "eos_token_id": 49407,
     "pad_token_id": 1,
-}
-SCHEDULER: dict[str, Any] = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-    "prediction_type": "epsilon",
 }
 
 _LATENT_CHANNELS = 4

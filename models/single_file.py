@@ -21,6 +21,14 @@ from engine.diffusion.on_disk import STYLES
 from engine.families import TEXT_ENCODERS, UNET, VAE, Family
 
 State = Mapping[str, Tensor]
+SCHEDULER: dict[str, Any] = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "num_train_timesteps": 1000,
+    "prediction_type": "epsilon",
+}
+"""Stable Diffusion's noise levels, as diffusers configures them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from engine.families import Family
-from models.make_tiny import SCHEDULER, SEED, TEXT_ENCODER, VAE, stronger_prompt, vivid
-from models.single_file import Part, configs_of, write_json, write_single_file
+from models.make_tiny import SEED, TEXT_ENCODER, VAE, stronger_prompt, vivid
+from models.single_file import SCHEDULER, Part, configs_of, write_json, write_single_file
 
 _TIME_WIDTH = 8
 _SHORT = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffusers import AutoencoderKL
 
-from models.single_file import Part, write_single_file
+from models.single_file import SCHEDULER, Part, write_single_file
 from models.train import text_encoder, unet, vae
 from models.train.text_encoder import with_all_tokens
 from models.train.unet import Painter
@@ -21,5 +21,5 @@ def export(autoencoder: AutoencoderKL, painter: Painter, out: Path = CHECKPOINT)
         unet=Part(unet.CONFIG, painter.unet.state_dict()),
         vae=Part(vae.CONFIG, autoencoder.state_dict()),
         text_encoders=[Part(text_encoder.CONFIG, with_all_tokens(painter.text))],
-        scheduler=unet.SCHEDULER,
+        scheduler=SCHEDULER,
     )

@@ -12,6 +12,8 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from models.train.drawing import PALETTE, coverage
 from models.train.scenes import SHAPE_NAMES, SIDE
@@ -74,17 +76,11 @@ def _patches(picture: Picture, apart: Mask) -> Iterator[Mask]:
     """Pixels that hang together by neighbours of like colour."""
     down = _linked(picture[:-1], picture[1:], apart[:-1] & apart[1:])
     right = _linked(picture[:, :-1], picture[:, 1:], apart[:, :-1] & apart[:, 1:])
-    labels = np.where(apart, np.arange(SIDE * SIDE).reshape(SIDE, SIDE), SIDE * SIDE)
-    while True:
-        before = labels.copy()
-        least = np.where(down, np.minimum(labels[:-1], labels[1:]), SIDE * SIDE)
-        labels[:-1] = np.minimum(labels[:-1], least)
-        labels[1:] = np.minimum(labels[1:], least)
-        least = np.where(right, np.minimum(labels[:, :-1], labels[:, 1:]), SIDE * SIDE)
-        labels[:, :-1] = np.minimum(labels[:, :-1], least)
-        labels[:, 1:] = np.minimum(labels[:, 1:], least)
-        if (labels == before).all():
-            break
+    pixels = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+    one = np.concatenate([pixels[:-1][down], pixels[:, :-1][right]])
+    other = np.concatenate([pixels[1:][down], pixels[:, 1:][right]])
+    links = coo_array((np.ones(len(one)), (one, other)), shape=(SIDE * SIDE, SIDE * SIDE))
+    labels = connected_components(links, directed=False)[1].reshape(SIDE, SIDE)
     names, sizes = np.unique(labels[apart], return_counts=True)
     yield from (labels == name for name in names[sizes >= _LEAST_PIXELS])
 

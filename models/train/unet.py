@@ -17,6 +17,7 @@ from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
+from models.single_file import SCHEDULER
 from models.train import vocabulary
 from models.train.course import Course
 from models.train.scenes import HELD_OUT, Scenes, draw_scenes
@@ -33,13 +34,6 @@ CONFIG: dict[str, Any] = {
     "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
     "cross_attention_dim": 64,
     "attention_head_dim": 8,
-}
-SCHEDULER: dict[str, Any] = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-    "prediction_type": "epsilon",
 }
 _BATCH = 32
 _RATE = 1e-3

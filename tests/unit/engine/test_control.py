@@ -26,7 +26,7 @@ from engine.diffusion.store import ModelStore
 from engine.errors import EngineError
 from engine.models_folder import ModelsFolder
 from engine.nodes.control import control_net_apply, control_net_apply_advanced
-from models import make_tiny
+from models.single_file import SCHEDULER
 from tests.unit.engine.control_nets import tiny_control_net
 from tests.unit.engine.latents import all_latents_and_images, psnr_db_of
 from tests.unit.engine.workflows import TINY, node, text_to_image
@@ -112,7 +112,7 @@ def by_diffusers(
         tokenizer=None,
         unet=checkpoint.model.unet,
         controlnet=list(networks),
-        scheduler=EulerDiscreteScheduler(**make_tiny.SCHEDULER),
+        scheduler=EulerDiscreteScheduler(**SCHEDULER),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
