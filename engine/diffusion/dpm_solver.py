@@ -21,6 +21,9 @@ _ABSOLUTE = 0.0078
 _ACCEPTED = 0.81
 _CLOSE = 1e-5
 _TINY = 1e-8
+_THIRD, _TWO_THIRDS = 1 / 3, 2 / 3
+"""Multiplied with, not divided by: the error of a step is the small difference of two estimates, so
+that an order of operations other than k-diffusion's is seen in the size of the next step."""
 
 _Slope: TypeAlias = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
 
@@ -39,9 +42,9 @@ def dpm_fast(x: Tensor, sigmas: Tensor) -> Sampling:
             x = x - (-t_next).exp() * h.expm1() * eps
         elif order == 2:
             eps_1 = yield from _eps_1(x, t, h / 2, eps)
-            x = _second_order(x, t_next, h, (eps, (eps_1 - eps) / 0.5))
+            x = _second_order(x, t_next, h, (eps, eps_1), 0.5)
         else:
-            eps_1 = yield from _eps_1(x, t, h / 3, eps)
+            eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
             eps_2 = yield from _eps_2(x, t, h, (eps, eps_1))
             x = _third_order(x, t_next, h, (eps, eps_2))
     return x
@@ -59,8 +62,8 @@ def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
         t_next = torch.minimum(t_end, t + h_tried)
         h = t_next - t
         eps = yield from _eps(x, t)
-        eps_1 = yield from _eps_1(x, t, h / 3, eps)
-        x_low = _second_order(x, t_next, h, (eps, (eps_1 - eps) * 3))
+        eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
+        x_low = _second_order(x, t_next, h, (eps, eps_1), _THIRD)
         eps_2 = yield from _eps_2(x, t, h, (eps, eps_1))
         x_high = _third_order(x, t_next, h, (eps, eps_2))
         allowed = (_RELATIVE * torch.maximum(x_low.abs(), x_low_before.abs())).clamp(min=_ABSOLUTE)
@@ -93,26 +96,30 @@ def _eps(x: Tensor, t: Tensor) -> _Slope:
 
 def _eps_1(x: Tensor, t: Tensor, part: Tensor, eps: Tensor) -> _Slope:
     """The noise after a first-order step of size `part`."""
-    return (yield from _eps(x - (-t - part).exp() * part.expm1() * eps, t + part))
+    return (yield from _eps(x - (-(t + part)).exp() * part.expm1() * eps, t + part))
 
 
 def _eps_2(x: Tensor, t: Tensor, h: Tensor, known: tuple[Tensor, Tensor]) -> _Slope:
     """The noise at two thirds of the step, from those at its start and at one third."""
     eps, eps_1 = known
-    part = h * 2 / 3
-    sigma = (-t - part).exp()
+    part = _TWO_THIRDS * h
+    sigma = (-(t + part)).exp()
     u = x - sigma * part.expm1() * eps - 2 * sigma * (part.expm1() / part - 1) * (eps_1 - eps)
     return (yield from _eps(u, t + part))
 
 
-def _second_order(x: Tensor, t_next: Tensor, h: Tensor, known: tuple[Tensor, Tensor]) -> Tensor:
-    """`known`: the noise at the start, and its difference scaled to the whole step."""
-    eps, difference = known
-    return x - (-t_next).exp() * h.expm1() * (eps + difference / 2)
+def _second_order(
+    x: Tensor, t_next: Tensor, h: Tensor, known: tuple[Tensor, Tensor], r: float
+) -> Tensor:
+    """`known`: the noise at the start, and after the part `r` of the step."""
+    eps, eps_1 = known
+    sigma = (-t_next).exp()
+    return x - sigma * h.expm1() * eps - sigma / (2 * r) * h.expm1() * (eps_1 - eps)
 
 
 def _third_order(x: Tensor, t_next: Tensor, h: Tensor, known: tuple[Tensor, Tensor]) -> Tensor:
     """`known`: the noise at the start and at two thirds of the step."""
     eps, eps_2 = known
     sigma = (-t_next).exp()
-    return x - sigma * h.expm1() * eps - sigma * 1.5 * (h.expm1() / h - 1) * (eps_2 - eps)
+    slope = sigma / _TWO_THIRDS * (h.expm1() / h - 1) * (eps_2 - eps)
+    return x - sigma * h.expm1() * eps - slope

@@ -5,6 +5,7 @@ All are float32 on the CPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -34,7 +35,7 @@ def karras(levels: NoiseLevels, steps: int) -> Tensor:
 def karras_between(most: Tensor, least: Tensor, steps: int, rho: float = _KARRAS_RHO) -> Tensor:
     """Karras et al. 2022, equation 5: even in the rho-th root of sigma."""
     ramp = torch.linspace(0, 1, steps)
-    first, last = most ** (1 / rho), least ** (1 / rho)
+    first, last = float(most) ** (1 / rho), float(least) ** (1 / rho)
     found: Tensor = (first + ramp * (last - first)) ** rho
     return found
 
@@ -84,13 +85,14 @@ def linear_quadratic(levels: NoiseLevels, steps: int) -> Tensor:
     slope = _LINEAR_UP_TO / middle
     curve = (1 - slope * steps) / (steps - middle) ** 2
     done = slope * i + curve * (i - middle).clamp(min=0) ** 2
-    return ((1 - done) * levels.most).float()
+    return (1 - done).float() * levels.most
 
 
 def kl_optimal(levels: NoiseLevels, steps: int) -> Tensor:
     """Sabour et al. 2024 (arXiv:2404.14507), theorem 3.1: even in the arc tangent of sigma."""
-    ramp = torch.linspace(0, 1, steps)
-    return ((1 - ramp) * levels.most.atan() + ramp * levels.least.atan()).tan()
+    ramp = torch.arange(steps) / max(steps - 1, 1)
+    most, least = math.atan(levels.most), math.atan(levels.least)
+    return (ramp * least + (1 - ramp) * most).tan()
 
 
 SCHEDULES: dict[str, Callable[[NoiseLevels, int], Tensor]] = {
