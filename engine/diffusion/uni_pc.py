@@ -57,14 +57,20 @@ class _Level:
 
 
 def _uni_pc(x: Tensor, sigmas: Tensor, *, exponential: bool) -> Sampling:
-    """The predictor's x is the corrector's question, except at the end."""
+    """The predictor's x is the corrector's question, except at the end.
+
+    The order is below the number of steps, so that a single step leaves x as it was: ComfyUI's
+    answer, too.
+    """
     last = sigmas[-1:].clamp(min=_LAST_SIGMA)
     levels = [_Level(sigma) for sigma in torch.cat([sigmas[:-1], last])]
     steps = len(levels) - 1
     x = x / (sigmas[0] ** 2 + 1).sqrt()
     known = [(levels[0], (yield from levels[0].ask(x)))]
+    if steps == 1:
+        return x / levels[-1].alpha
     for i, level in enumerate(levels[1:], start=1):
-        order = max(1, min(i, _MOST_ORDER, steps - 1, steps + 1 - i))
+        order = min(i, _MOST_ORDER, steps - 1, steps + 1 - i)
         step = _Step(known[:order], level, exponential=exponential)
         x_predicted = step.predicted(x)
         if i == steps:
