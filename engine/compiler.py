@@ -210,7 +210,11 @@ class _Writer:
         if upscaler.by == "latent":
             method = upscaler.name
             return self._add(
-                f"larger-{index}", "LatentUpscale", samples=latent, upscale_method=method, **size
+                f"larger-{index}",
+                "WebUILatentUpscale",
+                samples=latent,
+                upscale_method=method,
+                **size,
             )
         image = self._add(f"small-{index}", "VAEDecode", samples=latent, vae=first.vae)
         method = upscaler.name

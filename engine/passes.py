@@ -49,15 +49,16 @@ class Upscaler:
 
 UPSCALERS = {
     "Latent": Upscaler("latent", "bilinear"),
-    "Latent (antialiased)": Upscaler("latent", "bilinear"),
+    "Latent (antialiased)": Upscaler("latent", "bilinear antialiased"),
     "Latent (bicubic)": Upscaler("latent", "bicubic"),
-    "Latent (nearest)": Upscaler("latent", "nearest-exact"),
+    "Latent (bicubic antialiased)": Upscaler("latent", "bicubic antialiased"),
+    "Latent (nearest)": Upscaler("latent", "nearest"),
     "Latent (nearest-exact)": Upscaler("latent", "nearest-exact"),
     "None": Upscaler("pixels", "lanczos"),
     "Lanczos": Upscaler("pixels", "lanczos"),
     "Nearest": Upscaler("pixels", "nearest-exact"),
 }
-"""By the WebUI's names. It reduces none by interpolation, so antialiasing changes nothing."""
+"""By the WebUI's names."""
 _BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
 
 

@@ -115,7 +115,7 @@ class Context:
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.find_embedding)))
+        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.embeddings)))
 
     def encode_pair(
         self, clip: Clip, first: str, second: str, *, sizes: Sequence[float]
@@ -124,7 +124,7 @@ class Context:
         model is told.
         """
         prompts = [second if each.style.projects else first for each in clip.encoders]
-        texts = [chunks_of(each, clip.tokenizer, clip.find_embedding) for each in prompts]
+        texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
         length = max(map(len, texts))
         found = yield from encode_each(clip, [as_long(each, length) for each in texts])
         return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)

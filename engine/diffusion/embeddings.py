@@ -22,18 +22,31 @@ _log = logging.getLogger(__name__)
 _ENCODERS = {"clip_l", "clip_g", "clip_h"}
 
 
-def find_embedding(store: ModelStore, word: str) -> Embedding | None:
-    """The embedding of that name, with or without its suffix.
+class Embeddings:
+    """Those in the folder, read as prompts name them."""
 
-    None where there is none: as in ComfyUI the word is left out of the prompt then. Raises
-    CheckpointUnavailable for one that is there and cannot be read.
-    """
-    for name in (word, f"{word}{SUFFIX}"):
-        if name in store.models.names(EMBEDDINGS):
-            return store.get(EMBEDDINGS, name, read_embedding)
-    store.models.refuse_pickled(EMBEDDINGS, word)
-    _log.warning("embedding left out: there is none", extra={"action": "encode", "embedding": word})
-    return None
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As files, `sub/word.safetensors`."""
+        return self._store.models.names(EMBEDDINGS)
+
+    def find(self, word: str) -> Embedding | None:
+        """The embedding of that name, with or without its suffix.
+
+        None where there is none: as in ComfyUI the word is left out of the prompt then. Raises
+        CheckpointUnavailable for one that is there and cannot be read.
+        """
+        for name in (word, f"{word}{SUFFIX}"):
+            if name in self.names:
+                return self._store.get(EMBEDDINGS, name, read_embedding)
+        self._store.models.refuse_pickled(EMBEDDINGS, word)
+        _log.warning(
+            "embedding left out: there is none", extra={"action": "encode", "embedding": word}
+        )
+        return None
 
 
 def read_embedding(path: Path, device: torch.device) -> Embedding:

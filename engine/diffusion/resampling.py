@@ -10,7 +10,17 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-Method: TypeAlias = Literal["nearest-exact", "bilinear", "area", "bicubic", "lanczos", "bislerp"]
+Method: TypeAlias = Literal[
+    "nearest",
+    "nearest-exact",
+    "bilinear",
+    "bilinear antialiased",
+    "area",
+    "bicubic",
+    "bicubic antialiased",
+    "lanczos",
+    "bislerp",
+]
 Crop: TypeAlias = Literal["disabled", "center"]
 
 _NEARLY_PARALLEL = 1 - 1e-5
@@ -30,7 +40,10 @@ def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: st
             wide = _along_rows(samples, width)
             return _along_rows(wide.transpose(-1, -2), height).transpose(-1, -2)
         case _:
-            return functional.interpolate(samples, size=(height, width), mode=method)
+            mode, _, antialiased = method.partition(" ")
+            return functional.interpolate(
+                samples, size=(height, width), mode=mode, antialias=bool(antialiased)
+            )
 
 
 def kept_ratio(width: int, height: int, *, of: Tensor, least: int = 1) -> tuple[int, int]:

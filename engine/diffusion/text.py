@@ -14,6 +14,7 @@ from transformers import CLIPTokenizer
 
 from engine.batcher import Request, Work
 from engine.diffusion.conditioning import Condition, Conditioning
+from engine.diffusion.embeddings import Embeddings
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.text_encoders import (
     END,
@@ -21,7 +22,6 @@ from engine.diffusion.text_encoders import (
     Embedding,
     Encoded,
     Encodings,
-    LearnedToken,
     TextEncoder,
     Token,
     Tokens,
@@ -42,7 +42,6 @@ Chunk: TypeAlias = tuple[Weighted, ...]
 """77 tokens with their weights."""
 Weigh: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A chunk (77, width), its weights (77, 1) and an empty chunk, to the weighted chunk."""
-FindEmbedding: TypeAlias = Callable[[str], Embedding | None]
 
 
 @cache
@@ -66,7 +65,7 @@ class Clip:
 
     encoders: tuple[TextEncoder, ...]
     encodings: Encodings
-    find_embedding: FindEmbedding
+    embeddings: Embeddings
     layer: int | None = None
 
     @property
@@ -78,14 +77,14 @@ class Clip:
 
 
 def chunks_of(
-    prompt: str, tokenizer: CLIPTokenizer, find_embedding: FindEmbedding | None = None
+    prompt: str, tokenizer: CLIPTokenizer, embeddings: Embeddings | None = None
 ) -> list[Chunk]:
     """The prompt's tokens with their weights, in chunks; one empty chunk for an empty prompt.
 
-    Without `find_embedding` a prompt names none.
+    Without `embeddings` a prompt names none.
     """
     chunks: list[list[Weighted]] = [[]]
-    for word in _words(prompt, tokenizer, find_embedding):
+    for word in _words(prompt, tokenizer, embeddings):
         room = CHUNK - len(chunks[-1])
         if room < len(word) < _WHOLE_WORD:
             chunks.append([])
@@ -105,7 +104,7 @@ _EMPTY: Tokens = (START, *(END,) * (CHUNK + 1))
 
 
 def _words(
-    prompt: str, tokenizer: CLIPTokenizer, find: FindEmbedding | None
+    prompt: str, tokenizer: CLIPTokenizer, embeddings: Embeddings | None
 ) -> Iterator[list[Weighted]]:
     weighted = [
         (word, weight)
@@ -113,27 +112,26 @@ def _words(
         for word in segment.replace("\n", " ").split(" ")
         if word
     ]
-    plain = [_without_embedding(word, find) for word, _ in weighted]
+    plain = [_without_embedding(word, embeddings) for word, _ in weighted]
     encoded = tokenizer.backend_tokenizer.encode_batch(
         [rest for _, rest in plain], add_special_tokens=False
     )
     for (_, weight), (embedding, _), encoding in zip(weighted, plain, encoded, strict=True):
         if embedding is not None:
-            rows = range(max(len(each) for each in embedding.vectors.values()))
-            yield [(LearnedToken(embedding, row), weight) for row in rows]
+            yield [(token, weight) for token in embedding.tokens]
         if encoding.ids:
             yield [(token, weight) for token in encoding.ids]
 
 
-def _without_embedding(word: str, find: FindEmbedding | None) -> tuple[Embedding | None, str]:
+def _without_embedding(word: str, known: Embeddings | None) -> tuple[Embedding | None, str]:
     """The embedding that a word names, and what follows it; one that is not there is left out."""
-    if find is None or not word.startswith(_EMBEDDING):
+    if known is None or not word.startswith(_EMBEDDING):
         return None, word
     name = word.removeprefix(_EMBEDDING)
     stem = name.rstrip(",")
-    found = find(name)
+    found = known.find(name)
     if found is None and stem != name:
-        return find(stem), name[len(stem) :]
+        return known.find(stem), name[len(stem) :]
     return found, ""
 
 

@@ -33,6 +33,12 @@ class Embedding:
             found = next(iter(self.vectors.values()))
         return found if found is not None and found.shape[-1] == width else None
 
+    @property
+    def tokens(self) -> list[LearnedToken]:
+        """Its places in a prompt: as many as the text encoder with the most vectors needs."""
+        rows = max(len(each) for each in self.vectors.values())
+        return [LearnedToken(self, row) for row in range(rows)]
+
 
 @dataclass(frozen=True, slots=True)
 class LearnedToken:

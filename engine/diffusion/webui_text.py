@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from torch import Tensor
@@ -13,10 +16,13 @@ from transformers import CLIPTokenizer
 from engine.batcher import Work
 from engine.diffusion import text
 from engine.diffusion.conditioning import Condition, Conditioning
-from engine.diffusion.text import CHUNK, Chunk, Clip, padded
+from engine.diffusion.embeddings import Embeddings
+from engine.diffusion.text import CHUNK, Chunk, Clip, Weighted, load_tokenizer, padded
+from engine.diffusion.text_encoders import LearnedToken
 from engine.webui_prompt import Part, Section, Stretch
 
 Parts: TypeAlias = Sequence[Part]
+_Spelled: TypeAlias = dict[int, list[tuple[tuple[int, ...], str]]]
 
 _COMMA = 267
 _COMMA_BACKTRACK = 20
@@ -39,38 +45,105 @@ def _encode_parts(clip: Clip, parts: Parts, sigmas: Tensor) -> Work[Conditioning
     found: list[Condition] = []
     for part in parts:
         for stretch, levels in ranges_of(part.stretches, sigmas):
-            chunks = chunks_of(stretch.sections, clip.tokenizer)
+            chunks = chunks_of(stretch.sections, clip.tokenizer, clip.embeddings)
             conditioning = yield from text.encode(clip, chunks, keeping_mean)
             found += (replace(each, strength=part.weight, sigmas=levels) for each in conditioning)
     return tuple(found)
 
 
-def chunks_of(sections: Sequence[Section], tokenizer: CLIPTokenizer) -> list[Chunk]:
-    """The tokens with their weights; each section begins a chunk, at least one there is."""
-    chunks = [chunk for section in sections for chunk in _section_chunks(section, tokenizer)]
+def chunks_of(
+    sections: Sequence[Section], tokenizer: CLIPTokenizer, embeddings: Embeddings | None = None
+) -> list[Chunk]:
+    """The tokens with their weights; each section begins a chunk, at least one there is.
+
+    Words that are the name of an embedding stand for it; without `embeddings` there are none.
+    """
+    spelled = _spelled(embeddings.names) if embeddings is not None else {}
+    chunks: list[list[Weighted]] = []
+    for section in sections:
+        filling = _Filling()
+        for word, weight in _words(section, tokenizer, spelled):
+            if isinstance(word, int):
+                filling.add(word, weight)
+            elif embeddings is not None and (found := embeddings.find(word)) is not None:
+                filling.add_learned(found.tokens, weight)
+        chunks += filling.chunks
     if len(chunks) > 1 and not chunks[-1]:
         del chunks[-1]
     return [padded(chunk) for chunk in chunks]
 
 
-def _section_chunks(section: Section, tokenizer: CLIPTokenizer) -> list[list[tuple[int, float]]]:
+def _words(
+    section: Section, tokenizer: CLIPTokenizer, spelled: _Spelled
+) -> Iterator[tuple[int | str, float]]:
+    """Tokens and names of embeddings, with their weights."""
     encoded = tokenizer.backend_tokenizer.encode_batch(
         [words for words, _ in section], add_special_tokens=False
     )
-    chunks: list[list[tuple[int, float]]] = [[]]
-    comma = -1
     for (_, weight), encoding in zip(section, encoded, strict=True):
-        for token in encoding.ids:
-            if len(chunks[-1]) == CHUNK:
-                is_near = comma >= 0 and token != _COMMA and CHUNK - comma <= _COMMA_BACKTRACK
-                at = comma + 1 if is_near else CHUNK
-                chunks.append(chunks[-1][at:])
-                del chunks[-2][at:]
-                comma = -1
-            elif token == _COMMA:
-                comma = len(chunks[-1])
-            chunks[-1].append((token, weight))
-    return chunks
+        for word in _with_names(encoding.ids, spelled):
+            yield word, weight
+
+
+def _with_names(tokens: Sequence[int], spelled: _Spelled) -> Iterator[int | str]:
+    """The tokens, those that spell a name replaced by it; the longest name counts."""
+    at = 0
+    while at < len(tokens):
+        for spelling, name in spelled.get(tokens[at], ()):
+            if tuple(tokens[at : at + len(spelling)]) == spelling:
+                yield name
+                at += len(spelling)
+                break
+        else:
+            yield tokens[at]
+            at += 1
+
+
+@lru_cache(maxsize=8)
+def _spelled(names: tuple[str, ...]) -> _Spelled:
+    """The names of embeddings, without folder and suffix, by the first of the tokens that spell
+    them; the longest comes first.
+    """
+    tokenizer = load_tokenizer()
+    found: _Spelled = defaultdict(list)
+    for name in names:
+        tokens = tokenizer(PurePosixPath(name).stem, add_special_tokens=False).input_ids
+        if tokens:
+            found[tokens[0]].append((tuple(tokens), name))
+    for those in found.values():
+        those.sort(key=lambda each: len(each[0]), reverse=True)
+    return dict(found)
+
+
+class _Filling:
+    """The chunks of a section, while they are filled."""
+
+    def __init__(self) -> None:
+        self.chunks: list[list[Weighted]] = [[]]
+        self._comma = -1
+        """Where the newest chunk has its last one."""
+
+    def add(self, token: int, weight: float) -> None:
+        if len(self.chunks[-1]) == CHUNK:
+            is_near = self._comma >= 0 and CHUNK - self._comma <= _COMMA_BACKTRACK
+            self._begin(self._comma + 1 if is_near and token != _COMMA else CHUNK)
+        elif token == _COMMA:
+            self._comma = len(self.chunks[-1])
+        self.chunks[-1].append((token, weight))
+
+    def add_learned(self, tokens: Sequence[LearnedToken], weight: float) -> None:
+        """Never cut in two, unless there are more than a chunk takes."""
+        for start in range(0, len(tokens), CHUNK):
+            part = [(token, weight) for token in tokens[start : start + CHUNK]]
+            if len(self.chunks[-1]) + len(part) > CHUNK:
+                self._begin(len(self.chunks[-1]))
+            self.chunks[-1] += part
+
+    def _begin(self, at: int) -> None:
+        """Another chunk, with what the last one has from there on."""
+        self.chunks.append(self.chunks[-1][at:])
+        del self.chunks[-2][at:]
+        self._comma = -1
 
 
 def keeping_mean(chunk: Tensor, weights: Tensor, _empty: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ from engine.nodes.text import (
     clip_text_encode_sdxl_refiner,
 )
 from engine.nodes.upscale_model import image_upscale_with_model, upscale_model_loader
-from engine.nodes.webui import webui_sampler, webui_text_encode
+from engine.nodes.webui import webui_latent_upscale, webui_sampler, webui_text_encode
 
 NODE_TYPES: tuple[NodeType, ...] = (
     checkpoint_loader,
@@ -142,6 +142,7 @@ NODE_TYPES: tuple[NodeType, ...] = (
     # as in the WebUI
     webui_text_encode,
     webui_sampler,
+    webui_latent_upscale,
 )
 
 __all__ = ["NODE_TYPES"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
-from engine.declarations import Int, Link, String, node
+from engine.declarations import Choice, Int, Link, String, node
+from engine.nodes.latent import latent_upscale
 from engine.nodes.sampling import k_sampler
 from engine.webui_prompt import PromptInvalid, read_negative_prompt, read_prompt
 
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.latents import Latent
 
+_METHODS = Choice(
+    (
+        "bilinear",
+        "bilinear antialiased",
+        "bicubic",
+        "bicubic antialiased",
+        "nearest",
+        "nearest-exact",
+    )
+)
 _SCHEDULE = ("steps", "sampler_name", "scheduler", "denoise")
 
 
@@ -93,4 +104,18 @@ def webui_sampler(
     latents: tuple[Latent] = yield from k_sampler.body(
         context, **inputs, step_seed_offset=eta_noise_seed_delta
     )
+    return latents
+
+
+@node(
+    "WebUILatentUpscale",
+    inputs={**latent_upscale.inputs, "upscale_method": _METHODS},
+    outputs=("LATENT",),
+    category="darkroom",
+    display_name="WebUI Latent Upscale",
+    pixel_inputs=latent_upscale.pixel_inputs,
+)
+def webui_latent_upscale(context: Context, **inputs: Any) -> tuple[Latent]:
+    """Brings latents to the size of images of `width` x `height` pixels, by the WebUI's methods."""
+    latents: tuple[Latent] = latent_upscale.body(context, **inputs)
     return latents

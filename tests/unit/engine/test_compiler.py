@@ -154,9 +154,9 @@ def test_a_noise_seed_delta_is_for_samplers_that_draw_at_each_step(models: Catal
 @pytest.mark.parametrize(
     ("upscaler", "expected"),
     [
-        ("", ["LatentUpscale"]),
-        ("Latent", ["LatentUpscale"]),
-        ("latent (nearest-exact)", ["LatentUpscale"]),
+        ("", ["WebUILatentUpscale"]),
+        ("Latent", ["WebUILatentUpscale"]),
+        ("latent (bicubic antialiased)", ["WebUILatentUpscale"]),
         ("Lanczos", ["VAEDecode", "ImageScale", "VAEEncode"]),
         ("None", ["VAEDecode", "ImageScale", "VAEEncode"]),
     ],

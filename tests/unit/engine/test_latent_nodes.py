@@ -61,6 +61,18 @@ def test_upscaling_is_plain_interpolation(method: str) -> None:
     assert torch.equal(upscaled(given, 96, 128, upscale_method=method).samples, expected)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest", "nearest-exact"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_the_webuis_methods_are_torchs(mode: str, antialias: bool) -> None:
+    if antialias and mode.startswith("nearest"):
+        return
+    given = latent(1, 8, 8)
+    inputs = {"upscale_method": f"{mode} antialiased" if antialias else mode, "crop": "disabled"}
+    (found,) = outputs_of("WebUILatentUpscale", samples=given, width=72, height=104, **inputs)
+    expected = functional.interpolate(given.samples, (13, 9), mode=mode, antialias=antialias)
+    assert torch.equal(found.samples, expected)
+
+
 def test_a_crop_takes_the_middle_of_the_latent() -> None:
     given = latent(1, 8, 16)
     found = upscaled(given, 64, 64, upscale_method="nearest-exact", crop="center")
@@ -186,6 +198,10 @@ def test_a_noise_mask_is_set_and_the_rest_kept() -> None:
     ("class_type", "inputs"),
     [
         ("LatentUpscale", {"width": 64, "height": 72, "upscale_method": "area", "crop": "center"}),
+        (
+            "WebUILatentUpscale",
+            {"width": 64, "height": 72, "upscale_method": "nearest", "crop": "center"},
+        ),
         ("LatentUpscaleBy", {"scale_by": 1.2, "upscale_method": "bilinear"}),
         ("RepeatLatentBatch", {"amount": 3}),
     ],
