@@ -13,7 +13,8 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from engine.diffusion.embeddings import find_embedding
+from engine.diffusion.embeddings import Embeddings
+from engine.diffusion.linear import by_one_dnn
 from engine.diffusion.model import Model
 from engine.diffusion.noise_levels import stable_diffusion
 from engine.diffusion.on_disk import Part, look_at, look_at_vae
@@ -73,7 +74,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
             prediction=disk.prediction,
             family=disk.family,
         ),
-        Clip(encoders, store.encodings, lambda word: find_embedding(store, word)),
+        Clip(encoders, store.encodings, Embeddings(store)),
         Vae(autoencoder),
     )
 
@@ -96,7 +97,7 @@ def _read_text_encoder(store: ModelStore, part: Part, style: Style) -> TextEncod
     place = Place(store.device, torch.float32, through=torch.float16)
     with _configured(part):
         empty = made_on_meta(part.config, style)
-    encoder = _filled(store, empty, part, place)
+    encoder = by_one_dnn(_filled(store, empty, part, place))
     embeddings = encoder.text_model.embeddings
     # A buffer that no file holds.
     positions = torch.arange(encoder.text_model.config.max_position_embeddings)

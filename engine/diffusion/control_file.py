@@ -18,6 +18,7 @@ from diffusers.loaders.single_file_utils import (
 )
 
 from engine.diffusion.layout import Source
+from engine.diffusion.linear import by_one_dnn
 from engine.diffusion.weights import Place, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
 from engine.models_folder import CONFIG_SUFFIX
@@ -61,7 +62,7 @@ def read_control_net(path: Path, device: torch.device) -> Any:
     if path.stem.removesuffix("_fp16").endswith("_shuffle"):
         # Its residuals say how much, not where; the file does not tell.
         network.register_to_config(global_pool_conditions=True)
-    return network
+    return by_one_dnn(network)
 
 
 def config_of(shapes: Shapes) -> dict[str, Any]:

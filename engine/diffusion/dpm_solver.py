@@ -42,7 +42,7 @@ def dpm_fast(x: Tensor, sigmas: Tensor) -> Sampling:
             x = x - (-t_next).exp() * h.expm1() * eps
         elif order == 2:
             eps_1 = yield from _eps_1(x, t, h / 2, eps)
-            x = _second_order(x, t_next, h, (eps, eps_1), 0.5)
+            x = _second_order(x, t_next, h, (eps, eps_1), r=0.5)
         else:
             eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
             eps_2 = yield from _eps_2(x, t, h, (eps, eps_1))
@@ -63,7 +63,7 @@ def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
         h = t_next - t
         eps = yield from _eps(x, t)
         eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
-        x_low = _second_order(x, t_next, h, (eps, eps_1), _THIRD)
+        x_low = _second_order(x, t_next, h, (eps, eps_1), r=_THIRD)
         eps_2 = yield from _eps_2(x, t, h, (eps, eps_1))
         x_high = _third_order(x, t_next, h, (eps, eps_2))
         allowed = (_RELATIVE * torch.maximum(x_low.abs(), x_low_before.abs())).clamp(min=_ABSOLUTE)
@@ -109,7 +109,7 @@ def _eps_2(x: Tensor, t: Tensor, h: Tensor, known: tuple[Tensor, Tensor]) -> _Sl
 
 
 def _second_order(
-    x: Tensor, t_next: Tensor, h: Tensor, known: tuple[Tensor, Tensor], r: float
+    x: Tensor, t_next: Tensor, h: Tensor, known: tuple[Tensor, Tensor], *, r: float
 ) -> Tensor:
     """`known`: the noise at the start, and after the part `r` of the step."""
     eps, eps_1 = known

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.diffusion.linear import by_one_dnn
 from engine.options import UnetOptions
 
 
@@ -25,4 +26,5 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
         nn.Module.to(unet, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     if options.compiler is not None:
         unet.compile(backend=options.compiler, dynamic=True)
-    return unet
+        return unet
+    return by_one_dnn(unet)

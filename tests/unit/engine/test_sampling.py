@@ -20,6 +20,7 @@ from engine.diffusion.schedules import SCHEDULES, sigmas_for
 SPREAD = 0.5
 """Standard deviation of the Gaussian that the exact model below was made for."""
 ENDS_ABOVE_ZERO = {"dpm_fast", "dpm_adaptive"}
+UNI_PC = {"uni_pc", "uni_pc_bh2"}
 OWN_LEVELS = {"simple", "ddim_uniform", "beta"}
 """Schedules of the model's own levels: there are 1000 of them."""
 SECOND_ORDER = (
@@ -143,13 +144,19 @@ def test_brownian_noise_adds_up_along_the_path() -> None:
     assert float(noise(sigmas[0], sigmas[1]).std()) == pytest.approx(1, rel=0.05)
 
 
-@pytest.mark.parametrize("name", sorted({*SAMPLERS, *NOISY_SAMPLERS} - ENDS_ABOVE_ZERO))
+@pytest.mark.parametrize("name", sorted({*SAMPLERS, *NOISY_SAMPLERS} - ENDS_ABOVE_ZERO - UNI_PC))
 def test_one_step_gives_the_models_first_answer(name: str) -> None:
     x = torch.full((1, 1, 1, 1), 3.0)
     sigmas = sigmas_for(LEVELS, "normal", 1)
     expected = x * SPREAD**2 / (SPREAD**2 + sigmas[0] ** 2)
-    # UniPC ends at a level of 0.001.
     assert torch.allclose(sample(name, x, sigmas), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(UNI_PC))
+def test_unipc_of_one_step_takes_none_like_that_of_comfyui(name: str) -> None:
+    x, sigmas = torch.full((1, 1, 1, 1), 3.0), sigmas_for(LEVELS, "normal", 1)
+    as_it_was = x / (sigmas[0] ** 2 + 1).sqrt()
+    assert torch.allclose(sample(name, x, sigmas), as_it_was, rtol=1e-5)
 
 
 def test_stochastic_adams_is_of_fourth_order_without_noise() -> None:
