@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from engine.diffusion.samplers import Sampling
 
+_GREY = (0.8223, -0.6876, 0.6364, 0.1380)
+"""What the VAE of Stable Diffusion 1 makes of a grey image, scaled, in each channel."""
+
 
 def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
     """(batch, 1, height, width) of a mask of any size, for the latent `like` (batch, 4, h, w).
@@ -25,10 +28,11 @@ def shown_beside(mask: Tensor | None, clean: Tensor) -> Tensor:
     """(batch, 5, height, width): what checkpoints made for inpainting see beside the noisy latent.
 
     1 where to paint, and the latent that surrounds it: Rombach et al. 2022 (arXiv:2112.10752),
-    section 4.5. Without a mask there is nothing to keep.
+    section 4.5. Without a mask there is nothing to keep, and what surrounds it is grey.
     """
     if mask is None:
-        return torch.cat([torch.ones_like(clean[:, :1]), torch.zeros_like(clean)], dim=1)
+        grey = torch.tensor(_GREY, device=clean.device, dtype=clean.dtype)[:, None, None]
+        return torch.cat([torch.ones_like(clean[:, :1]), grey.expand_as(clean)], dim=1)
     return torch.cat([fitted_mask(mask, clean).round(), clean], dim=1)
 
 
