@@ -34,14 +34,15 @@ class Embeddings:
         return self._store.models.names(EMBEDDINGS)
 
     def find(self, word: str) -> Embedding | None:
-        """The embedding of that name, with or without its suffix.
+        """The embedding of that name, with or without its suffix and folder.
 
         None where there is none: as in ComfyUI the word is left out of the prompt then. Raises
         CheckpointUnavailable for one that is there and cannot be read.
         """
-        for name in (word, f"{word}{SUFFIX}"):
-            if name in self.names:
-                return self._store.get(EMBEDDINGS, name, read_embedding)
+        asked = (f"/{word}", f"/{word}{SUFFIX}")
+        found = (name for name in self.names if f"/{name}".endswith(asked))
+        if outermost := min(found, key=lambda name: name.count("/"), default=None):
+            return self._store.get(EMBEDDINGS, outermost, read_embedding)
         self._store.models.refuse_pickled(EMBEDDINGS, word)
         _log.warning(
             "embedding left out: there is none", extra={"action": "encode", "embedding": word}

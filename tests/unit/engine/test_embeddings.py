@@ -73,6 +73,16 @@ def test_a_learned_word_takes_as_many_tokens_as_it_has_vectors(
     assert found == [*plain[:2], *[(None, 1.3)] * 3, *plain[2:]]
 
 
+def test_one_is_found_in_any_folder_the_outermost_first(folder: Path, store: ModelStore) -> None:
+    save_file({"emb_params": rows(3)}, folder / "sub" / "word.safetensors")
+    save_file({"emb_params": rows(4)}, folder / "sub" / "sword.safetensors")
+    assert len(tokens("embedding:word", store)) == 3
+    assert tokens("embedding:ord", store) == []
+    save_file({"emb_params": rows(2)}, folder / "word.safetensors")
+    assert len(tokens("embedding:word", store)) == 2
+    assert len(tokens("embedding:sub/word", store)) == 3
+
+
 def test_a_comma_behind_the_name_is_a_word_of_its_own(folder: Path, store: ModelStore) -> None:
     save_file({"anything": rows(1)[0]}, folder / "word.safetensors")
     comma = tokens(",", store)
