@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _COLOURS = 3
+_FOLDED_MULTIPLE = 4
 _SLOPE = 0.2
 _RESIDUAL = 0.2
 
@@ -58,10 +59,11 @@ class Rrdb(UpscaleNetwork):
         return enlarged[..., :height, :width]
 
     def _padded(self, images: Tensor) -> Tensor:
-        """To whole blocks."""
+        """To whole blocks: of 4 pixels, whichever way the network folds, as spandrel has it."""
         height, width = images.shape[-2:]
-        rest = (0, -width % self.folded, 0, -height % self.folded)
-        mode = "reflect" if min(height, width) > self.folded else "replicate"
+        block = _FOLDED_MULTIPLE if self.folded > 1 else 1
+        rest = (0, -width % block, 0, -height % block)
+        mode = "reflect" if min(height, width) > max(rest) else "replicate"
         return functional.pad(images, rest, mode=mode) if any(rest) else images
 
 
