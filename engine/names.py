@@ -78,8 +78,12 @@ SAMPLERS = (
         "dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive"), picks_levels=True
     ),
     Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="fresh"),
+    Sampler(
+        "dpmpp_2s_ancestral_cfg_pp", "DPM++ 2S a CFG++", "karras", noise="fresh", asks_both=True
+    ),
     Sampler("dpmpp_sde", "DPM++ SDE", "karras", ("k_dpmpp_sde", "dpmpp_sde_gpu"), "brownian"),
     Sampler("dpmpp_2m", "DPM++ 2M", "karras", ("k_dpmpp_2m",)),
+    Sampler("dpmpp_2m_cfg_pp", "DPM++ 2M CFG++", "karras", asks_both=True),
     Sampler(
         "dpmpp_2m_sde",
         "DPM++ 2M SDE",
@@ -110,10 +114,18 @@ SAMPLERS = (
     Sampler("uni_pc", "UniPC", skips_penultimate=True),
     Sampler("uni_pc_bh2", "UniPC BH2", skips_penultimate=True),
     Sampler("res_multistep", "RES Multistep"),
+    Sampler("res_multistep_cfg_pp", "RES Multistep CFG++", asks_both=True),
+    Sampler("res_multistep_ancestral", "RES Multistep a", noise="fresh"),
+    Sampler(
+        "res_multistep_ancestral_cfg_pp", "RES Multistep a CFG++", noise="fresh", asks_both=True
+    ),
     Sampler("gradient_estimation", "Gradient Estimation"),
+    Sampler("gradient_estimation_cfg_pp", "Gradient Estimation CFG++", asks_both=True),
     Sampler("er_sde", "ER SDE", noise="fresh"),
     Sampler("seeds_2", "SEEDS 2", noise="fresh"),
+    Sampler("seeds_3", "SEEDS 3", noise="fresh"),
     Sampler("sa_solver", "SA Solver", noise="fresh"),
+    Sampler("sa_solver_pece", "SA Solver PECE", noise="fresh"),
 )
 SAMPLER_OF = {row.name: row for row in SAMPLERS}
 

@@ -60,15 +60,27 @@ def dpm_2_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
 
 def dpmpp_2s_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     """DPM-Solver++(2S): Lu et al. 2022 (arXiv:2211.01095), algorithm 1, r = 1/2, ancestral."""
+    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise, is_plus_plus=False))
+
+
+def dpmpp_2s_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """`dpmpp_2s_ancestral` with CFG++ (arXiv:2406.08070): the noise of x is the unguided one."""
+    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise, is_plus_plus=True))
+
+
+def _dpmpp_2s_ancestral(x: Tensor, sigmas: Tensor, noise: Noise, *, is_plus_plus: bool) -> Sampling:
     for sigma, sigma_next in pairwise(sigmas):
-        x0 = yield x, sigma
+        answer = yield x, sigma
+        x0, unguided = answer if is_plus_plus else (answer, answer)
         down, up = down_and_up(sigma, sigma_next)
         if down > 0:
             h = sigma.log() - down.log()
             middle = (sigma.log() - h / 2).exp()
-            x_middle = middle / sigma * x - (-h / 2).expm1() * x0
-            x0 = yield x_middle, middle
-            x = down / sigma * x - (-h).expm1() * x0
+            x_middle = middle / sigma * (x + (x0 - unguided)) - (-h / 2).expm1() * x0
+            answer = yield x_middle, middle
+            x0_middle, unguided = answer if is_plus_plus else (answer, x0)
+            # ComfyUI, too, takes the newer unguided one here.
+            x = down / sigma * (x + (x0 - unguided)) - (-h).expm1() * x0_middle
         else:
             x = x0
         if sigma_next > 0:

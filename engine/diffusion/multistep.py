@@ -11,6 +11,8 @@ from numpy.polynomial import Polynomial
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.diffusion.ancestral import down_and_up
+from engine.diffusion.noise import Noise
 from engine.diffusion.samplers import Sampling
 
 _ADAMS_BASHFORTH = (
@@ -43,32 +45,81 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Sampling:
     return x
 
 
-def res_multistep(x: Tensor, sigmas: Tensor) -> Sampling:
-    """RES, second order, multistep: Zhang et al. 2023 (arXiv:2308.02157); lambda = -log sigma."""
+def dpmpp_2m_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`dpmpp_2m` with CFG++ (arXiv:2406.08070): the unguided x0 says what of x is noise."""
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
-        x0 = yield x, sigma
+        x0, unguided = yield x, sigma
         h = sigma.log() - sigma_next.log()
-        if sigma_next == 0:
-            x = x0
+        x = x0 + (-h).exp() * (x - unguided)
+        if previous is not None and h_previous is not None and sigma_next > 0:
+            x = x - (-h).expm1() * h / h_previous / 2 * (x0 - previous)
+        previous, h_previous = unguided, h
+    return x
+
+
+def res_multistep(x: Tensor, sigmas: Tensor) -> Sampling:
+    """RES, second order, multistep: Zhang et al. 2023 (arXiv:2308.02157); lambda = -log sigma."""
+    return (yield from _res_multistep(x, sigmas))
+
+
+def res_multistep_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`res_multistep` with CFG++ (arXiv:2406.08070)."""
+    return (yield from _res_multistep(x, sigmas, is_plus_plus=True))
+
+
+def res_multistep_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """`res_multistep` down to the level that ancestral sampling asks for."""
+    return (yield from _res_multistep(x, sigmas, noise))
+
+
+def res_multistep_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """The same with CFG++."""
+    return (yield from _res_multistep(x, sigmas, noise, is_plus_plus=True))
+
+
+def _res_multistep(
+    x: Tensor, sigmas: Tensor, noise: Noise | None = None, *, is_plus_plus: bool = False
+) -> Sampling:
+    previous: Tensor | None = None
+    h_previous: Tensor | None = None
+    for sigma, sigma_next in pairwise(sigmas):
+        answer = yield x, sigma
+        x0, unguided = answer if is_plus_plus else (answer, answer)
+        down, up = (sigma_next, 0) if noise is None else down_and_up(sigma, sigma_next)
+        h = sigma.log() - down.log()
+        if previous is None or h_previous is None or down == 0:
+            x = x0 + (x - unguided) / sigma * down
         else:
-            x = (-h).exp() * x - (-h).expm1() * x0
-            if previous is not None and h_previous is not None:
-                h_phi_2 = (-h).expm1() / h + 1
-                x = x + h_phi_2 * h / h_previous * (x0 - previous)
-        previous, h_previous = x0, h
+            x = (-h).exp() * (x + (x0 - unguided)) - (-h).expm1() * unguided
+            h_phi_2 = (-h).expm1() / h + 1
+            x = x + h_phi_2 * h / h_previous * (unguided - previous)
+        if noise is not None and sigma_next > 0:
+            x = x + noise(sigma, sigma_next) * up
+        previous, h_previous = unguided, h
     return x
 
 
 def gradient_estimation(x: Tensor, sigmas: Tensor) -> Sampling:
     """Permenter and Yuan 2023 (arXiv:2306.04848), gamma = 2."""
+    return (yield from _gradient_estimation(x, sigmas, is_plus_plus=False))
+
+
+def gradient_estimation_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`gradient_estimation` with CFG++ (arXiv:2406.08070)."""
+    return (yield from _gradient_estimation(x, sigmas, is_plus_plus=True))
+
+
+def _gradient_estimation(x: Tensor, sigmas: Tensor, *, is_plus_plus: bool) -> Sampling:
     previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
-        x0 = yield x, sigma
-        d = (x - x0) / sigma
-        estimate = d if previous is None else _GAMMA * d + (1 - _GAMMA) * previous
-        x = x + estimate * (sigma_next - sigma) if sigma_next > 0 else x0
+        answer = yield x, sigma
+        x0, unguided = answer if is_plus_plus else (answer, answer)
+        d = (x - unguided) / sigma
+        x = x0 + d * sigma_next
+        if previous is not None and sigma_next > 0:
+            x = x + (_GAMMA - 1) * (d - previous) * (sigma_next - sigma)
         previous = d
     return x
 

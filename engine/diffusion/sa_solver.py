@@ -27,15 +27,25 @@ def sa_solver(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
 
     So it is in the authors' scheduler for diffusers; orders are the 3 and 4 of the paper.
     """
-    return (
-        yield from stochastic_adams(
-            x, sigmas, noise, lambda sigma: float(_NOISY_TO <= sigma <= _NOISY_FROM)
-        )
-    )
+    return (yield from stochastic_adams(x, sigmas, noise, _tau_at))
+
+
+def sa_solver_pece(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """`sa_solver` that asks again after each correction: predict, evaluate, correct, evaluate."""
+    return (yield from stochastic_adams(x, sigmas, noise, _tau_at, evaluates_twice=True))
+
+
+def _tau_at(sigma: float) -> float:
+    return float(_NOISY_TO <= sigma <= _NOISY_FROM)
 
 
 def stochastic_adams(
-    x: Tensor, sigmas: Tensor, noise: Noise, tau_at: Callable[[float], float]
+    x: Tensor,
+    sigmas: Tensor,
+    noise: Noise,
+    tau_at: Callable[[float], float],
+    *,
+    evaluates_twice: bool = False,
 ) -> Sampling:
     """Algorithm 1; its orders fall towards the end of a schedule that ends at 0."""
     known: list[tuple[float, Tensor]] = []
@@ -44,12 +54,15 @@ def stochastic_adams(
         range(len(sigmas) - 1, 0, -1), pairwise(sigmas), strict=True
     ):
         x0 = yield x, sigma
-        if sigma_next == 0:
-            return x0
         room = left - 1 if sigmas[-1] == 0 else _CORRECTOR_ORDER
         known = [(float(sigma), x0), *known][:_CORRECTOR_ORDER]
-        if step is not None:
+        if step is not None and (evaluates_twice or sigma_next > 0):
             x = step.to_its_end(known[: room + 1])
+            if evaluates_twice:
+                x0 = yield x, sigma
+                known[0] = float(sigma), x0
+        if sigma_next == 0:
+            return x0
         step = _Step(x, (sigma, sigma_next), tau_at(float(sigma_next)), noise)
         x = step.to_its_end(known[: min(room, _PREDICTOR_ORDER)])
     return x

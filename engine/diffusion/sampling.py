@@ -33,6 +33,7 @@ SAMPLERS: dict[str, Sampler] = {
     "dpm_fast": dpm_solver.dpm_fast,
     "dpm_adaptive": dpm_solver.dpm_adaptive,
     "dpmpp_2m": multistep.dpmpp_2m,
+    "dpmpp_2m_cfg_pp": multistep.dpmpp_2m_cfg_pp,
     "ipndm": multistep.ipndm,
     "ipndm_v": multistep.ipndm_v,
     "deis": multistep.deis,
@@ -40,7 +41,9 @@ SAMPLERS: dict[str, Sampler] = {
     "uni_pc": uni_pc.uni_pc,
     "uni_pc_bh2": uni_pc.uni_pc_bh2,
     "res_multistep": multistep.res_multistep,
+    "res_multistep_cfg_pp": multistep.res_multistep_cfg_pp,
     "gradient_estimation": multistep.gradient_estimation,
+    "gradient_estimation_cfg_pp": multistep.gradient_estimation_cfg_pp,
 }
 """ddim is Euler's method: Song et al. 2020 (arXiv:2010.02502), equation 14."""
 NOISY_SAMPLERS: dict[str, NoisySampler] = {
@@ -48,6 +51,7 @@ NOISY_SAMPLERS: dict[str, NoisySampler] = {
     "euler_ancestral_cfg_pp": ancestral.euler_ancestral_cfg_pp,
     "dpm_2_ancestral": ancestral.dpm_2_ancestral,
     "dpmpp_2s_ancestral": ancestral.dpmpp_2s_ancestral,
+    "dpmpp_2s_ancestral_cfg_pp": ancestral.dpmpp_2s_ancestral_cfg_pp,
     "lcm": ancestral.lcm,
     "ddpm": ancestral.ddpm,
     "dpmpp_sde": sde_samplers.dpmpp_sde,
@@ -56,7 +60,11 @@ NOISY_SAMPLERS: dict[str, NoisySampler] = {
     "dpmpp_3m_sde": sde_samplers.dpmpp_3m_sde,
     "er_sde": sde_samplers.er_sde,
     "seeds_2": sde_samplers.seeds_2,
+    "seeds_3": sde_samplers.seeds_3,
     "sa_solver": sa_solver.sa_solver,
+    "sa_solver_pece": sa_solver.sa_solver_pece,
+    "res_multistep_ancestral": multistep.res_multistep_ancestral,
+    "res_multistep_ancestral_cfg_pp": multistep.res_multistep_ancestral_cfg_pp,
 }
 
 

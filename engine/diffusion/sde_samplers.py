@@ -102,6 +102,29 @@ def seeds_2(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     return x
 
 
+def seeds_3(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """SEEDS-3, looking at 1/3 and 2/3 of a step: Gonzalez et al. 2023 (arXiv:2305.14267)."""
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        if sigma_next == 0:
+            return x0
+        start, end = sigma.log(), sigma_next.log()
+        h = start - end
+        sigma_1, sigma_2 = (start.lerp(end, part).exp() for part in (1 / 3, 2 / 3))
+        deviation, kept = _deviation(h / 3), (-h / 3).exp()
+        added = deviation * noise(sigma, sigma_1)
+        x_1 = (-h * 2 / 3).exp() * x - (-h * 2 / 3).expm1() * x0 + sigma_1 * added
+        x0_1 = yield x_1, sigma_1
+        added = kept * added + deviation * noise(sigma_1, sigma_2)
+        x_2 = (-h * 4 / 3).exp() * x - (-h * 4 / 3).expm1() * x0
+        x_2 = x_2 + 2 * _phi_2(h * 4 / 3) * (x0_1 - x0) + sigma_2 * added
+        x0_2 = yield x_2, sigma_2
+        added = kept * added + deviation * noise(sigma_2, sigma_next)
+        x = (-2 * h).exp() * x - (-2 * h).expm1() * x0
+        x = x + 1.5 * _phi_2(2 * h) * (x0_2 - x0) + sigma_next * added
+    return x
+
+
 def er_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     """ER-SDE-Solver-3: Cui et al. 2023 (arXiv:2309.06169), its lambda being sigma."""
     past: list[tuple[Tensor, Tensor]] = []
