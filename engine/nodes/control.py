@@ -77,6 +77,7 @@ def control_net_apply(
     },
     optional={"vae": Link("VAE", tooltip="Accepted and not used: these models see pixels.")},
     outputs=("CONDITIONING", "CONDITIONING"),
+    output_names=("positive", "negative"),
     category="conditioning/controlnet",
     display_name="Apply ControlNet",
 )
