@@ -12,6 +12,7 @@ from engine.catalogue import Catalogue
 from engine.engine import Engine
 from engine.graph import Limits, validate
 from engine.models_folder import ModelsFolder
+from tests.unit.engine import parity
 from tests.unit.engine.workflows import TINY, Watched, text_to_image
 
 
@@ -39,6 +40,17 @@ def families_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place = root / "checkpoints"
         write_family(family, place / f"{family}.safetensors", place / f"{family}-folder")
     return root
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    """The small checkpoint whose pictures ComfyUI has made; needs DARKROOM_PARITY_DIR."""
+    root = tmp_path_factory.mktemp("small")
+    checkpoint = root / "checkpoints" / parity.SMALL
+    parity.write_checkpoint("small", checkpoint)
+    if not parity.has_known_digest(checkpoint):
+        pytest.skip("this torch makes other weights")
+    return Catalogue(ModelsFolder(root))
 
 
 @pytest.fixture

@@ -15,15 +15,18 @@ from engine.diffusion.layout import unet_names
 from models import make_tiny
 
 
-def tiny_control_net(seed: int, **sizes: Any) -> Any:
-    """For the tiny checkpoint. What training starts from zero is filled here, so that it acts."""
+def tiny_control_net(seed: int, *, std: float = 0.3, **sizes: Any) -> Any:
+    """For the tiny checkpoint, but for `sizes`.
+
+    What training starts from zero is filled here, so that it acts: with weights spread by `std`.
+    """
     shared = ("block_out_channels", "down_block_types", "cross_attention_dim", "attention_head_dim")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        network: Any = ControlNetModel(**{name: make_tiny.UNET[name] for name in shared}, **sizes)
+        network: Any = ControlNetModel(**({name: make_tiny.UNET[name] for name in shared} | sizes))
         ends = [*network.controlnet_down_blocks, network.controlnet_mid_block]
         for layer in (*ends, network.controlnet_cond_embedding.conv_out):
-            layer.weight.normal_(std=0.3)
+            layer.weight.normal_(std=std)
     return network.eval().requires_grad_(False)
 
 
