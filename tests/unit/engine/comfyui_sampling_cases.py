@@ -24,7 +24,10 @@ from tests.unit.engine.workflows import node
 
 
 def samplers() -> Graphs:
-    return {row.name: sampled(sampler_name=row.name) for row in names.SAMPLERS}
+    every = {row.name: sampled(sampler_name=row.name) for row in names.SAMPLERS}
+    # From the start it would take as long as all others together.
+    adaptive = sampled(start="encoded", sampler_name="dpm_adaptive", denoise=0.2)
+    return every | {"dpm_adaptive": adaptive}
 
 
 def schedules() -> Graphs:
