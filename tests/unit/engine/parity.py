@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 PARITY = os.environ.get("DARKROOM_PARITY_DIR")
+FULL = os.environ.get("DARKROOM_PARITY_FULL")
 SMALL = "sd15_small.safetensors"
 VOCABULARY = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "tokenizer"
 

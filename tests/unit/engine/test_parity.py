@@ -6,7 +6,6 @@ Cases on the full-size checkpoint (2 GB, minutes) run only where DARKROOM_PARITY
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from engine.models_folder import ModelsFolder
 from tests.unit.engine import parity
 from tests.unit.engine.latents import psnr_db_of, recorded
 
-FULL = os.environ.get("DARKROOM_PARITY_FULL")
 SMALL_CASES = (
     "euler__normal",
     "euler__normal_steps1",
@@ -46,7 +44,7 @@ SAVED_LATENTS = {"10": "latent.safetensors", "14": "latent_14.safetensors"}
 """The file that each of a case's SaveLatent nodes wrote."""
 
 pytestmark = [parity.needs_parity, pytest.mark.timeout(1800)]
-needs_full = pytest.mark.skipif(FULL is None, reason="DARKROOM_PARITY_FULL is not set")
+needs_full = pytest.mark.skipif(parity.FULL is None, reason="DARKROOM_PARITY_FULL is not set")
 
 
 @pytest.fixture(scope="module")
