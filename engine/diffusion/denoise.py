@@ -15,6 +15,7 @@ from engine.batcher import Request
 from engine.diffusion.conditioning import Condition
 from engine.diffusion.control import Control, residuals
 from engine.diffusion.guidance import rescaled
+from engine.diffusion.kept_texts import joined
 from engine.diffusion.memory import memory_checked
 from engine.diffusion.model import Model
 from engine.diffusion.noise_levels import NoiseLevels
@@ -165,20 +166,15 @@ def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
 
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
-    """One UNet call. Tokens repeated to `length` weigh in attention as they did once."""
+    """One UNet call."""
     sizes = [len(row.x) for row in rows]
     x = torch.cat([row.x for row in rows])
     levels = torch.cat([row.sigma.expand(size) for row, size in zip(rows, sizes, strict=True)])
-    tokens = torch.cat(
-        [
-            row.condition.tokens.expand(len(row.x), -1, -1).repeat(1, length // row.length, 1)
-            for row in rows
-        ]
-    )
     timesteps = model.levels.timestep_of(levels).to(model.device)
     sigma = levels.to(model.device)[:, None, None, None]
     shown = model.scaled(x, sigma).to(model.dtype)
-    tokens = tokens.to(model.dtype)
+    join = model.unet.kept_texts.joined if hasattr(model.unet, "kept_texts") else joined
+    tokens = join([row.condition.tokens for row in rows], sizes, length).to(model.dtype)
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
     controls = [row.controls(model.levels) for row in rows]
     inputs |= residuals(controls, sizes, x=shown, timesteps=timesteps, tokens=tokens, inputs=inputs)

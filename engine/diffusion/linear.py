@@ -11,7 +11,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine.diffusion.kept_texts import Projected
+
 M = TypeVar("M", bound=nn.Module)
+_OF_TEXTS = (".attn2.to_k", ".attn2.to_v")
 
 
 class OneDnnLinear(nn.Linear):
@@ -24,12 +27,22 @@ class OneDnnLinear(nn.Linear):
         return found
 
 
+class TextLinear(OneDnnLinear):
+    """Keys or values of cross-attention, which are kept with the texts that they are of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Projected | None = getattr(x, "projected", None)
+        if projected is None:
+            return super().forward(x)
+        return projected.of(self, lambda: OneDnnLinear.forward(self, x))
+
+
 def by_one_dnn(module: M) -> M:
     """The module itself, its linear layers changed where that is faster."""
     if torch.backends.mkldnn.is_available():
-        for layer in module.modules():
+        for name, layer in module.named_modules():
             if type(layer) is nn.Linear and _is_plain(layer.weight):
-                layer.__class__ = OneDnnLinear
+                layer.__class__ = TextLinear if name.endswith(_OF_TEXTS) else OneDnnLinear
     return module
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.diffusion.kept_texts import KeptTexts
 from engine.diffusion.linear import by_one_dnn
 from engine.options import UnetOptions
 
@@ -27,4 +28,5 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
     if options.compiler is not None:
         unet.compile(backend=options.compiler, dynamic=True)
         return unet
+    unet.kept_texts = KeptTexts()
     return by_one_dnn(unet)
