@@ -22,14 +22,11 @@ def dpmpp_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
             return x0
         h = sigma.log() - sigma_next.log()
         middle = (sigma.log() - h / 2).exp()
-        # Levels that went through a logarithm, as in ComfyUI: where two lie close together, the
-        # difference of their squares shows the rounding.
-        start, end = sigma.log().exp(), sigma_next.log().exp()
-        down, up = down_and_up(start, middle)
+        down, up = down_and_up(sigma, middle)
         x_middle = down / sigma * x + (1 - down / sigma) * x0
         x_middle = x_middle + up * noise(sigma, middle)
         x0 = yield x_middle, middle
-        down, up = down_and_up(start, end)
+        down, up = down_and_up(sigma, sigma_next)
         x = down / sigma * x + (1 - down / sigma) * x0 + up * noise(sigma, sigma_next)
     return x
 
