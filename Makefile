@@ -73,6 +73,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 # Only the script makes the checkpoint stale; a new environment does not.
-$(CHECKPOINT): models/make_tiny.py models/single_file.py | $(INSTALLED)
+$(CHECKPOINT): training/make_tiny.py training/single_file.py | $(INSTALLED)
 	mkdir -p $(@D)
-	$(BIN)/python -m models.make_tiny
+	$(BIN)/python -m training.make_tiny

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import os
 
-from actors.attempt import AttemptLimits
-from actors.engine import EngineClient, EngineHost
-from actors.job import JobRunner
-from actors.plan import planner
-from engine.catalogue import Catalogue
+from actors.worker.attempt import AttemptLimits
+from actors.worker.engine_host import EngineClient, EngineHost
+from actors.worker.job import JobRunner
+from actors.worker.plan import planner
 from engine.engine import Engine
-from engine.graph import Limits
-from engine.models_folder import ModelsFolder
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Limits
 from engine.options import DeviceOptions, UnetOptions
+from events.bus.connection import Bus
+from events.bus.jetstream_log import JetStreamLog, PersistentLog
+from events.bus.streams import DELIVERIES, delivery_subject
 from events.callback_address import AddressRule
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog, PersistentLog
 from events.log import utc_now
-from events.records import Endpoint
-from events.streams import DELIVERIES, delivery_subject
+from events.store.records import Endpoint
 from settings import Settings
 from storage.images import ImageStore
 

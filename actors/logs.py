@@ -8,7 +8,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class FieldsFormatter(logging.Formatter):
-    """As in `2026-01-31 12:00:00 INFO actors.job ended action=end job_id=...`."""
+    """As in `2026-01-31 12:00:00 INFO actors.worker.job ended action=end job_id=...`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -18,10 +18,10 @@ import ray
 from ray.exceptions import RayError
 
 from actors.assembly import build_engine_host, build_job_runner
-from actors.engine import AllDone, EngineDied, EngineHost, EngineMessage, Order, Refused
-from actors.job import JobRunner, RunOutcome
 from actors.logs import set_up_logging
-from events.records import Endpoint
+from actors.worker.engine_host import AllDone, EngineDied, EngineHost, EngineMessage, Order, Refused
+from actors.worker.job import JobRunner, RunOutcome
+from events.store.records import Endpoint
 from settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -13,27 +13,27 @@ from actors.assembly import (
     open_deliveries,
     open_log,
 )
-from actors.callback_policy import longest_delivery_s
-from actors.callback_secrets import signing_secrets
-from actors.callbacks import Callbacks
-from actors.dispatcher import Dispatcher
-from actors.endpoint_dispatcher import EndpointDispatcher
-from actors.janitor import Janitor
-from actors.lost_callbacks import LostCallbacks
-from actors.pool import WorkerPool
-from actors.results import Results
-from actors.router import Router
-from actors.sender import Sender
-from events.database import Database
+from actors.callbacks.lost import LostCallbacks
+from actors.callbacks.policy import longest_delivery_s
+from actors.callbacks.role import Callbacks
+from actors.callbacks.secrets import signing_secrets
+from actors.callbacks.sender import Sender
+from actors.dispatch.dispatcher import Dispatcher
+from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.pool import WorkerPool
+from actors.dispatch.router import Router
+from actors.upkeep.janitor import Janitor
+from actors.upkeep.results import Results
+from events.bus.jetstream_log import PersistentLog
+from events.bus.queues import CallbackQueue, JobQueue
 from events.ids import new_id
-from events.jetstream_log import PersistentLog
 from events.log import JobWriter
-from events.queues import CallbackQueue, JobQueue
-from events.read_model import ReadModel
-from events.records import Endpoint
-from events.registry import ApiKeys, Endpoints, Leases
-from events.removal import Removal
-from events.uploads import Uploads
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.records import Endpoint
+from events.store.registry import ApiKeys, Endpoints, Leases
+from events.store.removal import Removal
+from events.store.uploads import Uploads
 from settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for

@@ -14,10 +14,10 @@ from diffusers import EulerDiscreteScheduler
 from torch import nn
 
 from benchmarks._engine import prompt
-from engine.diffusion.checkpoints import load_checkpoint
-from engine.diffusion.store import ModelStore
-from engine.diffusion.text import load_tokenizer
-from engine.models_folder import ModelsFolder
+from engine.diffusion.loading.checkpoints import load_checkpoint
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.text.encoding import load_tokenizer
+from engine.graph.models_folder import ModelsFolder
 
 seeds = itertools.count(1)
 

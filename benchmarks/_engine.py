@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from engine.catalogue import Catalogue
 from engine.engine import Engine, EngineEvent, Errored, Finished
-from engine.graph import Graph, Limits, validate
-from engine.models_folder import ModelsFolder
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Graph, Limits, validate
 from engine.options import DeviceOptions
 from examples.service import ROOT
 

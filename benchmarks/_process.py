@@ -13,7 +13,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from actors.workers import ENGINE_ENVIRONMENT  # what is compared must run alike
+from actors.dispatch.worker import ENGINE_ENVIRONMENT  # what is compared must run alike
 from examples.service import ROOT
 
 

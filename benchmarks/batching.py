@@ -29,14 +29,14 @@ from torch import nn
 from torch.nn.modules import module as modules
 from transformers import CLIPTextModel
 
-from actors.workers import ENGINE_ENVIRONMENT
+from actors.dispatch.worker import ENGINE_ENVIRONMENT
 from benchmarks._engine import CHECKPOINT, graph, run_all
 from benchmarks._process import Process
 from benchmarks._report import console, print_hardware, print_table
-from engine.catalogue import Catalogue
 from engine.engine import Engine
-from engine.graph import Graph, Limits, validate
-from engine.models_folder import ModelsFolder
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Graph, Limits, validate
 from engine.options import DeviceOptions
 from examples.service import ROOT
 

@@ -31,14 +31,14 @@ import psutil
 
 from benchmarks._receivers import address
 from benchmarks._report import print_hardware, print_table
+from events.bus.connection import Bus
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.queues import CallbackQueue
 from events.decisions import Cancel, Submit
 from events.ids import new_id
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog
 from events.log import JobWriter
-from events.queues import CallbackQueue
 from events.types import Flavour, Submitted
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from settings import Settings
 
 CALLBACKS = 10_000

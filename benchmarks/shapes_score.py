@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._report import console, print_hardware, print_table
-from engine.names import SAMPLERS, SCHEDULERS
-from models.train.captions import full_caption
-from models.train.drawing import draw
-from models.train.export import CHECKPOINT
-from models.train.judge import judge
-from models.train.scenes import COLOUR_NAMES, HELD_OUT, SHAPE_NAMES, Scenes, draw_scenes
-from models.train.scoring import Score, mean, score
-from models.train.studio import Studio, studio
+from engine.graph.names import SAMPLERS, SCHEDULERS
+from training.shapes.captions import full_caption
+from training.shapes.drawing import draw
+from training.shapes.export import CHECKPOINT
+from training.shapes.judge import judge
+from training.shapes.scenes import COLOUR_NAMES, HELD_OUT, SHAPE_NAMES, Scenes, draw_scenes
+from training.shapes.scoring import Score, mean, score
+from training.shapes.studio import Studio, studio
 
 SEED = 20_261_120
 CFG = 5.0

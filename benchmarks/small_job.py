@@ -24,7 +24,7 @@ from benchmarks._engine import graph
 from benchmarks._process import Process
 from benchmarks._report import print_hardware, print_table
 from examples.service import Service
-from serve_app.client import Client
+from serve_app.cli.client import Client
 
 ONE_ROUNDS = 10
 MANY_ROUNDS = 4

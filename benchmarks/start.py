@@ -18,7 +18,7 @@ import psutil
 from benchmarks._engine import graph
 from benchmarks._report import print_hardware, print_table
 from examples.service import Service
-from serve_app.client import Client
+from serve_app.cli.client import Client
 
 STOP_TIMEOUT_S = 60.0
 

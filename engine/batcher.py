@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Self, TypeAlias, TypeVar
 
+from engine.batch_limits import RowLimits
 from engine.errors import OutOfMemory
-from engine.row_limits import RowLimits
 
 T = TypeVar("T")
 

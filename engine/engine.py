@@ -9,14 +9,14 @@ from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+from engine.batch_limits import RowLimits
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
-from engine.graph import Graph, Limits
-from engine.models_folder import ModelsFolder
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Graph, Limits
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
-from engine.row_limits import RowLimits
 from engine.run import Run
 
 if TYPE_CHECKING:

@@ -9,11 +9,15 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from events.records import KeyLimits
-from serve_app import (
+from events.store.records import KeyLimits
+from serve_app import errors
+from serve_app.acceptance import Acceptance
+from serve_app.access.auth import Authenticator
+from serve_app.access.rates import Rates
+from serve_app.access.token_buckets import TokenBuckets
+from serve_app.routes import (
     callbacks,
     catalogue,
-    errors,
     files,
     generate,
     health,
@@ -22,11 +26,7 @@ from serve_app import (
     results,
     uploads,
 )
-from serve_app.acceptance import Acceptance
-from serve_app.auth import Authenticator
-from serve_app.rates import Rates
 from serve_app.services import Services
-from serve_app.token_buckets import TokenBuckets
 from serve_app.withdrawals import Withdrawals
 from settings.version import VERSION
 

@@ -24,25 +24,25 @@ from actors.assembly import (
     open_deliveries,
     open_log,
 )
-from actors.callback_secrets import signing_secrets
-from actors.guarded_backend import Resolver
+from actors.callbacks.guarded_backend import Resolver
+from actors.callbacks.sample import SampleCallback
+from actors.callbacks.secrets import signing_secrets
+from actors.callbacks.sender import Sender
 from actors.roles import ROLES
-from actors.sample_callback import SampleCallback
-from actors.sender import Sender
-from engine.catalogue import Catalogue
-from engine.models_folder import ModelsFolder
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from events.bus.connection import Bus
+from events.bus.health import JetStreamHealth
+from events.bus.progress import ProgressBoard
+from events.bus.queues import CallbackQueue, JobQueue
 from events.callback_address import Resolve
-from events.database import Database
 from events.errors import DatabaseUnavailable
-from events.health import JetStreamHealth
-from events.jetstream import Bus
 from events.log import JobWriter
-from events.progress import ProgressBoard
-from events.queues import CallbackQueue, JobQueue
-from events.read_model import ReadModel
-from events.registry import ApiKeys, Endpoints
-from events.removal import Removal
-from events.uploads import Uploads
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.registry import ApiKeys, Endpoints
+from events.store.removal import Removal
+from events.store.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.services import Services
 from settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
 from events.ids import is_job_id
 from events.job import Job, fold
-from events.records import ApiKey
+from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.errors import ApiError, not_found
 from serve_app.services import Services

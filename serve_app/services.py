@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from fastapi import Depends, Request
 
-from engine.catalogue import Catalogue
+from engine.graph.catalogue import Catalogue
 from events.callback_address import AddressRule, Resolve
 from events.log import EventLog, JobWriter
-from events.records import ApiKey
+from events.store.records import ApiKey
 from events.types import CallbackAttempted
 from settings import Settings
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
     # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
-    from events.read_model import ReadModel
-    from events.registry import ApiKeys, Endpoints
-    from events.removal import Removal
-    from events.uploads import Uploads
+    from events.store.read_model import ReadModel
+    from events.store.registry import ApiKeys, Endpoints
+    from events.store.removal import Removal
+    from events.store.uploads import Uploads
 
 
 class Queue(Protocol):

@@ -8,13 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from engine.catalogue import Catalogue
-from engine.compiler import compile_parameters
 from engine.errors import FieldError, ParametersInvalid
-from engine.graph import Limits, resolve_seeds, validate
-from engine.models_folder import CHECKPOINTS
-from engine.parameters import parse_parameters, with_seed
-from events.records import Endpoint
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import CHECKPOINTS
+from engine.graph.validation import Limits, resolve_seeds, validate
+from engine.webui.compiler import compile_parameters
+from engine.webui.parameters import parse_parameters, with_seed
+from events.store.records import Endpoint
 from events.types import Flavour
 from settings import Settings
 

@@ -11,28 +11,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine import names
 from engine.batcher import Work
-from engine.diffusion import latents, schedules, webui_text
-from engine.diffusion.checkpoints import Checkpoint, Clip, Model, Vae, load_checkpoint, load_vae
-from engine.diffusion.conditioning import Conditioning
-from engine.diffusion.image_files import read_images, read_mask
-from engine.diffusion.images import ImageOperations
-from engine.diffusion.latent_files import read_latent
-from engine.diffusion.latent_operations import LatentOperations
-from engine.diffusion.latents import Images, Latent, Mask
-from engine.diffusion.lora import Networks, with_lora
-from engine.diffusion.store import Load, ModelStore, Read
-from engine.diffusion.text import as_long, chunks_of, encode, encode_each
+from engine.diffusion.conditioning.condition import Conditioning
+from engine.diffusion.images import latents
+from engine.diffusion.images.image_files import read_images, read_mask
+from engine.diffusion.images.latent_files import read_latent
+from engine.diffusion.images.latent_operations import LatentOperations
+from engine.diffusion.images.latents import Images, Latent, Mask
+from engine.diffusion.images.operations import ImageOperations
+from engine.diffusion.images.upscale_models import read_upscale_model, upscaled
+from engine.diffusion.images.upscale_networks import UpscaleNetwork
+from engine.diffusion.images.vae import Decode, cropped, prepared_for_inpainting
+from engine.diffusion.images.vae import Encode as EncodeImage
+from engine.diffusion.loading.checkpoints import (
+    Checkpoint,
+    Clip,
+    Model,
+    Vae,
+    load_checkpoint,
+    load_vae,
+)
+from engine.diffusion.loading.lora import Networks, with_lora
+from engine.diffusion.loading.store import Load, ModelStore, Read
+from engine.diffusion.samplers import schedules
+from engine.diffusion.text import webui as webui_text
+from engine.diffusion.text.encoding import as_long, chunks_of, encode, encode_each
+from engine.diffusion.text.webui import Parts
 from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
-from engine.diffusion.upscale_models import read_upscale_model, upscaled
-from engine.diffusion.upscale_networks import UpscaleNetwork
-from engine.diffusion.vae import Decode, cropped, prepared_for_inpainting
-from engine.diffusion.vae import Encode as EncodeImage
-from engine.diffusion.webui_text import Parts
 from engine.errors import InputFileUnavailable
-from engine.inputs import Limits
-from engine.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
+from engine.graph import names
+from engine.graph.inputs import Limits
+from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
 from engine.reports import SavedLatent
 
 T = TypeVar("T")

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from engine.batcher import Request
-from engine.diffusion.conditioning import Condition
-from engine.diffusion.control import Control, residuals
-from engine.diffusion.guidance import rescaled
-from engine.diffusion.kept_texts import joined
-from engine.diffusion.memory import memory_checked
+from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.conditioning.guidance import rescaled
+from engine.diffusion.conditioning.placement import Guide, Placed
+from engine.diffusion.control.control_net import Control, residuals
+from engine.diffusion.cross_attention_cache import joined
 from engine.diffusion.model import Model
-from engine.diffusion.noise_levels import NoiseLevels
-from engine.diffusion.placement import Guide, Placed
+from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.samplers.noise_levels import NoiseLevels
 
 _MOST_REPEATS = 4
 _SHARED_TOKENS = 4 * 77

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from engine.diffusion.context import Context
-from engine.diffusion.gauges import gauge_of
-from engine.diffusion.store import ModelStore
-from engine.inputs import Limits
-from engine.models_folder import ModelsFolder
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.memory_probe import gauge_of
+from engine.graph.inputs import Limits
+from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.samplers import Sampling
+from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
 """What the VAE of Stable Diffusion 1 makes of a grey image, scaled, in each channel."""

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from engine.diffusion.conditioning import Condition, Conditioning
-from engine.diffusion.noise_levels import STABLE_DIFFUSION, NoiseLevels
+from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.errors import EngineError
-from engine.families import Family
+from engine.graph.families import Family
 
 Prediction: TypeAlias = Literal[
     "epsilon", "v_prediction", "sample", "consistency", "image_to_image"

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine import names
 from engine.batcher import Work
-from engine.diffusion.conditioning import Conditioning
+from engine.diffusion.conditioning.condition import Conditioning
+from engine.diffusion.conditioning.placement import guides
 from engine.diffusion.denoise import Denoise
+from engine.diffusion.images.latents import Latent, noise_like
 from engine.diffusion.inpainting import fitted_mask, inpainting, shown_beside
-from engine.diffusion.latents import Latent, noise_like
 from engine.diffusion.model import Model
-from engine.diffusion.noise import shifted, start_noise
-from engine.diffusion.noise_levels import NoiseLevels
-from engine.diffusion.placement import guides
-from engine.diffusion.samplers import Sampling
-from engine.diffusion.sampling import sampling_of
+from engine.diffusion.samplers.noise import shifted, start_noise
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.diffusion.samplers.table import sampling_of
+from engine.graph import names
 
 
 @dataclass(frozen=True, slots=True, eq=False)

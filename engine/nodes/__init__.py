@@ -1,6 +1,6 @@
 """The nodes, one declaration each."""
 
-from engine.declarations import NodeType
+from engine.graph.declarations import NodeType
 from engine.nodes.conditioning import (
     conditioning_average,
     conditioning_combine,

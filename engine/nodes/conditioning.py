@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.declarations import Choice, Float, Input, Int, Link, node
+from engine.graph.declarations import Choice, Float, Input, Int, Link, node
 
 if TYPE_CHECKING:
-    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Mask
+    from engine.diffusion.images.latents import Mask
 
 _CELL = 8
 """Pixels of a latent's cell."""
@@ -117,7 +117,7 @@ def conditioning_set_area(
     strength: float,
 ) -> tuple[Conditioning]:
     """Keeps a conditioning to a rectangle of the image."""
-    from engine.diffusion.conditioning import Area
+    from engine.diffusion.conditioning.condition import Area
 
     area = Area(height // _CELL, width // _CELL, y // _CELL, x // _CELL)
     return (tuple(each.within(area, strength) for each in conditioning),)
@@ -141,7 +141,7 @@ def conditioning_set_area_percentage(
     strength: float,
 ) -> tuple[Conditioning]:
     """Keeps a conditioning to a rectangle, given in shares of the image's sides."""
-    from engine.diffusion.conditioning import AreaShare
+    from engine.diffusion.conditioning.condition import AreaShare
 
     area = AreaShare(height, width, y, x)
     return (tuple(each.within(area, strength) for each in conditioning),)

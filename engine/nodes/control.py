@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
-from engine.declarations import Choice, Float, Link, node
-from engine.models_folder import CONTROL_NETS
+from engine.graph.declarations import Choice, Float, Link, node
+from engine.graph.models_folder import CONTROL_NETS
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Vae
-    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images
+    from engine.diffusion.images.latents import Images
+    from engine.diffusion.loading.checkpoints import Vae
 
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts.")
 
@@ -26,7 +26,7 @@ _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts."
 )
 def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[Any]]:
     """Loads a network that looks at a picture beside the text."""
-    from engine.diffusion.control_file import read_control_net
+    from engine.diffusion.control.control_file import read_control_net
 
     network = yield from context.model(CONTROL_NETS, control_net_name, read_control_net)
     return (network,)
@@ -53,7 +53,7 @@ def control_net_apply(
     strength: float,
 ) -> tuple[Conditioning]:
     """Lets a picture guide both halves of the guidance all the way."""
-    from engine.diffusion.control import Control, controlled
+    from engine.diffusion.control.control_net import Control, controlled
 
     if strength == 0:
         return (conditioning,)
@@ -94,7 +94,7 @@ def control_net_apply_advanced(
     vae: Vae | None = None,
 ) -> tuple[Conditioning, Conditioning]:
     """Lets a picture guide a part of the way."""
-    from engine.diffusion.control import Control, controlled
+    from engine.diffusion.control.control_net import Control, controlled
 
     if strength == 0:
         return positive, negative

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Boolean, Float, Int, Link, node
+from engine.graph.declarations import Boolean, Float, Int, Link, node
 from engine.nodes.sampling import CFG, SAMPLERS, SCHEDULERS, SEED, STEPS
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Model
-    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Latent
-    from engine.diffusion.sigmas import Sigmas
+    from engine.diffusion.images.latents import Latent
+    from engine.diffusion.loading.checkpoints import Model
+    from engine.diffusion.samplers.sigmas import Sigmas
 
 _DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")
 _MOST = Float(14.614642, min=0.0, max=5000.0, tooltip="The level to start from.")
@@ -98,7 +98,7 @@ def basic_scheduler(
     context: Context, *, model: Model, scheduler: str, steps: int, denoise: float
 ) -> tuple[Sigmas]:
     """The schedule of that name for a model."""
-    from engine.diffusion.sigmas import Sigmas
+    from engine.diffusion.samplers.sigmas import Sigmas
 
     return (Sigmas(context.sigmas(model, scheduler, steps, denoise), steps),)
 
@@ -120,7 +120,7 @@ def karras_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
 ) -> tuple[Sigmas]:
     """Levels that are even in a root of sigma."""
-    from engine.diffusion import sigmas
+    from engine.diffusion.samplers import sigmas
 
     return (sigmas.karras(steps, sigma_max, sigma_min, rho),)
 
@@ -137,7 +137,7 @@ def exponential_scheduler(
     context: Context, steps: int, sigma_max: float, sigma_min: float
 ) -> tuple[Sigmas]:
     """Levels that are even in the logarithm of sigma."""
-    from engine.diffusion import sigmas
+    from engine.diffusion.samplers import sigmas
 
     return (sigmas.exponential(steps, sigma_max, sigma_min),)
 
@@ -159,7 +159,7 @@ def polyexponential_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
 ) -> tuple[Sigmas]:
     """Levels along a power of an even ramp in the logarithm of sigma."""
-    from engine.diffusion import sigmas
+    from engine.diffusion.samplers import sigmas
 
     return (sigmas.polyexponential(steps, sigma_max, sigma_min, rho),)
 
@@ -178,7 +178,7 @@ def polyexponential_scheduler(
 )
 def sd_turbo_scheduler(context: Context, model: Model, steps: int, denoise: float) -> tuple[Sigmas]:
     """The levels that turbo models were trained for."""
-    from engine.diffusion import sigmas
+    from engine.diffusion.samplers import sigmas
 
     return (sigmas.turbo(model.levels, steps, denoise),)
 
@@ -200,7 +200,7 @@ def vp_scheduler(
     context: Context, *, steps: int, beta_d: float, beta_min: float, eps_s: float
 ) -> tuple[Sigmas]:
     """The levels of a variance-preserving process, even in its time."""
-    from engine.diffusion import sigmas
+    from engine.diffusion.samplers import sigmas
 
     return (sigmas.variance_preserving(steps, beta_d, beta_min, eps_s),)
 

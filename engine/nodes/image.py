@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.declarations import Choice, Float, Int, Link, String, node
+from engine.graph.declarations import Choice, Float, Int, Link, String, node
 from engine.nodes.sides import CROP, MAX_SIDE, side
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images, Mask
+    from engine.diffusion.images.latents import Images, Mask
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."

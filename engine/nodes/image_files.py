@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.declarations import Choice, InputFile, node
+from engine.graph.declarations import Choice, InputFile, node
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images, Mask
+    from engine.diffusion.images.latents import Images, Mask
 
 
 @node(

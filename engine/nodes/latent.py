@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Choice, Float, Int, Link, node
+from engine.graph.declarations import Choice, Float, Int, Link, node
 from engine.nodes.sides import CROP, MAX_SIDE, side
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Vae
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images, Latent
+    from engine.diffusion.images.latents import Images, Latent
+    from engine.diffusion.loading.checkpoints import Vae
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.declarations import InputFile, Link, String, node
+from engine.graph.declarations import InputFile, Link, String, node
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Latent
+    from engine.diffusion.images.latents import Latent
     from engine.reports import SavedLatent
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Choice, Float, Link, node
-from engine.models_folder import CHECKPOINTS, LORAS, VAES
+from engine.graph.declarations import Choice, Float, Link, node
+from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Clip, Model, Vae
     from engine.diffusion.context import Context
+    from engine.diffusion.loading.checkpoints import Clip, Model, Vae
 
 _STRENGTH = {"min": -100.0, "max": 100.0}
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Choice, Int, Link, node
+from engine.graph.declarations import Choice, Int, Link, node
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Vae
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images, Latent, Mask
+    from engine.diffusion.images.latents import Images, Latent, Mask
+    from engine.diffusion.loading.checkpoints import Vae
 
 
 @node(

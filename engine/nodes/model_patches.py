@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.declarations import Boolean, Choice, Float, Link, node
+from engine.graph.declarations import Boolean, Choice, Float, Link, node
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Model
     from engine.diffusion.context import Context
+    from engine.diffusion.loading.checkpoints import Model
     from engine.diffusion.model import Prediction
 
 _PREDICTIONS: dict[str, Prediction] = {
@@ -45,7 +45,7 @@ def free_u(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
 ) -> tuple[Model]:
     """Gives the UNet's backbone more weight, and its skip connections less."""
-    from engine.diffusion.free_u import FreeU, with_free_u
+    from engine.diffusion.control.free_u import FreeU, with_free_u
 
     return (with_free_u(model, FreeU(b1, b2, s1, s2)),)
 
@@ -60,7 +60,7 @@ def free_u_v2(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
 ) -> tuple[Model]:
     """Gives the UNet's backbone more weight where it has much to say, and its skips less."""
-    from engine.diffusion.free_u import FreeU, with_free_u
+    from engine.diffusion.control.free_u import FreeU, with_free_u
 
     return (with_free_u(model, FreeU(b1, b2, s1, s2, follows_mean=True)),)
 
@@ -79,7 +79,7 @@ def model_sampling_discrete(
     context: Context, model: Model, sampling: str, zsnr: bool
 ) -> tuple[Model]:
     """Says what the model predicts and which noise it was trained on."""
-    from engine.diffusion.noise_levels import stable_diffusion
+    from engine.diffusion.samplers.noise_levels import stable_diffusion
 
     prediction = _PREDICTIONS[sampling]
     levels = stable_diffusion(zero_terminal=zsnr, consistency=prediction == "consistency")

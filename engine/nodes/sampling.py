@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine import names
 from engine.batcher import Work
-from engine.declarations import Choice, Float, Int, Link, node
+from engine.graph import names
+from engine.graph.declarations import Choice, Float, Int, Link, node
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Model
-    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Latent
+    from engine.diffusion.images.latents import Latent
+    from engine.diffusion.loading.checkpoints import Model
 
 SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
 SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)

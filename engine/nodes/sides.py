@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.declarations import Choice, Int
+from engine.graph.declarations import Choice, Int
 
 MAX_SIDE = 16384
 

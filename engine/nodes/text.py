@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Float, Int, Link, String, node
+from engine.graph.declarations import Float, Int, Link, String, node
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Clip
-    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
+    from engine.diffusion.loading.checkpoints import Clip
 
 _TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
 _LARGEST_SIDE = 16384

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batcher import Work
-from engine.declarations import Choice, Link, node
-from engine.models_folder import UPSCALE_MODELS
+from engine.graph.declarations import Choice, Link, node
+from engine.graph.models_folder import UPSCALE_MODELS
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Images
-    from engine.diffusion.upscale_networks import UpscaleNetwork
+    from engine.diffusion.images.latents import Images
+    from engine.diffusion.images.upscale_networks import UpscaleNetwork
 
 
 @node(

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
-from engine.declarations import Choice, Int, Link, String, node
+from engine.graph.declarations import Choice, Int, Link, String, node
 from engine.nodes.latent import latent_upscale
 from engine.nodes.sampling import k_sampler
-from engine.webui_prompt import PromptInvalid, read_negative_prompt, read_prompt
+from engine.webui.prompt import PromptInvalid, read_negative_prompt, read_prompt
 
 if TYPE_CHECKING:
-    from engine.diffusion.checkpoints import Clip, Model
-    from engine.diffusion.conditioning import Conditioning
+    from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.latents import Latent
+    from engine.diffusion.images.latents import Latent
+    from engine.diffusion.loading.checkpoints import Clip, Model
 
 _METHODS = Choice(
     (

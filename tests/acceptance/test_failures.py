@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from examples.receiver import Receiver
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 

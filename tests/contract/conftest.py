@@ -14,8 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from events.database import Database
-from events.read_model import ReadModel
+from events.store.database import Database
+from events.store.read_model import ReadModel
 from tests.support.history import History
 
 

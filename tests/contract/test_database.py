@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from events.database import Database
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
-from events.read_model import ReadModel
-from events.registry import Leases
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.registry import Leases
 from tests.support.history import History
 from tests.support.jobs import submitted
 

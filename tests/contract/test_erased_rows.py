@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from events.database import Database
 from events.ids import new_id
 from events.job import fold
-from events.read_model import ReadModel
+from events.store.database import Database
+from events.store.read_model import ReadModel
 from events.types import (
     Cancelled,
     Completed,

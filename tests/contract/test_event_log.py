@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from events.bus.connection import Bus
+from events.bus.jetstream_log import JetStreamLog
 from events.errors import HistoryGone
 from events.ids import new_id
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog
 from events.log import Appended, Conflict, EventLog, EventReader, utc_now
 from events.memory import MemoryLog
 from events.types import CancelRequested, Erased, Event, Flavour, JobFact, Started
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from tests.support.jobs import submitted
 
 

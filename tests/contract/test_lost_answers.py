@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from events.bus.connection import Bus, NoAnswer, WrongLastSequence
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.puller import Message
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.ids import new_id
-from events.jetstream import Bus, NoAnswer, WrongLastSequence
-from events.jetstream_log import JetStreamLog
 from events.log import Appended, utc_now
-from events.puller import Message
 from events.types import Event
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from tests.support.jobs import submitted
 
 

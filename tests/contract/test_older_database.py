@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from events.database import Database
 from events.ids import new_id
 from events.job import fold
-from events.read_model import ReadModel
-from events.records import KeyLimits
-from events.registry import ApiKeys
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.records import KeyLimits
+from events.store.registry import ApiKeys
 from events.types import Event, Started
 from tests.support.jobs import submitted
 

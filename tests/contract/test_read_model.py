@@ -10,11 +10,11 @@ from typing import Any, overload
 
 import pytest
 
-from events.database import Database
 from events.ids import new_id
 from events.job import fold
-from events.read_model import ReadModel
 from events.result import Status
+from events.store.database import Database
+from events.store.read_model import ReadModel
 from events.types import (
     AttemptFailed,
     Cancelled,

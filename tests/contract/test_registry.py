@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from events.database import Database
-from events.records import Endpoint
-from events.registry import Endpoints, Leases
+from events.store.database import Database
+from events.store.records import Endpoint
+from events.store.registry import Endpoints, Leases
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from events.database import Database
 from events.ids import new_id
-from events.records import Upload
-from events.uploads import Uploads
+from events.store.database import Database
+from events.store.records import Upload
+from events.store.uploads import Uploads
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -16,12 +16,12 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
+from events.bus.connection import Bus, NoAnswer
+from events.bus.queues import JobQueue
+from events.bus.streams import CANARY, JOBS, QUEUE, STREAMS, router_consumer
 from events.errors import LogUnavailable
 from events.ids import new_id
-from events.jetstream import Bus, NoAnswer
-from events.queues import JobQueue
-from events.streams import CANARY, JOBS, QUEUE, STREAMS, router_consumer
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from tests.support.polling import eventually
 
 SUBJECT = "progress.a-job"

@@ -13,13 +13,13 @@ from uuid import UUID
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from events.bus.streams import CALLBACKS, due_subject, scheduled_subject
 from events.callback_address import AddressRule
 from events.delivery import fold_delivery
 from events.ids import new_id
 from events.job import fold
 from events.log import Appended, Conflict, EventLog, Writer, utc_now
 from events.result import ResultResponse, Status, result_of
-from events.streams import CALLBACKS, due_subject, scheduled_subject
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,

@@ -12,24 +12,24 @@ from pathlib import Path
 import pytest
 
 from actors.assembly import open_deliveries
-from actors.attempt import AttemptLimits
-from actors.janitor import Janitor
-from actors.job import JobRunner, RunOutcome
-from actors.plan import Plan
-from actors.results import Results
-from events.database import Database
+from actors.upkeep.janitor import Janitor
+from actors.upkeep.results import Results
+from actors.worker.attempt import AttemptLimits
+from actors.worker.job import JobRunner, RunOutcome
+from actors.worker.plan import Plan
+from events.bus.connection import Bus
+from events.bus.jetstream_log import JetStreamLog, PersistentLog
+from events.bus.queues import JobQueue
 from events.decisions import Complete, Erase, Start, StoreImage, Submit
 from events.ids import new_id
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog, PersistentLog
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.queues import JobQueue
-from events.read_model import ReadModel
-from events.registry import Leases
-from events.removal import Removal
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.registry import Leases
+from events.store.removal import Removal
+from events.store.uploads import Uploads
 from events.types import Erased, Event, ImageStored
-from events.uploads import Uploads
 from settings import Settings
 from storage.images import ImageNotFound, ImageStore
 from tests.support.engines import ScriptedEngine, picture

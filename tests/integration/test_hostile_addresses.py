@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.sender import Sender
+from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
 from settings import Settings
 from tests.support.hostile_addresses import HOSTILE, HOSTILE_ANSWERS

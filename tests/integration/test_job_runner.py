@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from actors.attempt import AttemptLimits
-from actors.engine import AllDone, LatentTensor, Refused, StepDone
-from actors.job import JobRunner, RunOutcome
-from actors.plan import Plan
+from actors.worker.attempt import AttemptLimits
+from actors.worker.engine_host import AllDone, LatentTensor, Refused, StepDone
+from actors.worker.job import JobRunner, RunOutcome
+from actors.worker.plan import Plan
+from events.bus.connection import Bus
+from events.bus.jetstream_log import JetStreamLog, PersistentLog
+from events.bus.puller import Message, Puller
+from events.bus.queues import JobQueue
 from events.decisions import Cancel, Start, Submit
 from events.ids import new_id
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog, PersistentLog
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.puller import Message, Puller
-from events.queues import JobQueue
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -34,7 +34,7 @@ from events.types import (
     InputFile,
     Started,
 )
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from storage.keys import SAFETENSORS
 from tests.support.engines import ScriptedEngine, picture, pictures

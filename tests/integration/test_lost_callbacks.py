@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.lost_callbacks import LostCallbacks
-from actors.router import Router
+from actors.callbacks.lost import LostCallbacks
+from actors.dispatch.router import Router
+from events.bus.queues import JobQueue
+from events.bus.streams import CALLBACKS
 from events.errors import LogUnavailable
 from events.log import JobWriter, utc_now
-from events.queues import JobQueue
-from events.read_model import ReadModel
-from events.streams import CALLBACKS
+from events.store.read_model import ReadModel
 from events.types import CallbackAttempted, CallbackDelivered
 from tests.support.callbacks import World, eventually, running_world
 from tests.support.receiver import DEADLINE_S

@@ -18,11 +18,11 @@ import psutil
 import pytest
 from nats.aio.client import Client
 
+from events.bus.connection import Bus
+from events.bus.streams import JOBS, STREAMS, event_subject, job_subject, router_consumer
 from events.ids import new_id
-from events.jetstream import Bus
-from events.streams import JOBS, STREAMS, event_subject, job_subject, router_consumer
-from serve_app.embedded import Embedded, watched
-from serve_app.nats_server import NatsDidNotStart, NatsServer
+from serve_app.local.embedded import Embedded, watched
+from serve_app.local.nats_server import NatsDidNotStart, NatsServer
 from settings import Settings
 from tests.support.bus import connected
 from tests.support.polling import eventually

@@ -10,7 +10,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from events.result import ResultResponse, Status
 from events.webhook_secret import webhook_secret
-from serve_app.api_keys import parse
+from serve_app.access.api_keys import parse
 from tests.support.receiver import Receiver, hang, status
 from tests.support.services import SECRET, Edge, running_edge
 

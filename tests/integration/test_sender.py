@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.sender import Sender
+from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
 from settings import Settings
 from tests.support.receiver import (

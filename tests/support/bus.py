@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from events.jetstream import Bus
-from serve_app.nats_server import NatsServer
+from events.bus.connection import Bus
+from serve_app.local.nats_server import NatsServer
 
 
 @pytest.fixture

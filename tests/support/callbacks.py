@@ -12,23 +12,23 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-from actors.callback_secrets import SigningSecrets
-from actors.callbacks import Callbacks
-from actors.sender import Sender
+from actors.callbacks.role import Callbacks
+from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.sender import Sender
+from events.bus.connection import Bus
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.queues import CallbackQueue
+from events.bus.streams import DELIVERIES, delivery_subject
 from events.callback_address import AddressRule
-from events.database import Database
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable
 from events.ids import new_id
-from events.jetstream import Bus
-from events.jetstream_log import JetStreamLog
 from events.log import Appended, EventLog, utc_now
-from events.queues import CallbackQueue
-from events.records import ApiKey, Scope
-from events.registry import ApiKeys
-from events.streams import DELIVERIES, delivery_subject
+from events.store.database import Database
+from events.store.records import ApiKey, Scope
+from events.store.registry import ApiKeys
 from events.types import Completed, Event, Fact, ImageStored, Started
-from serve_app.nats_server import NatsServer
+from serve_app.local.nats_server import NatsServer
 from settings import Settings
 from storage.tokens import url_for
 from tests.support.bus import connected

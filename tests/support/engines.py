@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 
-from actors.engine import AllDone, EngineDied, EngineMessage, Order, Picture, StepDone
+from actors.worker.engine_host import AllDone, EngineDied, EngineMessage, Order, Picture, StepDone
 
 
 class ScriptedEngine:

@@ -6,8 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from events.database import Database
 from events.ids import new_id
+from events.store.database import Database
 from events.types import (
     Event,
     Fact,

@@ -15,27 +15,27 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from actors.callback_secrets import SigningSecrets
-from actors.sample_callback import SampleCallback
-from actors.sender import Sender
-from engine.catalogue import Catalogue
-from engine.declarations import NodeType
-from engine.models_folder import ModelsFolder
+from actors.callbacks.sample import SampleCallback
+from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.sender import Sender
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import NodeType
+from engine.graph.models_folder import ModelsFolder
 from engine.nodes import NODE_TYPES
 from events.callback_address import AddressRule
-from events.database import Database
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job, fold
 from events.log import EventLog, JobWriter
 from events.memory import MemoryLog
-from events.read_model import ReadModel
-from events.records import Endpoint, Scope
-from events.registry import ApiKeys, Endpoints
-from events.removal import Removal
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.records import Endpoint, Scope
+from events.store.registry import ApiKeys, Endpoints
+from events.store.removal import Removal
+from events.store.uploads import Uploads
 from events.types import Flavour, ImageStored
-from events.uploads import Uploads
+from serve_app.access.api_keys import mint
 from serve_app.api import create_api
-from serve_app.api_keys import mint
 from serve_app.services import Services
 from settings import Settings
 from storage.images import ImageStore

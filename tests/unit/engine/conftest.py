@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.catalogue import Catalogue
 from engine.engine import Engine
-from engine.graph import Limits, validate
-from engine.models_folder import ModelsFolder
-from tests.unit.engine import parity
-from tests.unit.engine.workflows import TINY, Watched, text_to_image
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Limits, validate
+from tests.support.engine import parity
+from tests.support.engine.workflows import TINY, Watched, text_to_image
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def prompt() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from models.make_tiny import write_checkpoint
+    from training.make_tiny import write_checkpoint
 
     root = tmp_path_factory.mktemp("models")
     write_checkpoint(root / "checkpoints" / TINY)
@@ -33,7 +33,7 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def families_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stable Diffusion 2 and XL, each as a file and as a folder of the same weights."""
-    from models.tiny_families import FAMILIES, write_family
+    from training.tiny_families import FAMILIES, write_family
 
     root = tmp_path_factory.mktemp("families")
     for family in FAMILIES:

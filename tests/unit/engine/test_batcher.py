@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from engine.batch_limits import RowLimits
 from engine.batcher import Batcher, Execution, Member, Request
 from engine.errors import OutOfMemory
-from engine.row_limits import RowLimits
 
 
 @dataclass(eq=False)

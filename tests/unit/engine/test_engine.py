@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.catalogue import Catalogue
-from engine.compiler import compile_parameters
 from engine.engine import Engine, Errored, Finished, ImageReady, Progress
 from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFailed
-from engine.graph import Limits, validate
-from engine.models_folder import ModelsFolder
-from engine.parameters import parse_parameters
-from tests.unit.engine.workflows import TINY, Watched, node, text_to_image
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Limits, validate
+from engine.webui.compiler import compile_parameters
+from engine.webui.parameters import parse_parameters
+from tests.support.engine.workflows import TINY, Watched, node, text_to_image
 
 Submit = Callable[..., Watched]
 RunAll = Callable[..., list[Any]]

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from engine import executor
-from engine.catalogue import Catalogue
-from engine.declarations import InputFile, node
 from engine.engine import Engine, Errored
 from engine.errors import GraphInvalid, InputFileUnavailable
-from engine.graph import Graph, Limits, validate
-from engine.models_folder import ModelsFolder
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import InputFile, node
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Graph, Limits, validate
 from engine.nodes import NODE_TYPES
-from tests.unit.engine.workflows import Watched
-from tests.unit.engine.workflows import node as used
+from tests.support.engine.workflows import Watched
+from tests.support.engine.workflows import node as used
 
 
 @node("Grey", inputs={"image": InputFile(tooltip="Its first byte.")}, outputs=("IMAGE",))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import names
-from tests.unit.engine.workflows import text_to_image
+from engine.graph import names
+from tests.support.engine.workflows import text_to_image
 
 RunAll = Callable[..., list[Any]]
 SAMPLERS = [row.name for row in names.SAMPLERS]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.catalogue import Catalogue
-from engine.compiler import compile_parameters
 from engine.engine import ImageReady
-from engine.graph import Limits
-from engine.parameters import parse_parameters
-from tests.unit.engine.workflows import TINY, Watched, text_to_image
+from engine.graph.catalogue import Catalogue
+from engine.graph.validation import Limits
+from engine.webui.compiler import compile_parameters
+from engine.webui.parameters import parse_parameters
+from tests.support.engine.workflows import TINY, Watched, text_to_image
 
 Submit = Callable[..., Watched]
 

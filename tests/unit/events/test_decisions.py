@@ -27,8 +27,8 @@ from events.types import (
     Flavour,
     Started,
 )
+from tests.support.event_histories import START, folded, image
 from tests.support.jobs import submitted
-from tests.unit.events.histories import START, folded, image
 
 SUBMITTED = submitted(images=2, deadline_s=60.0)
 FIRST = Started(attempt=1, actor="a")

@@ -23,8 +23,8 @@ from events.types import (
     Submitted,
     Unknown,
 )
+from tests.support.event_histories import JOB_ID, START, folded, history, image
 from tests.support.jobs import submitted
-from tests.unit.events.histories import JOB_ID, START, folded, history, image
 
 ENDS: list[Fact] = [Completed(images=1), Failed(message="No."), Cancelled()]
 

@@ -21,8 +21,8 @@ from events.types import (
     ImageStored,
     Started,
 )
+from tests.support.event_histories import JOB_ID, START, image
 from tests.support.jobs import submitted
-from tests.unit.events.histories import JOB_ID, START, image
 
 
 class SlowLog(MemoryLog):

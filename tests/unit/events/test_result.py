@@ -19,8 +19,8 @@ from events.types import (
     ImageStored,
     Started,
 )
+from tests.support.event_histories import JOB_ID, folded, image
 from tests.support.jobs import submitted
-from tests.unit.events.histories import JOB_ID, folded, image
 
 STARTED = Started(attempt=1, actor="a")
 

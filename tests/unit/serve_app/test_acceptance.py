@@ -9,10 +9,10 @@ from events.callback_address import Resolve
 from events.errors import AddressNotAllowed, LogUnavailable, OutcomeUnknown
 from events.job import Job, fold
 from events.log import Appended, Conflict, utc_now
-from events.records import Scope
+from events.store.records import Scope
 from events.types import Cancelled, Event, Flavour
 from serve_app.acceptance import Acceptance, Sent
-from serve_app.api_keys import mint
+from serve_app.access.api_keys import mint
 from serve_app.errors import ApiError
 from serve_app.withdrawals import Withdrawals
 from tests.support.failing_log import FailingLog

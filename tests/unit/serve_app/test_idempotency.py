@@ -3,7 +3,7 @@ import asyncio
 import httpx
 import pytest
 
-from events.records import Endpoint
+from events.store.records import Endpoint
 from tests.support.failing_log import FailingLog
 from tests.support.services import Edge, diffusion_body, workflow_body
 

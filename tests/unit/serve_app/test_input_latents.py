@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from actors.engine import LatentTensor
-from actors.result_file import encode_result
-from engine.diffusion.latent_files import read_latent
-from engine.inputs import Limits
+from actors.worker.engine_host import LatentTensor
+from actors.worker.result_file import encode_result
+from engine.diffusion.images.latent_files import read_latent
+from engine.graph.inputs import Limits
 from serve_app.input_images import UploadRefused
 from serve_app.input_latents import read_input_latent
 

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from events.records import Scope
+from events.store.records import Scope
 from tests.support.services import CHECKPOINT, GENERATE_PATHS, Edge, body_for, running_edge
 
 ERROR_STATUSES = {"400", "401", "403", "404", "409", "413", "415", "429", "500", "503"}

@@ -15,10 +15,10 @@ import pytest
 
 from events.errors import LogUnavailable
 from events.log import utc_now
-from events.records import KeyLimits, Scope
+from events.store.records import KeyLimits, Scope
 from events.types import encode
 from events.webhook_secret import webhook_secret
-from serve_app.api_keys import mint
+from serve_app.access.api_keys import mint
 from tests.support.failing_log import FailingLog
 from tests.support.services import Edge, diffusion_body, workflow_body
 

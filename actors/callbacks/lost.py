@@ -1,0 +1,59 @@
+"""Puts back deliveries that lost their entry: the callback queue can always be built again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from events.bus.queues import CallbackQueue
+from events.delivery import fold_delivery
+from events.log import EventLog, utc_now
+from events.store.read_model import ReadModel
+
+_PAGE = 500
+
+
+class LostCallbacks:
+    """Remembers which deliveries are open, and how far it has looked for more.
+
+    Each delivery is read from the log once it has left the queue, and forgotten where it has ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: CallbackQueue,
+        read_model: ReadModel,
+        deliveries: EventLog,
+        period_s: float,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """A job that ended longer than `period_s` before now is not looked for."""
+        self._queue = queue
+        self._read_model = read_model
+        self._deliveries = deliveries
+        self._period = timedelta(seconds=period_s)
+        self._now = now
+        self._open: set[str] = set()
+        self._position = 0
+        """In the log, of the last fact of the last job that was looked at."""
+
+    async def put_back(self) -> int:
+        """How many. Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout."""
+        await self._look_for_more()
+        count = 0
+        for job_id in self._open - await self._queue.job_ids():
+            delivery = fold_delivery(await self._deliveries.read(job_id))
+            if delivery.ended:
+                self._open.discard(job_id)
+            else:
+                await self._queue.add(job_id)
+                count += 1
+        return count
+
+    async def _look_for_more(self) -> None:
+        """By position, in which the projection runs, so that one that lags leaves out nothing."""
+        since = self._now() - self._period
+        while jobs := await self._read_model.ended_behind(self._position, since=since, limit=_PAGE):
+            self._open |= {job.id for job in jobs if job.submitted.callback_url is not None}
+            self._position = jobs[-1].position

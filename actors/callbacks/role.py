@@ -1,0 +1,249 @@
+"""Callbacks: takes what is due from the callback queue and delivers it, at least once.
+
+The entry on the queue says only that something is left to do; what was done is in the delivery's
+own facts. An entry is acknowledged last, when its successor is stored or there is none, so a death
+between any two steps loses nothing:
+
+| dies after                          | the entry comes again and finds                           |
+|-------------------------------------|-----------------------------------------------------------|
+| sending                             | no new fact: sends again, with the same id                |
+| `CallbackAttempted`, it was taken   | no end: sends again, with the same id                     |
+| `CallbackAttempted` with `retry_at` | it is early: parks it, or late: tries                     |
+| `CallbackDelivered` or `…Exhausted` | the end: acknowledges                                     |
+| parking                             | it is early: parks it again, which replaces the first     |
+
+(parking before `CallbackAttempted` would lose the count of tries, acknowledging before parking the
+delivery itself). Two instances that send the same callback both append under the position they
+folded: one meets a conflict, folds what came, and records its own try behind it or stops at the end
+it finds. While the log is away, an answer that was received waits to be recorded.
+
+A receiver that fails time after time is left alone (`callback_breaker.py`). What its breaker keeps
+from it is no try and uses none up, so it has an end of its own: `CallbackWithheld` records when
+that began, and a delivery that is still kept back `callback_withheld_s` later is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from actors.callbacks.breaker import BreakerLimits
+from actors.callbacks.hosts import Hosts
+from actors.callbacks.policy import Delivered, Exhausted, RetryAt, Sent, Step, attempted, next_step
+from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.sender import Sender, webhook_headers
+from events.bus.connection import Bus
+from events.bus.jetstream_log import PersistentLog
+from events.bus.puller import Message, Puller
+from events.bus.queues import CallbackQueue, job_id_of
+from events.bus.streams import callbacks_consumer
+from events.delivery import Delivery, fold_delivery
+from events.errors import LogUnavailable, ServiceError
+from events.job import Job, fold
+from events.log import EventLog, Writer, utc_now
+from events.result import UrlFor, result_of
+from events.types import (
+    CallbackAttempted,
+    CallbackDelivered,
+    CallbackExhausted,
+    CallbackWithheld,
+)
+from settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_PULL_TIMEOUT_S = 10.0
+_CLOCKS_DIFFER_S = 1.0
+"""An entry that is early by less is due: the server's clock decides when it comes."""
+
+
+class Callbacks:
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        queue: CallbackQueue,
+        jobs: EventLog,
+        deliveries: EventLog,
+        sender: Sender,
+        url_for: UrlFor,
+        secrets: SigningSecrets,
+        settings: Settings,
+        ack_wait_s: float = 15.0,
+    ) -> None:
+        """After `ack_wait_s` the entry of an instance that died goes to another one."""
+        self._bus = bus
+        self._queue = queue
+        self._jobs = PersistentLog(jobs)
+        self._deliveries = PersistentLog(deliveries)
+        self._writer = Writer(self._deliveries, fold=fold_delivery)
+        self._sender = sender
+        self._url_for = url_for
+        self._secrets = secrets
+        self._settings = settings
+        self._ack_wait_s = ack_wait_s
+        self._hosts = Hosts(
+            at_once=settings.callback_per_host,
+            most_inside=settings.callback_in_flight // 2,
+            breaker=BreakerLimits.of(settings),
+        )
+        self._held: dict[str, Message] = {}
+        """By job: an entry that comes while its job is in work is passed over, and comes again."""
+        self._room = asyncio.Event()
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        await self._bus.wait_connected()
+        spec = callbacks_consumer(
+            in_flight=self._settings.callback_in_flight, ack_wait_s=self._ack_wait_s
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._renew())
+            while True:
+                try:
+                    async with self._queue.due(spec) as puller:
+                        await self._pull(puller, tasks)
+                except LogUnavailable:
+                    await asyncio.sleep(random.uniform(0.2, 0.5))
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            for entry in list(self._held.values()):
+                await self._bus.renew(entry.ack_subject)
+
+    async def _pull(self, puller: Puller, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            while (room := self._settings.callback_in_flight - len(self._held)) <= 0:
+                self._room.clear()
+                await self._room.wait()
+            for entry in await puller.next(batch=room, timeout_s=_PULL_TIMEOUT_S):
+                if (job_id := job_id_of(entry)) not in self._held:
+                    self._held[job_id] = entry
+                    tasks.create_task(self._handle(entry))
+
+    async def _handle(self, entry: Message) -> None:
+        """An entry that is not acknowledged comes again after `ack_wait_s`."""
+        job_id = job_id_of(entry)
+        fields = {"action": "callback", "job_id": job_id}
+        try:
+            await self._deliver(job_id, entry)
+        except ServiceError as error:
+            logger.warning("callback goes back", extra={**fields, "error": str(error)})
+        except Exception:
+            logger.exception("callback goes back", extra=fields)
+        finally:
+            del self._held[job_id]
+            self._room.set()
+
+    async def _deliver(self, job_id: str, entry: Message) -> None:
+        """Raises LogUnavailable, LogFull where the entry could not be parked."""
+        delivery = fold_delivery(await self._deliveries.read(job_id))
+        job = None if delivery.ended else fold(await self._jobs.read(job_id))
+        url = job.submitted.callback_url if job else None
+        until = None
+        if job is not None and job.end is not None and url is not None:
+            until = await self._work(job, url, delivery)
+        if until is not None:
+            await self._queue.park(job_id, until)
+        await self._bus.ack(entry.ack_subject)
+
+    async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
+        """Deliver, unless it is too early or not its turn; when to come again."""
+        early = timedelta(seconds=_CLOCKS_DIFFER_S)
+        if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
+            return delivery.retry_at
+        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
+        async with self._hosts.turn(self._sender.host(url)) as turn:
+            sent = None if turn.wait_s else await self._send(job, url, secrets)
+            turn.answered = None if sent is None else sent.answered
+        if sent is None:
+            until = utc_now() + timedelta(seconds=turn.wait_s)
+            return await self._withhold(job, delivery, until) if turn.is_withheld else until
+        delivery = await self._record(job, delivery, sent)
+        # Neither ended nor to be retried: somebody asked for it again while this try was made.
+        return None if delivery.ended else delivery.retry_at or utc_now()
+
+    async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> Sent:
+        body = result_of(job, self._url_for).body()
+        headers = webhook_headers(
+            job.id,
+            body,
+            secrets=secrets,
+            now=utc_now(),
+            traceparent=job.traceparent,
+        )
+        return await self._sender.send(url, body, headers)
+
+    async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
+        """When to come again; None where it has been kept back for so long that it is given up."""
+        longest = timedelta(seconds=self._settings.callback_withheld_s)
+        now = utc_now()
+
+        def withheld(known: Delivery) -> tuple[CallbackWithheld | CallbackExhausted, ...]:
+            if known.ended:
+                return ()
+            if known.withheld_at is None:
+                return (CallbackWithheld(),)
+            if now < known.withheld_at + longest:
+                return ()
+            message = (
+                f"Given up after {known.tries} tries: the receiver was left alone, for it failed "
+                f"time after time, and {self._settings.callback_withheld_s:g} s were over."
+            )
+            return (CallbackExhausted(attempts=known.tries, message=message),)
+
+        delivery, _ = await self._writer.write(
+            job.id, delivery, withheld, traceparent=job.traceparent
+        )
+        if delivery.ended or delivery.withheld_at is None:
+            return None
+        return min(until, delivery.withheld_at + longest)
+
+    async def _record(self, job: Job, delivery: Delivery, sent: Sent) -> Delivery:
+        """Two writes, so that after a conflict the try is counted once and the end follows it."""
+        now = utc_now()
+        jitter = self._settings.callback_jitter
+        spread = random.uniform(1 - jitter, 1 + jitter)
+
+        def step(tries: int) -> Step:
+            delays_s = self._settings.callback_delays_s
+            return next_step(sent, tries=tries, delays_s=delays_s, now=now, spread=spread)
+
+        def tried(known: Delivery) -> tuple[CallbackAttempted, ...]:
+            attempt = known.tries + 1
+            return () if known.ended else (attempted(sent, attempt=attempt, then=step(attempt)),)
+
+        def ended(known: Delivery) -> tuple[CallbackDelivered | CallbackExhausted, ...]:
+            return () if known.ended else _end(step(known.tries), known.tries)
+
+        delivery, _ = await self._writer.write(job.id, delivery, tried, traceparent=job.traceparent)
+        delivery, ends = await self._writer.write(
+            job.id, delivery, ended, traceparent=job.traceparent
+        )
+        logger.info(
+            "callback tried",
+            extra={
+                "action": "callback",
+                "job_id": job.id,
+                "attempt": delivery.tries,
+                "status": sent.status,
+                "error": sent.error,
+                "latency_s": round(sent.latency_s, 3),
+                "end": type(ends[0]).__name__ if ends else None,
+            },
+        )
+        return delivery
+
+
+def _end(step: Step, tries: int) -> tuple[CallbackDelivered | CallbackExhausted, ...]:
+    match step:
+        case Delivered():
+            return (CallbackDelivered(attempt=tries),)
+        case Exhausted(message=message):
+            return (CallbackExhausted(attempts=tries, message=message),)
+        case RetryAt():
+            return ()

@@ -1,0 +1,106 @@
+"""Dispatcher: gives what waits on the queue to workers that have room.
+
+One actor, one `EndpointDispatcher` per endpoint, at work only while it holds a lease in the
+database. Two may overlap for a while: a job that both dispatch is started twice, by two actors,
+and the fence lets one of them write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from actors.dispatch.endpoint import EndpointDispatcher
+from events.bus.connection import Bus
+from events.errors import DatabaseUnavailable
+from events.store.records import Endpoint
+from events.store.registry import Endpoints, Leases
+
+logger = logging.getLogger(__name__)
+
+_LEASE_NAME = "dispatcher"
+
+
+class Dispatcher:
+    """The role: follows the rows of `endpoints` while the lease is ours."""
+
+    def __init__(
+        self,
+        *,
+        holder: str,
+        bus: Bus,
+        leases: Leases,
+        endpoints: Endpoints,
+        default_endpoint: Endpoint,
+        open_endpoint: Callable[[Endpoint], EndpointDispatcher],
+        lease_s: float,
+        period_s: float,
+    ) -> None:
+        """`default_endpoint`: from the settings, which win over its row at every start."""
+        self._holder = holder
+        self._bus = bus
+        self._leases = leases
+        self._endpoints = endpoints
+        self._default_endpoint = default_endpoint
+        self._open_endpoint = open_endpoint
+        self._lease_s = lease_s
+        self._period_s = period_s
+        self._lease_until = 0.0
+        self._default_is_put = False
+        self._running: dict[str, tuple[EndpointDispatcher, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._bus.wait_connected()
+        try:
+            while True:
+                if await self._has_lease():
+                    await self._follow_rows()
+                else:
+                    await self._stop_all()
+                await asyncio.sleep(min(self._period_s, self._lease_s / 3))
+        finally:
+            await self._stop_all()
+
+    async def _has_lease(self) -> bool:
+        """A database that is away for a moment takes nothing from a lease that still holds."""
+        asked_at = time.monotonic()
+        try:
+            mine = await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
+        except DatabaseUnavailable:
+            return asked_at < self._lease_until
+        self._lease_until = asked_at + self._lease_s if mine else 0.0
+        return mine
+
+    async def _follow_rows(self) -> None:
+        try:
+            if not self._default_is_put:
+                await self._endpoints.put(self._default_endpoint)
+                self._default_is_put = True
+            rows = {endpoint.id: endpoint for endpoint in await self._endpoints.all()}
+        except DatabaseUnavailable:
+            return
+        for endpoint_id, (dispatcher, task) in list(self._running.items()):
+            if task.done():
+                # One endpoint's trouble is not the others': it begins again.
+                logger.error("endpoint loop ended", exc_info=task.exception())
+            if task.done() or rows.get(endpoint_id) != dispatcher.endpoint:
+                await self._stop(endpoint_id)
+            if endpoint_id not in rows:
+                await dispatcher.close()
+        for endpoint_id, endpoint in rows.items():
+            if endpoint_id not in self._running:
+                dispatcher = self._open_endpoint(endpoint)
+                task = asyncio.create_task(dispatcher.run(), name=endpoint_id)
+                self._running[endpoint_id] = (dispatcher, task)
+
+    async def _stop_all(self) -> None:
+        for endpoint_id in list(self._running):
+            await self._stop(endpoint_id)
+
+    async def _stop(self, endpoint_id: str) -> None:
+        _, task = self._running.pop(endpoint_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

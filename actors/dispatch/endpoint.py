@@ -1,0 +1,190 @@
+"""EndpointDispatcher: one endpoint's queue, lane by lane, onto its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from actors.dispatch.pool import WorkerPool
+from actors.dispatch.worker import ActorDied, Slot, Worker
+from actors.worker.job import RunOutcome
+from actors.worker.plan import checkpoint_of
+from events.bus.connection import Bus
+from events.bus.puller import Message
+from events.bus.queues import JobQueue, job_id_of
+from events.decisions import Expire
+from events.errors import LogUnavailable
+from events.ids import LANES
+from events.job import Job
+from events.log import JobWriter, utc_now
+from events.store.records import Endpoint
+from events.types import MalformedEvent
+
+logger = logging.getLogger(__name__)
+
+_PULL_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """An entry in hand: nobody's job yet, and renewed until a slot takes it."""
+
+    job: Job
+    ack_subject: str
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EndpointDispatcher:
+    """Holds at most one entry per lane and serves the lanes in turn.
+
+    So one caller's backlog does not hold up callers in other lanes.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        bus: Bus,
+        queue: JobQueue,
+        writer: JobWriter,
+        pool: WorkerPool,
+        hold_renew_s: float,
+    ) -> None:
+        """`writer`: on a log that waits out outages."""
+        self.endpoint = endpoint
+        self._bus = bus
+        self._queue = queue
+        self._writer = writer
+        self._pool = pool
+        self._hold_renew_s = hold_renew_s
+        self._held: dict[int, _Held] = {}
+        self._arrived = asyncio.Event()
+        self._last_lane = -1
+
+    async def run(self) -> None:
+        """Dispatch until cancelled; what runs by then runs on."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pool.keep(self._demand))
+            for lane in range(LANES):
+                group.create_task(self._pull(lane))
+            while True:
+                lane, worker, slot = await self._match()
+                held = self._held.pop(lane)
+                self._last_lane = lane
+                slot.reserve(held.job.id)
+                held.taken.set()
+                group.create_task(self._dispatch(held, worker, slot))
+
+    async def close(self) -> None:
+        """The endpoint is gone, and with it its workers."""
+        await self._pool.close()
+
+    async def _demand(self) -> int:
+        try:
+            return await self._queue.depth(self.endpoint.id)
+        except LogUnavailable:
+            return len(self._held)
+
+    async def _match(self) -> tuple[int, Worker, Slot]:
+        """The next lane in turn that has an entry, once a slot is free."""
+        while True:
+            if self._held:
+                lane = min(self._held, key=lambda each: (each - self._last_lane - 1) % LANES)
+                if found := self._pool.idle_slot(checkpoint_of(self._held[lane].job)):
+                    return lane, *found
+                await self._pool.changed()
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def _pull(self, lane: int) -> None:
+        while True:
+            try:
+                async with self._queue.lane(self.endpoint.id, lane) as puller:
+                    while True:
+                        for entry in await puller.next(batch=1, timeout_s=_PULL_TIMEOUT_S):
+                            await self._receive(lane, entry)
+            except LogUnavailable:
+                await asyncio.sleep(random.uniform(0.2, 0.5))
+
+    async def _receive(self, lane: int, entry: Message) -> None:
+        job_id = job_id_of(entry)
+        try:
+            job = await self._writer.load(job_id)
+        except MalformedEvent:
+            logger.exception("unreadable job", extra={"action": "receive", "job_id": job_id})
+            job = None
+        if job is None or job.end is not None:
+            await self._bus.ack(entry.ack_subject)
+        elif not await self._is_running(job, entry):
+            await self._hold(lane, _Held(job, entry.ack_subject))
+
+    async def _is_running(self, job: Job, entry: Message) -> bool:
+        """Its lease ran out: the event log was away, or its actor hangs."""
+        found = self._pool.running(job.id)
+        if found is None:
+            return False
+        worker, slot = found
+        timeout_s = self._hold_renew_s
+        if await slot.take_delivery(job.id, entry.ack_subject, timeout_s=timeout_s):
+            return True
+        logger.warning("replacing", extra={"action": "zombie", "job_id": job.id})
+        worker.forget(job.id, job.attempts)
+        if slot.job_id == job.id:
+            slot.replace()
+        return False
+
+    async def _hold(self, lane: int, held: _Held) -> None:
+        """Keep an entry in hand until a slot takes it, or its job ends without one."""
+        self._held[lane] = held
+        self._arrived.set()
+        try:
+            while not held.taken.is_set():
+                await self._bus.renew(held.ack_subject)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(held.taken.wait(), self._hold_renew_s)
+                if not held.taken.is_set() and await self._has_ended(held):
+                    await self._bus.ack(held.ack_subject)
+                    return
+        except asyncio.CancelledError:
+            if not held.taken.is_set():
+                await self._bus.nak(held.ack_subject)
+            raise
+        finally:
+            if self._held.get(lane) is held:
+                del self._held[lane]
+
+    async def _has_ended(self, held: _Held) -> bool:
+        """Cancelled meanwhile, or out of time without ever getting a slot."""
+        job = await self._writer.load(held.job.id) or held.job
+        held.job = (await self._writer.execute(Expire(utc_now()), job)).job or job
+        return held.job.end is not None and not held.taken.is_set()
+
+    async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
+        actor, job_id = slot.actor, held.job.id
+        try:
+            outcome = await slot.run(job_id, held.ack_subject)
+        except ActorDied as error:
+            fields = {"action": "actor_died", "job_id": job_id, "error": str(error)}
+            logger.warning("job actor died", extra=fields)
+            outcome = None
+        if slot.job_id != job_id:
+            return  # Replaced as a zombie: its entry was delivered anew, and is not ours to touch.
+        if outcome is RunOutcome.RETRY:
+            worker.doubt()
+        if outcome is None:
+            await self._give_back(held, worker, actor)
+        if outcome is not RunOutcome.COMPLETED or slot.is_worn:
+            slot.replace()
+        else:
+            slot.release()
+
+    async def _give_back(self, held: _Held, worker: Worker, actor: str | None) -> None:
+        """At once, if the dead actor was the job's writer; else its lease has to run out."""
+        job = await self._writer.load(held.job.id)
+        if job is not None and job.end is None and job.actor == actor:
+            worker.forget(job.id, job.attempts)
+            await self._bus.nak(held.ack_subject)

@@ -1,0 +1,134 @@
+"""WorkerPool: the workers of one endpoint, as many as its queue needs, within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+from actors.dispatch.worker import (
+    Slot,
+    SlotState,
+    Worker,
+    endpoint_prefix,
+    is_idle,
+    worker_names,
+    worker_prefix,
+)
+from events.store.records import Endpoint
+from settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerPool:
+    def __init__(self, endpoint: Endpoint, *, settings: Settings) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._prefix = worker_prefix(endpoint, settings)
+        self._workers: dict[int, Worker] = {}
+        self._keeping: dict[int, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    def idle_slot(self, checkpoint: str | None) -> tuple[Worker, Slot] | None:
+        """A free slot, on a worker that has the checkpoint where there is one."""
+        free = [
+            (checkpoint not in worker.checkpoints, index)
+            for index, worker in self._workers.items()
+            if worker.idle_slot() is not None
+        ]
+        if not free:
+            return None
+        worker = self._workers[min(free)[1]]
+        slot = worker.idle_slot()
+        assert slot is not None
+        if checkpoint is not None:
+            worker.checkpoints.add(checkpoint)
+        return worker, slot
+
+    def running(self, job_id: str) -> tuple[Worker, Slot] | None:
+        """The slot that was given this job and has not said that it is done."""
+        for worker in self._workers.values():
+            for slot in worker.slots:
+                if slot.job_id == job_id:
+                    return worker, slot
+        return None
+
+    async def changed(self) -> None:
+        """Returns when a slot or a worker changed since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
+        """Open and close workers, until cancelled; then those that are open stay as they are.
+
+        `demand`: how many jobs wait or run.
+        """
+        try:
+            await self._take_over()
+            while True:
+                self._open_needed(await demand())
+                await self._close_surplus()
+                await self._close_strangers()
+                await asyncio.sleep(self._settings.endpoints_period_s)
+        finally:
+            for task in self._keeping.values():
+                task.cancel()
+            await asyncio.gather(*self._keeping.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """The endpoint is gone: so are its workers, and what runs on them."""
+        for name in await asyncio.to_thread(worker_names, endpoint_prefix(self._endpoint.id)):
+            await self._worker(name).close()
+
+    async def _take_over(self) -> None:
+        """A predecessor's workers of the same making are ours now."""
+        for name in await asyncio.to_thread(worker_names, self._prefix):
+            self._open(int(name.rsplit(":", 1)[1]))
+        for index in range(self._endpoint.min_workers):
+            if index not in self._workers:
+                self._open(index)
+
+    def _open_needed(self, demand: int) -> None:
+        """At once as many as the jobs would fill: each pending group asks for a node of its own."""
+        wanted = math.ceil(demand / self._endpoint.jobs_per_worker)
+        free = [i for i in range(self._endpoint.max_workers) if i not in self._workers]
+        for index in free[: max(wanted - len(self._workers), 0)]:
+            self._open(index)
+
+    def _open(self, index: int) -> None:
+        worker = self._worker(f"{self._prefix}{index}")
+        self._workers[index] = worker
+        self._keeping[index] = asyncio.create_task(worker.keep(), name=worker.name)
+
+    def _worker(self, name: str) -> Worker:
+        return Worker(name, self._endpoint, settings=self._settings, on_change=self._changed.set)
+
+    async def _close_surplus(self) -> None:
+        now = time.monotonic()
+        for index, worker in sorted(self._workers.items(), reverse=True):
+            if (task := self._keeping[index]).done():
+                task.result()
+            if not worker.is_ready or any(s.state is SlotState.BUSY for s in worker.slots):
+                worker.idle_since = now
+            elif (
+                len(self._workers) > self._endpoint.min_workers
+                and now - worker.idle_since > self._settings.worker_idle_s
+            ):
+                await self._close(index)
+
+    async def _close(self, index: int) -> None:
+        worker, task = self._workers.pop(index), self._keeping.pop(index)
+        task.cancel()
+        await asyncio.wait({task})
+        await worker.close()
+        logger.info("closed", extra={"action": "worker_close", "worker": worker.name})
+
+    async def _close_strangers(self) -> None:
+        """Workers made from an earlier row or earlier settings end with what they run."""
+        ours = {worker.name for worker in self._workers.values()}
+        for name in await asyncio.to_thread(worker_names, endpoint_prefix(self._endpoint.id)):
+            if name not in ours and await is_idle(name):
+                await self._worker(name).close()

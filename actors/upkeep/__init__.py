@@ -1,0 +1,1 @@
+"""What keeps the read models and the stores in order: the projection and the janitor."""

@@ -1,0 +1,258 @@
+"""Attempt: one try at a job. The engine's messages on one side, the lease on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+from actors.worker.engine_host import (
+    AllDone,
+    EngineClient,
+    EngineDied,
+    EngineMessage,
+    LatentTensor,
+    Order,
+    Picture,
+    Refused,
+    StepDone,
+)
+from actors.worker.lease import Lease, Loss
+from actors.worker.plan import Plan, plan_text
+from actors.worker.result_file import encode_result
+from engine.errors import EngineError, InputFileUnavailable
+from events.bus.connection import Bus
+from events.bus.streams import progress_subject
+from events.decisions import (
+    Command,
+    Complete,
+    ConfirmCancel,
+    FailAttempt,
+    StoreImage,
+)
+from events.job import Job, timed_out_message
+from events.log import JobWriter
+from events.types import ImageStored
+from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
+from storage.keys import file_key, file_name
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    step_timeout_s: float
+    """Longest silence of an engine that has begun to sample."""
+    model_load_timeout_s: float
+    """Longest silence before this job's first step."""
+    heartbeat_s: float = 1.0
+    longest_store_pause_s: float = 10.0
+
+
+class Attempt:
+    """Runs a job that `actor` has started, up to its end or as far as it stays ours."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        actor: str,
+        writer: JobWriter,
+        engine: EngineClient,
+        images: ImageStore,
+        bus: Bus,
+        plan: Callable[[Job], Plan],
+        limits: AttemptLimits,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._job = job
+        self._actor = actor
+        self._writer = writer
+        self._engine = engine
+        self._images = images
+        self._bus = bus
+        self._plan = plan
+        self._limits = limits
+        self._now = now
+        self._heard_at = time.monotonic()
+        self._stepping = False
+        self._is_handling = False
+        """It is our turn, not the engine's: the time does not count as its silence."""
+
+    async def run(self, lease: Lease) -> Job:
+        """The job afterwards. Neither ended nor another's: it wants another attempt."""
+        tasks = {
+            asyncio.create_task(self._work(), name="work"),
+            asyncio.create_task(self._heed(lease), name="lease"),
+            asyncio.create_task(self._listen(), name="heartbeat"),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if loss := task.result():
+                await self._give_up(loss)
+        return self._job
+
+    # The work.
+
+    async def _work(self) -> None:
+        try:
+            if self._has_every_image():
+                await self._complete()
+                return
+            plan = await asyncio.to_thread(self._plan, self._job)
+            order = Order(
+                self._job.id,
+                self._job.attempts,
+                plan.prompt,
+                plan.first_index,
+                input_files=await self._read_input_files(),
+                is_alone=bool(self._job.submitted.alone),
+            )
+            async with aclosing(self._engine.run(order)) as messages:
+                async for message in messages:
+                    self._is_handling = True
+                    await self._take(message, plan)
+                    self._is_handling = False
+                    self._heard_at = time.monotonic()
+                    if self._job.end is not None:
+                        return
+        except EngineError as error:
+            await self._write(FailAttempt(self._actor, str(error), final=True))
+        except EngineDied as error:
+            await self._write(FailAttempt(self._actor, str(error), final=False))
+
+    async def _read_input_files(self) -> dict[str, bytes]:
+        """Raises InputFileUnavailable."""
+        files = self._job.submitted.input_files or {}
+        self._is_handling = True
+        read = {name: await self._read_input_file(name, file.key) for name, file in files.items()}
+        self._is_handling = False
+        self._heard_at = time.monotonic()
+        return read
+
+    async def _read_input_file(self, name: str, key: str) -> bytes:
+        try:
+            return await self._reach_store(partial(self._images.get, key))
+        except ImageNotFound as error:
+            gone = f"The input file {name!r} is gone. Upload it again and submit a new job."
+            raise InputFileUnavailable(gone) from error
+
+    def _has_every_image(self) -> bool:
+        """The attempt before this one died between its last image and its end."""
+        return 0 < self._job.submitted.images <= len(self._job.images)
+
+    async def _complete(self) -> None:
+        await self._write(Complete(self._actor, images=len(self._job.images)))
+
+    async def _take(self, message: EngineMessage, plan: Plan) -> None:
+        match message:
+            case StepDone(done=done, total=total):
+                self._stepping = True
+                await self._tell_progress(done, total)
+            case Picture() | LatentTensor():
+                await self._store(message, plan)
+            case AllDone():
+                await self._complete()
+            case Refused(message=text, is_final=final):
+                await self._write(FailAttempt(self._actor, text, final=final))
+
+    async def _store(self, result: Picture | LatentTensor, plan: Plan) -> None:
+        """What an earlier attempt has stored is not stored again."""
+        if self._job.image(result.index) is not None:
+            return
+        file = await asyncio.to_thread(encode_result, result, plan_text(plan, result))
+        name = file_name(result.index, file.media_type)
+        key = file_key(self._job.id, self._job.attempts, name)
+        await self._reach_store(partial(self._images.put, key, file.content))
+        image = ImageStored(
+            index=result.index,
+            attempt=self._job.attempts,
+            key=key,
+            size_bytes=len(file.content),
+            digest=f"sha256:{hashlib.sha256(file.content).hexdigest()}",
+            width=file.width,
+            height=file.height,
+            seed=result.seed,
+            media_type=file.media_type,
+        )
+        await self._write(StoreImage(self._actor, image))
+
+    async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Waits out a store that is away: the lease goes on, and ends it at the deadline."""
+        pause_s = 0.2
+        while True:
+            try:
+                return await call()
+            except ImageStoreUnavailable as error:
+                fields = {"action": "reach_store", "job_id": self._job.id, "error": str(error)}
+                logger.warning("image store away", extra=fields)
+            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+            pause_s = min(2 * pause_s, self._limits.longest_store_pause_s)
+
+    async def _tell_progress(self, done: int, total: int) -> None:
+        data = json.dumps({"done": done, "total": total}).encode()
+        await self._bus.publish(progress_subject(self._job.id), data)
+
+    async def _write(self, command: Command) -> None:
+        outcome = await self._writer.execute(command, self._job)
+        assert outcome.job is not None
+        self._job = outcome.job
+
+    # The lease.
+
+    async def _heed(self, lease: Lease) -> Loss:
+        return await lease.keep(
+            self._job, is_wedged=self._is_wedged, seconds_left=self._seconds_left
+        )
+
+    def _is_wedged(self) -> bool:
+        limits = self._limits
+        allowed_s = limits.step_timeout_s if self._stepping else limits.model_load_timeout_s
+        return not self._is_handling and time.monotonic() - self._heard_at > allowed_s
+
+    def _seconds_left(self) -> float:
+        return (self._job.deadline - self._now()).total_seconds()
+
+    async def _listen(self) -> None:
+        """Hears the device: while it works for the neighbours, it is not wedged."""
+        heard = -1
+        while True:
+            try:
+                steps = await self._engine.steps_done()
+            except EngineDied:
+                steps = heard  # the run itself says so, and better
+            if steps != heard:
+                heard = steps
+                self._heard_at = time.monotonic()
+            await asyncio.sleep(self._limits.heartbeat_s)
+
+    async def _give_up(self, loss: Loss) -> None:
+        logger.info("gave up", extra={"action": "give_up", "job_id": self._job.id, "why": loss})
+        match loss:
+            case Loss.NOT_MINE:
+                self._job = await self._writer.load(self._job.id) or self._job
+            case Loss.CANCELLED:
+                await self._write(ConfirmCancel(self._actor))
+            case Loss.DEADLINE:
+                text = timed_out_message(self._job)
+                await self._write(FailAttempt(self._actor, text, final=True))
+            case Loss.WEDGED:
+                await self._engine.kill()
+                text = f"The engine made no progress for {self._limits.step_timeout_s:g} s."
+                await self._write(FailAttempt(self._actor, text, final=False))

@@ -1,0 +1,194 @@
+"""EngineHost: the engine of one worker, as its job actors see it. Owns the device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.engine import (
+    Engine,
+    EngineEvent,
+    Errored,
+    Finished,
+    ImageReady,
+    LatentReady,
+    Progress,
+    Run,
+)
+from engine.errors import EngineError, NodeFailed
+from engine.graph.catalogue import Catalogue
+from engine.graph.validation import Limits, validate
+
+_BROKEN_AFTER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    index: int
+    pixels: NDArray[np.uint8]
+    """(height, width, 3)"""
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTensor:
+    index: int
+    samples: NDArray[np.float32]
+    """(batch, 4, height/8, width/8)"""
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AllDone:
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine says no; `is_final`: and would say so again."""
+
+    message: str
+    is_final: bool = True
+
+
+EngineMessage = StepDone | Picture | LatentTensor | AllDone | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an attempt at a job asks of the engine."""
+
+    job_id: str
+    attempt: int
+    prompt: Mapping[str, Any]
+    """Node graph."""
+    first_index: Mapping[str, int] | None
+    input_files: Mapping[str, bytes]
+    is_alone: bool = False
+
+
+class EngineDied(Exception):
+    """The engine's process ended in the middle of the run."""
+
+
+class EngineClient(Protocol):
+    """A worker's engine, seen from a job: in this process (`EngineHost`) or in its own actor."""
+
+    def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
+        """Raises EngineDied."""
+
+    async def steps_done(self) -> int:
+        """Raises EngineDied."""
+
+    async def kill(self) -> None:
+        """End a wedged engine; a fresh one takes its place."""
+
+
+class EngineHost:
+    """Runs graphs on one engine; what a run says is streamed to whoever asked for it."""
+
+    def __init__(self, *, engine: Engine, catalogue: Catalogue, limits: Limits) -> None:
+        self._engine = engine
+        self._catalogue = catalogue
+        self._limits = limits
+        self._runs: dict[str, tuple[int, Run]] = {}
+        """By job: attempt and run."""
+        self._failures_in_a_row = 0
+
+    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
+        """Messages of one run, `AllDone` or `Refused` last.
+
+        A later attempt at the same job ends an earlier one, whose actor died or lost the job.
+        """
+        try:
+            graph = await asyncio.to_thread(
+                validate, order.prompt, self._catalogue, self._limits, order.input_files
+            )
+        except EngineError as error:
+            yield Refused(str(error))
+            return
+        messages: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        job_id = order.job_id
+        if job_id in self._runs and order.attempt <= self._runs[job_id][0]:
+            yield Refused("a later attempt is running")
+            return
+        self._cancel(job_id)
+        run = self._engine.submit(
+            graph,
+            on_event=lambda event: _hand_over(loop, messages, event),
+            first_index=order.first_index,
+            input_files=order.input_files,
+            is_alone=order.is_alone,
+        )
+        self._runs[job_id] = (order.attempt, run)
+        try:
+            while True:
+                message = _translate(await messages.get())
+                self._note(message)
+                yield message
+                if isinstance(message, AllDone | Refused):
+                    return
+        finally:
+            run.cancel()
+            if self._runs.get(job_id) == (order.attempt, run):
+                del self._runs[job_id]
+
+    async def cancel(self, job_id: str, attempt: int) -> None:
+        if job_id in self._runs and self._runs[job_id][0] == attempt:
+            self._cancel(job_id)
+
+    def _note(self, message: EngineMessage) -> None:
+        match message:
+            case AllDone():
+                self._failures_in_a_row = 0
+            case Refused(is_final=False):
+                self._failures_in_a_row += 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Failed run after run: a device in a bad state fails them all, until a fresh start."""
+        return self._failures_in_a_row >= _BROKEN_AFTER
+
+    def _cancel(self, job_id: str) -> None:
+        if job_id in self._runs:
+            self._runs.pop(job_id)[1].cancel()
+
+    async def steps_done(self) -> int:
+        """Counts device calls: tells a busy engine from a wedged one."""
+        return self._engine.steps_done
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, messages: asyncio.Queue[EngineEvent], event: EngineEvent
+) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(messages.put_nowait, event)
+
+
+def _translate(event: EngineEvent) -> EngineMessage:
+    match event:
+        case Progress(done=done, total=total):
+            return StepDone(done, total)
+        case ImageReady(index=index, pixels=pixels, seed=seed):
+            return Picture(index, pixels, seed)
+        case LatentReady(index=index, samples=samples, seed=seed):
+            return LatentTensor(index, samples, seed)
+        case Finished(images=images):
+            return AllDone(images)
+        case Errored(error=NodeFailed() as error):
+            # Nothing the engine knows of: a fault of the device as likely as one of the request.
+            return Refused(str(error), is_final=False)
+        case Errored(error=error):
+            return Refused(str(error))

@@ -1,0 +1,134 @@
+"""JobRunner: takes one job after another to its end on one worker; the writer of their facts.
+
+Every fact is appended under the job's own sequence and in the runner's own name. So a runner that
+lost a job (it was stopped past its lease, say) adds nothing any more: it folds, sees another name,
+and stops without a word, an ack or a renewal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+
+from actors.worker.attempt import Attempt, AttemptLimits
+from actors.worker.engine_host import EngineClient
+from actors.worker.lease import Lease
+from actors.worker.plan import Plan
+from events.bus.connection import Bus
+from events.decisions import Start
+from events.job import Job
+from events.log import EventLog, JobWriter
+from events.types import Completed
+from storage.images import ImageStore
+
+logger = logging.getLogger(__name__)
+
+
+class RunOutcome(StrEnum):
+    COMPLETED = "completed"
+    """All its images are there, and the entry is acked."""
+    ENDED = "ended"
+    """It has another end, or is unknown, and the entry is acked."""
+    RETRY = "retry"
+    """The attempt failed; the entry was given back."""
+    LOST = "lost"
+    """The job is another actor's."""
+
+
+class JobRunner:
+    def __init__(
+        self,
+        *,
+        actor: str,
+        bus: Bus,
+        log: EventLog,
+        images: ImageStore,
+        engine: EngineClient,
+        plan: Callable[[Job], Plan],
+        limits: AttemptLimits,
+        lease_renew_s: float,
+        max_attempts: int,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`log` is one that waits out outages (`PersistentLog`)."""
+        self._actor = actor
+        self._bus = bus
+        self._log = log
+        self._writer = JobWriter(log)
+        self._images = images
+        self._engine = engine
+        self._plan = plan
+        self._limits = limits
+        self._lease_renew_s = lease_renew_s
+        self._max_attempts = max_attempts
+        self._now = now
+        self._leases: dict[str, Lease] = {}
+
+    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
+        """Run a job whose queue entry was delivered under `ack_subject`."""
+        job = await self._writer.load(job_id)
+        if job is None:
+            await self._bus.ack(ack_subject)
+            return RunOutcome.ENDED
+        job = await self._start(job)
+        lease = self._lease_on(ack_subject)
+        if job.end is None and job.actor == self._actor:
+            self._leases[job_id] = lease
+            try:
+                job = await self._attempt(job, lease)
+            finally:
+                del self._leases[job_id]
+        return await self._settle(job, lease.ack_subject)
+
+    def take_delivery(self, job_id: str, ack_subject: str) -> bool:
+        """The entry was delivered again: True where the job runs here, and goes on under it."""
+        lease = self._leases.get(job_id)
+        if lease is not None:
+            lease.ack_subject = ack_subject
+        return lease is not None
+
+    async def _start(self, job: Job) -> Job:
+        command = Start(self._actor, max_attempts=self._max_attempts, now=self._now())
+        outcome = await self._writer.execute(command, job)
+        return outcome.job or job
+
+    def _lease_on(self, ack_subject: str) -> Lease:
+        return Lease(
+            bus=self._bus,
+            log=self._log,
+            writer=self._writer,
+            ack_subject=ack_subject,
+            actor=self._actor,
+            renew_s=self._lease_renew_s,
+        )
+
+    async def _attempt(self, job: Job, lease: Lease) -> Job:
+        fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
+        logger.info("started", extra=fields)
+        attempt = Attempt(
+            job,
+            actor=self._actor,
+            writer=self._writer,
+            engine=self._engine,
+            images=self._images,
+            bus=self._bus,
+            plan=self._plan,
+            limits=self._limits,
+            now=self._now,
+        )
+        return await attempt.run(lease)
+
+    async def _settle(self, job: Job, ack_subject: str) -> RunOutcome:
+        """Acked only after an end was read or stored; given back only while it is ours."""
+        if job.end is not None:
+            await self._bus.ack(ack_subject)
+            fields = {"action": "end", "job_id": job.id, "end": type(job.end).__name__}
+            logger.info("ended", extra=fields)
+            is_completed = isinstance(job.end, Completed)
+            return RunOutcome.COMPLETED if is_completed else RunOutcome.ENDED
+        if job.actor == self._actor:
+            await self._bus.nak(ack_subject)
+            return RunOutcome.RETRY
+        return RunOutcome.LOST

@@ -1,0 +1,80 @@
+"""Plan: what the engine is asked for, from what the caller asked for, in both flavours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.worker.engine_host import LatentTensor, Picture
+from engine.graph.catalogue import Catalogue
+from engine.graph.validation import Limits
+from engine.webui.compiler import compile_parameters
+from engine.webui.infotext import infotext
+from engine.webui.parameters import parse_parameters
+from events.job import Job
+from events.types import Flavour
+from settings.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    prompt: Mapping[str, Any]
+    """Node graph."""
+    first_index: Mapping[str, int] | None
+    """Index of each output node's first image; None: counted in the graph's order."""
+    extra_pnginfo: Mapping[str, Any]
+    describe: Callable[[int], str] | None = None
+    """The WebUI's text for the image of that index, in the flavour that is its own."""
+
+
+def planner(
+    catalogue: Catalogue, limits: Limits, default_checkpoint: str | None
+) -> Callable[[Job], Plan]:
+    """A function from job to plan. It raises EngineError where the request no longer holds."""
+
+    def plan(job: Job) -> Plan:
+        request = job.submitted.request
+        if job.submitted.flavour is Flavour.WORKFLOW:
+            extra = (request.get("extra_data") or {}).get("extra_pnginfo") or {}
+            return Plan(request["prompt"], None, extra)
+        parameters = parse_parameters(request)
+        compiled = compile_parameters(
+            parameters,
+            catalogue,
+            limits,
+            default_checkpoint=default_checkpoint,
+            skip=frozenset(image.index for image in job.images),
+        )
+        return Plan(
+            compiled.prompt,
+            compiled.first_index,
+            {},
+            describe=lambda index: infotext(parameters, compiled, index, version=VERSION),
+        )
+
+    return plan
+
+
+def plan_text(plan: Plan, result: Picture | LatentTensor) -> dict[str, str]:
+    """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
+
+    In the diffusion flavour the WebUI's `parameters` too.
+    """
+    text = {"prompt": json.dumps(plan.prompt)}
+    if plan.describe is not None:
+        text["parameters"] = plan.describe(result.index)
+    if result.seed is not None:
+        text["seed"] = str(result.seed)
+    return text | {name: json.dumps(value) for name, value in plan.extra_pnginfo.items()}
+
+
+def checkpoint_of(job: Job) -> str | None:
+    """The checkpoint the request names first, if it names one."""
+    request = job.submitted.request
+    if job.submitted.flavour is Flavour.DIFFUSION:
+        override = (request.get("override_settings") or {}).get("sd_model_checkpoint")
+        return override or request.get("sd_model_checkpoint")
+    inputs = (node.get("inputs", {}) for node in request["prompt"].values())
+    return next((each["ckpt_name"] for each in inputs if "ckpt_name" in each), None)

@@ -1,0 +1,45 @@
+"""A result as the file that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from actors.worker.engine_host import LatentTensor, Picture
+from actors.worker.png import encode_png
+from storage.keys import SAFETENSORS
+
+_PIXELS_PER_CELL = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    content: bytes
+    width: int
+    height: int
+    media_type: str | None = None
+    """None: an image."""
+
+
+def encode_result(result: Picture | LatentTensor, text: Mapping[str, str]) -> ResultFile:
+    """`text` is what the file says of itself."""
+    match result:
+        case Picture(pixels=pixels):
+            height, width, _ = pixels.shape
+            return ResultFile(encode_png(pixels, text), width, height)
+        case LatentTensor(samples=samples):
+            height, width = (side * _PIXELS_PER_CELL for side in samples.shape[-2:])
+            return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)
+
+
+def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> bytes:
+    """As ComfyUI's; the empty tensor says that the scale is the VAE's."""
+    tensors = {
+        "latent_tensor": np.ascontiguousarray(samples),
+        "latent_format_version_0": np.zeros(0, np.float32),
+    }
+    return save(tensors, metadata=dict(text))

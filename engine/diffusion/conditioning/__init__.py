@@ -1,0 +1,1 @@
+"""What guides the denoising, where it counts, and how its answers are joined."""

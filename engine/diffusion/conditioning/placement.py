@@ -1,0 +1,167 @@
+"""Where on a latent, and at which levels, each condition counts, and how much.
+
+As in Bar-Tal et al. 2023 (arXiv:2302.08113), x0 is the weighted mean of those of all windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from engine.diffusion.conditioning.condition import Area, AreaShare, Condition, Conditioning
+from engine.diffusion.control.control_net import with_shared_controls
+from engine.diffusion.inpainting import fitted_mask
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+
+_FEATHER = 8
+_LEAST_SIDE = 8
+"""Of the window around a mask, in cells."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A condition on latents of a known size."""
+
+    condition: Condition
+    area: Area | None
+    """Inside the latent; None: all of it."""
+    weight: Tensor | None
+    """(batch or 1, 1, height, width) of the area; None: 1 everywhere."""
+    sigmas: tuple[float, float]
+
+    def counts_at(self, sigma: float) -> bool:
+        most, least = self.sigmas
+        return least <= sigma <= most
+
+    def window(self, whole: Tensor) -> Tensor:
+        """The part of a latent where it counts."""
+        return whole if self.area is None else _window(whole, self.area)
+
+
+Guide: TypeAlias = tuple[Placed, ...]
+"""A conditioning on latents of a known size."""
+
+
+def guides(
+    positive: Conditioning, negative: Conditioning, like: Tensor, levels: NoiseLevels
+) -> tuple[Guide, Guide]:
+    """Both conditionings on the latent `like` (batch, 4, height, width).
+
+    Wherever one half has an area the other gets its own answer for it, so that guidance compares
+    what was seen through the same window. Raises ValueError for an area outside of the latent.
+    """
+    negative = with_shared_controls(positive, negative)
+    ours = [_placed(each, like, levels) for each in positive]
+    theirs = [_placed(each, like, levels) for each in negative]
+    _add_counterparts(ours, theirs)
+    _add_counterparts(theirs, ours)
+    return tuple(ours), tuple(theirs)
+
+
+def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> Placed:
+    mask = None if condition.mask is None else fitted_mask(condition.mask, like)
+    area = _area_of(condition, mask, like)
+    start, end = condition.shares
+    most, least = condition.sigmas
+    return Placed(
+        condition,
+        area,
+        _weight(condition, mask, area, like),
+        (min(most, levels.sigma_after(start)), max(least, levels.sigma_after(end))),
+    )
+
+
+def _area_of(condition: Condition, mask: Tensor | None, like: Tensor) -> Area | None:
+    height, width = like.shape[2:]
+    area = condition.area
+    if mask is not None and condition.keeps_to_mask:
+        area = _bounds(mask)
+    elif isinstance(area, AreaShare):
+        area = area.on(height, width)
+    if area is None:
+        return None
+    inside = replace(
+        area, height=min(area.height, height - area.y), width=min(area.width, width - area.x)
+    )
+    if inside.height <= 0 or inside.width <= 0:
+        raise ValueError("the area of a conditioning lies outside of the image")
+    return inside
+
+
+def _bounds(mask: Tensor) -> Area:
+    rows, columns = mask.abs().amax(dim=(0, 1)).nonzero(as_tuple=True)
+    if not len(rows):
+        return Area(_LEAST_SIDE, _LEAST_SIDE, 0, 0)
+    top, left = int(rows.min()), int(columns.min())
+    height, width = int(rows.max()) - top + 1, int(columns.max()) - left + 1
+    return Area(max(_LEAST_SIDE, height), max(_LEAST_SIDE, width), top, left)
+
+
+def _weight(
+    condition: Condition, mask: Tensor | None, area: Area | None, like: Tensor
+) -> Tensor | None:
+    if mask is not None:
+        shown = mask if area is None else _window(mask, area)
+        return shown * condition.strength
+    if area is not None:
+        return _feathered(area, like) * condition.strength
+    if condition.strength != 1.0:
+        return torch.full((1, 1, *like.shape[2:]), condition.strength, device=like.device)
+    return None
+
+
+def _feathered(area: Area, like: Tensor) -> Tensor:
+    """1, falling off towards those edges that are not the latent's own."""
+    height, width = like.shape[2:]
+    down = _falling_off(area.height, area.y > 0, area.y + area.height < height)
+    across = _falling_off(area.width, area.x > 0, area.x + area.width < width)
+    return (down[:, None] * across)[None, None].to(like.device)
+
+
+def _falling_off(length: int, at_start: bool, at_end: bool) -> Tensor:
+    reach = min(_FEATHER, length // 4)
+    ramp = torch.arange(1, reach + 1) / max(reach, 1)
+    weight = torch.ones(length)
+    if at_start:
+        weight[:reach] *= ramp
+    if at_end:
+        weight[length - reach :] *= ramp.flip(0)
+    return weight
+
+
+def _window(whole: Tensor, area: Area) -> Tensor:
+    return whole[..., area.y : area.y + area.height, area.x : area.x + area.width]
+
+
+def _add_counterparts(ones: Sequence[Placed], others: list[Placed]) -> None:
+    """For each area on one side, the text on the other side that covers it most closely."""
+    for one in list(ones):
+        covering = [other for other in others if _covers(other.area, one.area)]
+        if one.area is None or not covering:
+            continue
+        closest = min(covering, key=lambda other: _size(other.area))
+        if closest.area != one.area:
+            text = closest.condition
+            condition = replace(
+                one.condition, tokens=text.tokens, pooled=text.pooled, sizes=text.sizes
+            )
+            others.append(replace(one, condition=condition))
+
+
+def _covers(outer: Area | None, inner: Area | None) -> bool:
+    if outer is None or inner is None:
+        return outer is None
+    return (
+        outer.y <= inner.y
+        and outer.x <= inner.x
+        and inner.y + inner.height <= outer.y + outer.height
+        and inner.x + inner.width <= outer.x + outer.width
+    )
+
+
+def _size(area: Area | None) -> float:
+    return float("inf") if area is None else area.height * area.width

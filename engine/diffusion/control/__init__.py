@@ -1,0 +1,1 @@
+"""What changes a UNet's answer from inside: ControlNets and FreeU."""

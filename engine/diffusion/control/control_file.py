@@ -1,0 +1,150 @@
+"""ControlNet files: one `.safetensors`, in Stable Diffusion's key layout or in diffusers', offline.
+
+The sizes are told from the weights, the numbers of heads from the width of the text. Where they are
+others, `name.config/config.json` says them all, or the `config.json` of a diffusers folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from diffusers import ControlNetModel
+from diffusers.loaders.single_file_utils import (
+    DIFFUSERS_TO_LDM_MAPPING,
+    convert_controlnet_checkpoint,
+)
+
+from engine.diffusion.loading.layout import Source
+from engine.diffusion.loading.linear import by_one_dnn
+from engine.diffusion.loading.weights import Place, Weights, first_line, read_json
+from engine.errors import CheckpointUnavailable
+from engine.graph.models_folder import CONFIG_SUFFIX
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""By diffusers' names of the weights."""
+
+_DIFFUSERS_NAME = "diffusion_pytorch_model."
+_LDM = "control_model."
+_MARKS = ("zero_convs.0.0.weight", "controlnet_cond_embedding.conv_in.weight")
+_FOREIGN = {
+    "lora_controlnet": "a ControlLoRA",
+    "lllite_": "a ControlNet-LLLite",
+    "adapter.": "a T2I adapter",
+    "body.0.": "a T2I adapter",
+    "difference": "a difference to a model",
+    "task_embedding": "a union of ControlNets",
+}
+_HEADS_OF_SD1 = 8
+_TEXT_WIDTH_OF_SD1 = 768
+_HEAD_WIDTH = 64
+_TIME_WIDTH = 256
+
+
+def read_control_net(path: Path, device: torch.device) -> Any:
+    """The network on the device; raises CheckpointUnavailable, saying what is wrong."""
+    weights = Weights(path)
+    sources = _sources(weights)
+    half = torch.float16 if device.type == "cuda" else torch.float32
+    try:
+        shapes = {name: weights.shapes[source.key] for name, source in sources.items()}
+        config = _config_beside(path) or config_of(shapes)
+        with torch.device("meta"):
+            network: Any = ControlNetModel.from_config(config)
+        weights.fill(network, sources, Place(device, half))
+    except (IndexError, KeyError, StopIteration) as error:
+        raise CheckpointUnavailable(
+            f"{path.name} is not made like the ControlNets of Stable Diffusion 1, 2 and XL: "
+            f"{first_line(error)}"
+        ) from error
+    if path.stem.removesuffix("_fp16").endswith("_shuffle"):
+        # Its residuals say how much, not where; the file does not tell.
+        network.register_to_config(global_pool_conditions=True)
+    return by_one_dnn(network)
+
+
+def config_of(shapes: Shapes) -> dict[str, Any]:
+    """A ControlNet's sizes by diffusers' names, from its weights' shapes."""
+    levels = [f"down_blocks.{level}" for level in range(_count(shapes, "down_blocks"))]
+    widths = [shapes[f"{level}.resnets.0.conv1.weight"][0] for level in levels]
+    depths = [_count(shapes, f"{level}.attentions.0.transformer_blocks") for level in levels]
+    middle = _count(shapes, "mid_block.attentions.0.transformer_blocks")
+    texts = (shape[1] for key, shape in shapes.items() if key.endswith("attn2.to_k.weight"))
+    text_width = next(texts)
+    hint = "controlnet_cond_embedding"
+    steps = range(1, _count(shapes, f"{hint}.blocks"), 2)
+    config = {
+        "in_channels": shapes["conv_in.weight"][1],
+        "conditioning_channels": shapes[f"{hint}.conv_in.weight"][1],
+        "conditioning_embedding_out_channels": [
+            shapes[f"{hint}.conv_in.weight"][0],
+            *(shapes[f"{hint}.blocks.{step}.weight"][0] for step in steps),
+        ],
+        "block_out_channels": widths,
+        "layers_per_block": _count(shapes, "down_blocks.0.resnets"),
+        "down_block_types": ["CrossAttnDownBlock2D" if n else "DownBlock2D" for n in depths],
+        "mid_block_type": "UNetMidBlock2DCrossAttn" if middle else "UNetMidBlock2D",
+        "transformer_layers_per_block": [max(1, n) for n in (*depths[:-1], middle)],
+        "cross_attention_dim": text_width,
+        "attention_head_dim": _HEADS_OF_SD1
+        if text_width == _TEXT_WIDTH_OF_SD1
+        else [max(1, width // _HEAD_WIDTH) for width in widths],
+        "use_linear_projection": any(
+            key.endswith("proj_in.weight") and len(shape) == 2 for key, shape in shapes.items()
+        ),
+    }
+    if (whole_text := shapes.get("add_embedding.linear_1.weight")) is not None:
+        config |= {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": _TIME_WIDTH,
+            "projection_class_embeddings_input_dim": whole_text[1],
+        }
+    return config
+
+
+def _count(shapes: Shapes, prefix: str) -> int:
+    """How many numbers follow the prefix."""
+    return len(
+        {
+            key.removeprefix(f"{prefix}.").split(".")[0]
+            for key in shapes
+            if key.startswith(f"{prefix}.")
+        }
+    )
+
+
+def _sources(weights: Weights) -> dict[str, Source]:
+    """Where the file keeps each of the weights that diffusers knows."""
+    keys = {key.removeprefix(_LDM): Source(key) for key in weights.shapes}
+    _require_control_net(weights.name, keys)
+    downsamplers = (int(key.split(".")[1]) for key in keys if key.endswith(".0.op.weight"))
+    layers = min(downsamplers, default=1) - 1
+    # It moves values without looking at them.
+    sources: dict[str, Source | None] = convert_controlnet_checkpoint(
+        keys, {"layers_per_block": layers}
+    )
+    # Of SDXL's, which the conversion leaves out.
+    mapping: Any = DIFFUSERS_TO_LDM_MAPPING["controlnet"]
+    whole_text = mapping["addition_embed_type"].items()
+    sources |= {ours: keys[theirs] for ours, theirs in whole_text if theirs in keys}
+    return {name: source for name, source in sources.items() if source is not None}
+
+
+def _require_control_net(name: str, keys: Collection[str]) -> None:
+    for prefix, kind in _FOREIGN.items():
+        if any(key.startswith(prefix) for key in keys):
+            raise CheckpointUnavailable(f"{name} is {kind}, which is not supported yet")
+    if not any(mark in keys for mark in _MARKS):
+        raise CheckpointUnavailable(f"{name} is no ControlNet of Stable Diffusion 1, 2 or XL")
+
+
+def _config_beside(path: Path) -> dict[str, Any] | None:
+    places = [path.with_suffix(CONFIG_SUFFIX)]
+    if path.name.startswith(_DIFFUSERS_NAME):
+        places.append(path.parent)
+    for place in places:
+        if (place / "config.json").is_file():
+            return read_json(place / "config.json")
+    return None

@@ -1,0 +1,104 @@
+"""Operations on latents. Lengths are in pixels, as in the nodes, except where a name says cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.diffusion.conditioning.feathering import ramp
+from engine.diffusion.images.latents import PIXELS_PER_LATENT, Latent, empty_latent
+from engine.diffusion.images.resampling import kept_ratio, resampled
+from engine.errors import EngineError
+from engine.graph.inputs import Limits
+
+_LEAST_SIDE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LatentOperations:
+    """What makes latents of latents; raises TooLarge where they would pass `limits`."""
+
+    limits: Limits
+
+    def empty(self, width: int, height: int, batch_size: int) -> Latent:
+        """Zeros."""
+        self.limits.require_batch(batch_size, width=width, height=height)
+        return empty_latent(width, height, batch_size)
+
+    def scaled(self, latent: Latent, width: int, height: int, *, method: str, crop: str) -> Latent:
+        """To `width` x `height`; one of them 0: in proportion; both: left as it is."""
+        if width == height == 0:
+            return latent
+        # What is given counts as 64 at least before the other side follows from it.
+        width, height = (side and max(_LEAST_SIDE, side) for side in (width, height))
+        width, height = kept_ratio(width, height, of=latent.samples, least=_LEAST_SIDE)
+        return self._to_cells(
+            latent,
+            width // PIXELS_PER_LATENT,
+            height // PIXELS_PER_LATENT,
+            method=method,
+            crop=crop,
+        )
+
+    def scaled_by(self, latent: Latent, factor: float, *, method: str) -> Latent:
+        height, width = latent.samples.shape[-2:]
+        cells = (max(1, round(width * factor)), max(1, round(height * factor)))
+        return self._to_cells(latent, *cells, method=method, crop="disabled")
+
+    def repeated(self, latent: Latent, amount: int) -> Latent:
+        """The batch over and over. Each repeat takes draws of noise of its own."""
+        samples, mask, index = latent.samples, latent.noise_mask, latent.batch_index
+        self._require(len(samples) * amount, samples.shape[-1], samples.shape[-2])
+        if mask is not None and len(mask) > 1:
+            mask = _cycled(mask, len(samples)).repeat(amount, 1, 1)
+        if index is not None:
+            draws = max(index) - min(index) + 1
+            index = tuple(draw + n * draws for n in range(amount) for draw in index)
+        return Latent(samples.repeat(amount, 1, 1, 1), mask, index)
+
+    def taken(self, latent: Latent, start: int, length: int) -> Latent:
+        """Some of the batch, which keep their draws of noise."""
+        samples, mask = latent.samples, latent.noise_mask
+        start = min(len(samples) - 1, start)
+        some = slice(start, min(len(samples), start + length))
+        if mask is not None and len(mask) > 1:
+            mask = _cycled(mask, len(samples))[some]
+        index = latent.batch_index or tuple(range(len(samples)))
+        return Latent(samples[some], mask, index[some])
+
+    def pasted(self, below: Latent, above: Latent, *, x: int, y: int, feather: int) -> Latent:
+        """`above` over `below` with its corner at `x`, `y`, its inner edges softened."""
+        x, y, feather = (length // PIXELS_PER_LATENT for length in (x, y, feather))
+        target = below.samples.clone()
+        window = target[..., y : y + above.samples.shape[-2], x : x + above.samples.shape[-1]]
+        source = above.samples[..., : window.shape[-2], : window.shape[-1]].to(target.device)
+        if len(source) not in {1, len(window)}:
+            raise EngineError(
+                f"A batch of {len(source)} latents goes over a batch of 1 or as many, "
+                f"not over {len(window)}."
+            )
+        bottom, right = y + window.shape[-2], x + window.shape[-1]
+        share = torch.outer(
+            ramp(window.shape[-2], feather, first=y > 0, last=bottom < target.shape[-2]),
+            ramp(window.shape[-1], feather, first=x > 0, last=right < target.shape[-1]),
+        ).to(target.device)
+        window.copy_(source * share + window * (1 - share))
+        return replace(below, samples=target)
+
+    def _to_cells(
+        self, latent: Latent, width: int, height: int, *, method: str, crop: str
+    ) -> Latent:
+        samples = latent.samples
+        self._require(len(samples), width, height)
+        return replace(latent, samples=resampled(samples, width, height, method=method, crop=crop))
+
+    def _require(self, count: int, cells_wide: int, cells_high: int) -> None:
+        width, height = cells_wide * PIXELS_PER_LATENT, cells_high * PIXELS_PER_LATENT
+        self.limits.require_batch(count, width=width, height=height)
+
+
+def _cycled(masks: Tensor, count: int) -> Tensor:
+    """As many masks as latents, from the first again where there are fewer."""
+    return masks[torch.arange(count) % len(masks)] if len(masks) < count else masks

@@ -1,0 +1,94 @@
+"""Operations on images and masks. They lie on the CPU, whatever the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.diffusion.images.latents import Images, Mask
+from engine.diffusion.images.resampling import kept_ratio, resampled
+from engine.errors import EngineError
+from engine.graph.inputs import Limits
+
+_CHANNELS = ("red", "green", "blue")
+_GREY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOperations:
+    """What makes images of images; raises TooLarge where they would pass `limits`."""
+
+    limits: Limits
+
+    def empty(self, width: int, height: int, batch_size: int, *, colour: int) -> Images:
+        """Images of one colour, 0xRRGGBB."""
+        self.limits.require_batch(batch_size, width=width, height=height)
+        levels = [(colour >> shift & 0xFF) / 0xFF for shift in (16, 8, 0)]
+        return torch.tensor(levels).repeat(batch_size, height, width, 1)
+
+    def scaled(self, images: Images, width: int, height: int, *, method: str, crop: str) -> Images:
+        """To `width` x `height`; one of them 0: in proportion; both: left as they are."""
+        if width == height == 0:
+            return images
+        samples = images.movedim(-1, 1)
+        width, height = kept_ratio(width, height, of=samples)
+        self.limits.require_batch(len(images), width=width, height=height)
+        return resampled(samples, width, height, method=method, crop=crop).movedim(1, -1)
+
+    def scaled_by(self, images: Images, factor: float, *, method: str) -> Images:
+        _, height, width, _ = images.shape
+        sides = (max(1, round(width * factor)), max(1, round(height * factor)))
+        return self.scaled(images, *sides, method=method, crop="disabled")
+
+    def joined(self, first: Images, second: Images) -> Images:
+        """One batch of both, the second brought to the size of the first."""
+        _, height, width, _ = first.shape
+        self.limits.require_batch(len(first) + len(second), width=width, height=height)
+        if first.shape[1:] != second.shape[1:]:
+            second = self.scaled(second, width, height, method="bilinear", crop="center")
+        return torch.cat((first, second))
+
+    def padded(
+        self, images: Images, *, left: int, top: int, right: int, bottom: int, feathering: int
+    ) -> tuple[Images, Mask]:
+        """The images in a grey frame, and the mask of the frame with a soft inner edge."""
+        count, height, width, channels = images.shape
+        whole = (height + top + bottom, width + left + right)
+        self.limits.require_batch(count, width=whole[1], height=whole[0])
+        framed = images.new_full((count, *whole, channels), _GREY)
+        framed[:, top : top + height, left : left + width] = images
+        mask = torch.ones(1, *whole)
+        inside = _edge(height, width, feathering, sides=(left, top, right, bottom))
+        mask[:, top : top + height, left : left + width] = inside
+        return framed, mask
+
+    def to_mask(self, images: Images, channel: str) -> Mask:
+        """One channel, (batch, height, width)."""
+        if channel not in _CHANNELS:
+            raise EngineError(f"The image has no channel {channel}: it has {', '.join(_CHANNELS)}.")
+        return images[..., _CHANNELS.index(channel)]
+
+    def from_mask(self, mask: Mask) -> Images:
+        """Grey images of a mask."""
+        return mask.reshape(-1, *mask.shape[-2:], 1).expand(-1, -1, -1, len(_CHANNELS))
+
+
+def _edge(height: int, width: int, feathering: int, *, sides: tuple[int, int, int, int]) -> Tensor:
+    """Falls from 1 at the sides that were padded to 0 at `feathering` pixels from them."""
+    left, top, right, bottom = sides
+    if feathering == 0 or 2 * feathering >= min(height, width):
+        return torch.zeros(height, width)
+    rows, columns = torch.arange(height), torch.arange(width)
+    never = torch.tensor(feathering)
+    from_side = [
+        (columns if left else never)[None],
+        (rows if top else never)[..., None],
+        (width - columns if right else never)[None],
+        (height - rows if bottom else never)[..., None],
+    ]
+    nearest = torch.full((height, width), feathering)
+    for distance in from_side:
+        nearest = nearest.minimum(distance)
+    return ((feathering - nearest).double() / feathering).square().float()

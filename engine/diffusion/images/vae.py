@@ -1,0 +1,116 @@
+"""Latents to images and images to latents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.batcher import Request
+from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images, Mask
+from engine.diffusion.out_of_memory import memory_checked
+from engine.errors import EngineError
+
+_CELLS_PER_ROW = 128
+_GREY = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vae:
+    """An autoencoder, in float32."""
+
+    autoencoder: Any
+
+
+@dataclass(slots=True, eq=False)
+class Decode(Request):
+    """One latent (1, 4, h, w) to be decoded.
+
+    Only small ones gain from sharing a call; a large one counts for all its rows, so that other
+    jobs' steps come in between the images of a batch.
+    """
+
+    vae: Vae
+    samples: Tensor
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
+        height, width = self.samples.shape[2:]
+        return max(1, height * width // _CELLS_PER_ROW)
+
+    @property
+    def key(self) -> Hashable:
+        return "decode", id(self.vae.autoencoder), self.samples.shape
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[Images]:
+        """(1, height, width, 3) of 0..1 for each."""
+        autoencoder = requests[0].vae.autoencoder
+        with memory_checked():
+            samples = torch.cat([request.samples.to(autoencoder.device) for request in requests])
+            decoded: Tensor = autoencoder.decode(samples, return_dict=False)[0]
+            images = ((decoded + 1.0) / 2.0).clamp(0.0, 1.0)
+            return list(images.movedim(1, -1).cpu().split(1))
+
+
+@dataclass(slots=True, eq=False)
+class Encode(Request):
+    """One image (1, height, width, 3) to be encoded, its sides multiples of 8. See `Decode`."""
+
+    vae: Vae
+    image: Images
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
+        height, width = self.image.shape[1:3]
+        return max(1, height * width // (_CELLS_PER_ROW * PIXELS_PER_LATENT**2))
+
+    @property
+    def key(self) -> Hashable:
+        return "encode", id(self.vae.autoencoder), self.image.shape
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
+        """(1, 4, h, w) for each, the mode of what the encoder holds possible."""
+        autoencoder = requests[0].vae.autoencoder
+        with memory_checked():
+            images = torch.cat([request.image.to(autoencoder.device) for request in requests])
+            encoded = autoencoder.encode(images.movedim(-1, 1) * 2.0 - 1.0, return_dict=False)[0]
+            modes: Tensor = encoded.mode()
+            return list(modes.split(1))
+
+
+def cropped(planes: Tensor) -> Tensor:
+    """(batch, height, width, ...) with its middle kept, so that the sides are multiples of 8."""
+    if min(planes.shape[1:3]) < PIXELS_PER_LATENT:
+        raise EngineError(f"An image of less than {PIXELS_PER_LATENT} pixels cannot be encoded.")
+    for side in (1, 2):
+        length = planes.shape[side]
+        kept = length - length % PIXELS_PER_LATENT
+        planes = planes.narrow(side, (length - kept) // 2, kept)
+    return planes
+
+
+def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[Images, Mask]:
+    """The images, grey where the mask is, and the mask grown by some pixels; cropped."""
+    size = images.shape[1:3]
+    if (masks := mask[..., 0, 0].numel()) not in {1, len(images)}:
+        raise EngineError(f"{masks} masks are too many or too few for {len(images)} images.")
+    mask = functional.interpolate(mask.reshape(-1, 1, *mask.shape[-2:]), size=size, mode="bilinear")
+    images, mask = cropped(images), cropped(mask[:, 0]).round()
+    return (images - _GREY) * (1 - mask)[..., None] + _GREY, _grown(mask, grow_by)
+
+
+def _grown(mask: Mask, by: int) -> Mask:
+    """By convolution with a square of ones. One of even width reaches further down and right."""
+    if by == 0:
+        return mask
+    height, width = mask.shape[1:]
+    ones = mask.new_ones(1, 1, by, by)
+    touched = functional.conv2d(mask[:, None], ones, padding=math.ceil((by - 1) / 2))
+    return touched[:, 0, :height, :width].clamp(0, 1)

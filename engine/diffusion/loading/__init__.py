@@ -1,0 +1,1 @@
+"""Model files, and everything that is loaded from them."""

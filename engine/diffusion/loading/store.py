@@ -1,0 +1,182 @@
+"""Everything that is loaded: one list over all kinds, least recently used first, within a limit.
+
+A node brings a model of a kind of its own like this, `read` being a function of a module:
+
+    def read_upscaler(path: Path, device: torch.device) -> Upscaler: ...
+
+    upscaler: Upscaler = yield from context.model("upscale_models", name, read_upscaler)
+
+What `read` answers must be the very object that users hold (a module, a tensor, or a dataclass of
+them with `weakref_slot=True`): the store sees by it whether the model is in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from engine.batcher import Request
+from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.text.text_encoders import Encodings
+from engine.graph.models_folder import ModelsFolder
+from engine.options import UnetOptions
+
+T = TypeVar("T")
+Read: TypeAlias = Callable[[Path, torch.device], T]
+"""Reads a file or folder onto a device; raises CheckpointUnavailable."""
+Identity: TypeAlias = tuple[str, int, int]
+"""Path, size and time of change: a file that was replaced is another model."""
+
+_log = logging.getLogger(__name__)
+
+
+class ModelStore:
+    """Models in memory within `cache_bytes`, tensors that several share counted once.
+
+    What is in use stays, for dropping it would free nothing and a second copy could follow; so does
+    the newest.
+    """
+
+    def __init__(
+        self,
+        models: ModelsFolder,
+        device: torch.device,
+        cache_bytes: int,
+        *,
+        text_cache_bytes: int = 128 * 2**20,
+        unets: UnetOptions = UnetOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        self.models = models
+        self.device = device
+        self.unets = unets
+        self.encodings = Encodings(text_cache_bytes)
+        """The texts that its text encoders have encoded."""
+        self._cache_bytes = cache_bytes
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the entries in memory are labelled with, each once."""
+        labels = (entry.label for entry in list(self._entries.values()))
+        return tuple(dict.fromkeys(label for label in labels if label))
+
+    @property
+    def size_bytes(self) -> int:
+        """What all entries take."""
+        sizes: dict[int, int] = {}
+        for entry in self._entries.values():
+            sizes |= entry.sizes
+        return sum(sizes.values())
+
+    def get(self, kind: str, name: str, read: Read[T]) -> T:
+        """The model of that name in the folder of that kind, read if need be."""
+        path = self.models.path(kind, name)
+        identity = identity_of(path)
+
+        def make() -> T:
+            self.make_room(identity[1])
+            return read(path, self.device)
+
+        return self.made((kind, identity, read), make)
+
+    def made(self, key: Hashable, make: Callable[[], T], *, label: str = "") -> T:
+        """What is kept under `key`, made if need be; `make` calls `make_room` once it knows."""
+        if key not in self._entries:
+            self._entries[key] = _Entry(make(), label)
+            self._evict(0, spared=1)
+            self._warn_if_full()
+        self._entries.move_to_end(key)
+        made: T = self._entries[key].value
+        return made
+
+    def make_room(self, size_bytes: int) -> None:
+        """Drop what is used least, so that as much fits in."""
+        self._evict(size_bytes, spared=0)
+
+    def _evict(self, room_bytes: int, *, spared: int) -> None:
+        for key in list(self._entries)[: len(self._entries) - spared]:
+            if self.size_bytes + room_bytes <= self._cache_bytes:
+                return
+            if self._entries[key].dropped():
+                del self._entries[key]
+
+    def _warn_if_full(self) -> None:
+        size_bytes = self.size_bytes
+        if size_bytes > self._cache_bytes:
+            _log.warning(
+                "models in use take more than the cache",
+                extra={
+                    "action": "evict",
+                    "size_bytes": size_bytes,
+                    "cache_bytes": self._cache_bytes,
+                },
+            )
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    value: Any
+    label: str
+    sizes: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
+
+    def dropped(self) -> bool:
+        """Lets go of the value, unless somebody else holds it."""
+        held = weakref.ref(self.value)
+        self.value = None
+        self.value = held()
+        return self.value is None
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a module, a dataclass, a mapping or a sequence."""
+    match value:
+        case Tensor():
+            yield value
+        case nn.Module():
+            yield from value.parameters()
+            yield from value.buffers()
+        case Mapping():
+            for each in value.values():
+                yield from tensors_of(each)
+        case list() | tuple():
+            for each in value:
+                yield from tensors_of(each)
+        case _ if is_dataclass(value):
+            for each in fields(value):
+                yield from tensors_of(getattr(value, each.name))
+
+
+def identity_of(path: Path) -> Identity:
+    """Of a folder: the size of all that is in it, and the newest change."""
+    states = [each.stat() for each in (path, *(path.rglob("*") if path.is_dir() else ()))]
+    return str(path), sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
+
+
+@dataclass(slots=True, eq=False)
+class Load(Request):
+    """Models to be brought into memory; one load serves all who wait for the same."""
+
+    what: Hashable
+    load: Callable[[], Any]
+    rows: int = 1
+
+    @property
+    def key(self) -> Hashable:
+        return "load", self.what
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
+        with memory_checked():
+            loaded = requests[0].load()
+            return [loaded for _ in requests]

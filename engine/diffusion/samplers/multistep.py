@@ -1,0 +1,259 @@
+"""Deterministic samplers that learn from their past steps: one call of the model for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.polynomial import Polynomial
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.diffusion.samplers.ancestral import down_and_up
+from engine.diffusion.samplers.noise import Noise
+from engine.diffusion.samplers.runge_kutta import Sampling
+
+_ADAMS_BASHFORTH = (
+    (1.0,),
+    (3 / 2, -1 / 2),
+    (23 / 12, -16 / 12, 5 / 12),
+    (55 / 24, -59 / 24, 37 / 24, -9 / 24),
+)
+_LMS_ORDER = 4
+_DEIS_ORDER = 3
+_DEIS_POINTS = 10_000
+_DEIS_SIGMAS = (0.002, 80.0)
+_DEIS_LEAST_TIME = 1e-3
+_GAMMA = 2.0
+
+
+def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Sampling:
+    """DPM-Solver++(2M): Lu et al. 2022 (arXiv:2211.01095), algorithm 2; lambda = -log sigma."""
+    previous: Tensor | None = None
+    h_previous: Tensor | None = None
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        h = sigma.log() - sigma_next.log()
+        target = x0
+        if previous is not None and h_previous is not None and sigma_next > 0:
+            r = h_previous / h
+            target = (1 + 1 / (2 * r)) * x0 - 1 / (2 * r) * previous
+        x = (sigma_next / sigma) * x - (-h).expm1() * target
+        previous, h_previous = x0, h
+    return x
+
+
+def dpmpp_2m_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`dpmpp_2m` with CFG++ (arXiv:2406.08070): the unguided x0 says what of x is noise."""
+    previous: Tensor | None = None
+    h_previous: Tensor | None = None
+    for sigma, sigma_next in pairwise(sigmas):
+        x0, unguided = yield x, sigma
+        h = sigma.log() - sigma_next.log()
+        x = x0 + (-h).exp() * (x - unguided)
+        if previous is not None and h_previous is not None and sigma_next > 0:
+            x = x - (-h).expm1() * h / h_previous / 2 * (x0 - previous)
+        previous, h_previous = unguided, h
+    return x
+
+
+def res_multistep(x: Tensor, sigmas: Tensor) -> Sampling:
+    """RES, second order, multistep: Zhang et al. 2023 (arXiv:2308.02157); lambda = -log sigma."""
+    return (yield from _res_multistep(x, sigmas))
+
+
+def res_multistep_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`res_multistep` with CFG++ (arXiv:2406.08070)."""
+    return (yield from _res_multistep(x, sigmas, is_plus_plus=True))
+
+
+def res_multistep_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """`res_multistep` down to the level that ancestral sampling asks for."""
+    return (yield from _res_multistep(x, sigmas, noise))
+
+
+def res_multistep_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+    """The same with CFG++."""
+    return (yield from _res_multistep(x, sigmas, noise, is_plus_plus=True))
+
+
+def _res_multistep(
+    x: Tensor, sigmas: Tensor, noise: Noise | None = None, *, is_plus_plus: bool = False
+) -> Sampling:
+    previous: Tensor | None = None
+    h_previous: Tensor | None = None
+    for sigma, sigma_next in pairwise(sigmas):
+        answer = yield x, sigma
+        x0, unguided = answer if is_plus_plus else (answer, answer)
+        down, up = (sigma_next, 0) if noise is None else down_and_up(sigma, sigma_next)
+        h = sigma.log() - down.log()
+        if previous is None or h_previous is None or down == 0:
+            x = x0 + (x - unguided) / sigma * down
+        else:
+            x = (-h).exp() * (x + (x0 - unguided)) - (-h).expm1() * unguided
+            h_phi_2 = (-h).expm1() / h + 1
+            x = x + h_phi_2 * h / h_previous * (unguided - previous)
+        if noise is not None and sigma_next > 0:
+            x = x + noise(sigma, sigma_next) * up
+        previous, h_previous = unguided, h
+    return x
+
+
+def gradient_estimation(x: Tensor, sigmas: Tensor) -> Sampling:
+    """Permenter and Yuan 2023 (arXiv:2306.04848), gamma = 2."""
+    return (yield from _gradient_estimation(x, sigmas, is_plus_plus=False))
+
+
+def gradient_estimation_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`gradient_estimation` with CFG++ (arXiv:2406.08070)."""
+    return (yield from _gradient_estimation(x, sigmas, is_plus_plus=True))
+
+
+def _gradient_estimation(x: Tensor, sigmas: Tensor, *, is_plus_plus: bool) -> Sampling:
+    previous: Tensor | None = None
+    for sigma, sigma_next in pairwise(sigmas):
+        answer = yield x, sigma
+        x0, unguided = answer if is_plus_plus else (answer, answer)
+        d = (x - unguided) / sigma
+        x = x0 + d * sigma_next
+        if previous is not None and sigma_next > 0:
+            x = x + (_GAMMA - 1) * (d - previous) * (sigma_next - sigma)
+        previous = d
+    return x
+
+
+def ipndm(x: Tensor, sigmas: Tensor) -> Sampling:
+    """Improved PNDM: Zhang and Chen 2022 (arXiv:2204.13902), of order 4, as if steps were even."""
+    slopes: list[Tensor] = []
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        slopes = [(x - x0) / sigma, *slopes][: len(_ADAMS_BASHFORTH)]
+        h = sigma_next - sigma
+        x = _plus(x, [w * h for w in _ADAMS_BASHFORTH[len(slopes) - 1]], slopes)
+        if sigma_next == 0:
+            x = x0
+    return x
+
+
+def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
+    """`ipndm` with weights that know the sizes of the steps.
+
+    The weights are those of its authors' program (github.com/zju-pi/diff-sampler, which ComfyUI
+    follows too), and not quite those of Adams and Bashforth: `lms` has them.
+    """
+    slopes: list[Tensor] = []
+    steps: list[Tensor] = []
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        slopes = [(x - x0) / sigma, *slopes][: len(_ADAMS_BASHFORTH)]
+        h = sigma_next - sigma
+        x = _plus(x, [w * h for w in ipndm_v_weights(h, steps)], slopes)
+        if sigma_next == 0:
+            x = x0
+        steps = [h, *steps][: len(_ADAMS_BASHFORTH) - 1]
+    return x
+
+
+def lms(x: Tensor, sigmas: Tensor) -> Sampling:
+    """Linear multistep: Adams-Bashforth of order 4 (Liu et al. 2022, arXiv:2202.09778) in sigma."""
+    slopes: list[Tensor] = []
+    levels = sigmas.double().numpy()
+    for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
+        x0 = yield x, sigma
+        slopes = [(x - x0) / sigma, *slopes][:_LMS_ORDER]
+        past = levels[i - len(slopes) + 1 : i + 1][::-1]
+        weights = [lagrange(past, j).integ() for j in range(len(slopes))]
+        x = _plus(x, [float(w(levels[i + 1]) - w(levels[i])) for w in weights], slopes)
+        if sigma_next == 0:
+            x = x0
+    return x
+
+
+def deis(x: Tensor, sigmas: Tensor) -> Sampling:
+    """tAB-DEIS of order 3: Zhang and Chen 2022 (arXiv:2204.13902), in VP time."""
+    slopes: list[Tensor] = []
+    levels = sigmas.double().numpy()
+    for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
+        x0 = yield x, sigma
+        slopes = [(x - x0) / sigma, *slopes][:_DEIS_ORDER]
+        if len(slopes) == 1 or sigma_next == 0:
+            x = x + slopes[0] * (sigma_next - sigma)
+        else:
+            past = levels[i - len(slopes) + 1 : i + 1][::-1]
+            x = _plus(x, _deis_weights(past, levels[i + 1]), slopes)
+    return x
+
+
+def _plus(x: Tensor, weights: Sequence[float | Tensor], slopes: list[Tensor]) -> Tensor:
+    for weight, slope in zip(weights, slopes, strict=True):
+        x = x + weight * slope
+    return x
+
+
+def ipndm_v_weights(h: Tensor, past: Sequence[Tensor]) -> list[Tensor]:
+    """Of the slopes, newest first, in a step of size `h` after steps of the sizes in `past`.
+
+    Each step known adds a difference of the slopes, by its share.
+    """
+    weights = [torch.ones_like(h), *(torch.zeros_like(h) for _ in past)]
+    for count in range(1, len(past) + 1):
+        share, difference = _ipndm_v_difference(h, past[:count])
+        for place, part in enumerate(difference):
+            weights[place] = weights[place] + share * part
+    return weights
+
+
+def _ipndm_v_difference(
+    h: Tensor, past: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor | float, ...]]:
+    match past:
+        case [h_1]:
+            return h / (2 * h_1), (1, -1)
+        case [h_1, h_2]:
+            r = h_1 / h_2
+            return (1 - h**2 / (3 * h_1 * (h_1 + h_2))) / 2, (1, -1 - r, r)
+        case [h_1, h_2, h_3]:
+            r, q = h_1 / h_2, h_1 * (h_1 + h_2) / (h_2 * (h_2 + h_3))
+            two, three = h + h_1, h + h_1 + h_2
+            scale = h * two * three / (h_1 * (h_1 + h_2) * (h_1 + h_2 + h_3))
+            share = (1 - h / (3 * two)) / 2 + (1 - h / (2 * two)) * h / (6 * three)
+            return share * scale, (1, -1 - r - q, r + q * (1 + h_2 / h_3), -q * r)
+        case _:
+            raise AssertionError("there are four slopes at most")
+
+
+def lagrange(points: NDArray[np.float64], j: int) -> Polynomial:
+    """1 at the j-th point, 0 at the others."""
+    others = np.delete(points, j)
+    product = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
+    found: Polynomial = product / product(points[j])
+    return found
+
+
+def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
+    """The integral over dsigma of each Lagrange polynomial in VP time, newest point first."""
+    slope, intercept = _vp_rates()
+    times = _vp_time(np.append(past, sigma_next), slope, intercept)
+    tau = np.linspace(times[0], times[-1], _DEIS_POINTS)
+    exponent = slope * tau**2 / 2 + intercept * tau
+    sigma = np.sqrt(np.expm1(exponent))
+    dsigma = np.exp(exponent) * (slope * tau + intercept) / (2 * sigma)
+    span = times[-1] - times[0]
+    # The mean over the points, not their sum by trapezoids: pixels depend on it.
+    return [float(np.mean(lagrange(times[:-1], j)(tau) * dsigma) * span) for j in range(len(past))]
+
+
+def _vp_rates() -> tuple[float, float]:
+    """beta(t) = slope t + intercept, with log(1 + sigma^2) = its integral at both ends."""
+    least, most = (float(np.log1p(sigma**2)) for sigma in _DEIS_SIGMAS)
+    slope = 2 * (least / _DEIS_LEAST_TIME - most) / (_DEIS_LEAST_TIME - 1)
+    return slope, most - slope / 2
+
+
+def _vp_time(sigmas: NDArray[np.float64], slope: float, intercept: float) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = (
+        np.sqrt(intercept**2 + 2 * slope * np.log1p(sigmas**2)) - intercept
+    ) / slope
+    return found

@@ -1,0 +1,71 @@
+"""Textual inversion: words that were learned, from `embeddings/`.
+
+Gal et al. 2022 (arXiv:2208.01618). A file has one tensor, of any name, or one for each text encoder
+of SDXL, `clip_l` and `clip_g`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.loading.weights import SUFFIX, read_tensors
+from engine.diffusion.text.text_encoders import Embedding
+from engine.errors import CheckpointUnavailable
+from engine.graph.models_folder import EMBEDDINGS
+
+_log = logging.getLogger(__name__)
+_ENCODERS = {"clip_l", "clip_g", "clip_h"}
+
+
+class Embeddings:
+    """Those in the folder, read as prompts name them."""
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As files, `sub/word.safetensors`."""
+        return self._store.models.names(EMBEDDINGS)
+
+    def find(self, word: str) -> Embedding | None:
+        """The embedding of that name, with or without its suffix and folder.
+
+        None where there is none: as in ComfyUI the word is left out of the prompt then. Raises
+        CheckpointUnavailable for one that is there and cannot be read.
+        """
+        asked = (f"/{word}", f"/{word}{SUFFIX}")
+        found = (name for name in self.names if f"/{name}".endswith(asked))
+        if outermost := min(found, key=lambda name: name.count("/"), default=None):
+            return self._store.get(EMBEDDINGS, outermost, read_embedding)
+        self._store.models.refuse_pickled(EMBEDDINGS, word)
+        _log.warning(
+            "embedding left out: there is none", extra={"action": "encode", "embedding": word}
+        )
+        return None
+
+
+def read_embedding(path: Path, device: torch.device) -> Embedding:
+    """An embedding's vectors, in float32."""
+    tensors = read_tensors(path)
+    vectors = {
+        key: _rows(tensor).to(device, torch.float32)
+        for key, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.ndim in {1, 2}
+    }
+    if set(vectors) & _ENCODERS:
+        vectors = {key: rows for key, rows in vectors.items() if key in _ENCODERS}
+    elif "emb_params" in vectors:
+        vectors = {"emb_params": vectors["emb_params"]}
+    if not vectors or (len(vectors) > 1 and not set(vectors) <= _ENCODERS):
+        raise CheckpointUnavailable(f"{path.name} is no embedding: it has no emb_params or clip_*")
+    return Embedding(vectors)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor[None] if tensor.ndim == 1 else tensor

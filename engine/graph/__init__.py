@@ -1,0 +1,1 @@
+"""Graphs and their nodes: how they are declared, which there are, and when they are valid."""

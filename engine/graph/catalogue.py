@@ -1,0 +1,93 @@
+"""The node types that a graph may use, with the lists that depend on the models folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from engine.graph.declarations import (
+    Boolean,
+    Choice,
+    Float,
+    Input,
+    InputFile,
+    Int,
+    Link,
+    NodeType,
+    String,
+    type_name,
+)
+from engine.graph.models_folder import ModelsFolder
+from engine.nodes import NODE_TYPES
+
+
+class Catalogue:
+    """Declarations by `class_type`."""
+
+    def __init__(self, models: ModelsFolder, node_types: Sequence[NodeType] = NODE_TYPES) -> None:
+        self.models = models
+        self._node_types = {each.class_type: each for each in node_types}
+
+    def node(self, class_type: str) -> NodeType | None:
+        """The declaration, or None where there is none of that name."""
+        return self._node_types.get(class_type)
+
+    def choices(self, choice: Choice) -> tuple[str, ...]:
+        """What may be chosen now."""
+        return self.models.names(choice.folder) if choice.folder else choice.values
+
+    def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
+        """Every node type in the shape of ComfyUI's `GET /object_info`.
+
+        `input_files`: the names that an `InputFile` may be given.
+        """
+        return {name: self._info(each, input_files) for name, each in self._node_types.items()}
+
+    def input_config(self, declared: Input, input_files: Collection[str] = ()) -> list[Any]:
+        """An input in ComfyUI's shape: its type (or the list to choose from) and its options."""
+        options = _options(declared)
+        match declared:
+            case Choice():
+                return [list(self.choices(declared)), options]
+            case InputFile():
+                return [list(input_files), options]
+            case _:
+                return [type_name(declared), options]
+
+    def _info(self, declared: NodeType, input_files: Collection[str]) -> dict[str, Any]:
+        inputs = {"required": declared.inputs}
+        if declared.optional:
+            inputs["optional"] = declared.optional
+        return {
+            "input": {
+                kind: {name: self.input_config(each, input_files) for name, each in some.items()}
+                for kind, some in inputs.items()
+            },
+            "input_order": {kind: list(some) for kind, some in inputs.items()},
+            "output": list(declared.outputs),
+            "output_is_list": [False] * len(declared.outputs),
+            "output_name": list(declared.output_names or declared.outputs),
+            "name": declared.class_type,
+            "display_name": declared.display_name or declared.class_type,
+            "description": declared.description,
+            "python_module": "nodes",
+            "category": declared.category,
+            "output_node": declared.is_output,
+        }
+
+
+def _options(declared: Input) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    match declared:
+        case Int() | Float():
+            options = {"default": declared.default, "min": declared.min, "max": declared.max}
+            options["step"] = declared.step
+        case String():
+            options = {"default": declared.default, "multiline": declared.multiline}
+        case Boolean():
+            options = {"default": declared.default}
+        case InputFile(kind="image"):
+            options = {"image_upload": True}  # what makes ComfyUI's front end offer an upload
+        case Choice() | Link() | InputFile():
+            pass
+    return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

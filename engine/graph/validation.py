@@ -1,0 +1,267 @@
+"""A workflow that was found valid, and the way it is found so.
+
+The rules are ComfyUI's, with three differences: a graph is taken whole or not at all, nothing that
+is sent raises anything but GraphInvalid, and sizes have limits of the service's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from engine.errors import GraphInvalid
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import InputFile, NodeType
+from engine.graph.inputs import Checked, InputError, Limits, Source, check_inputs, whole_number
+
+SEED_INPUTS = ("seed", "noise_seed")
+
+__all__ = ["SEED_INPUTS", "Graph", "Limits", "Node", "Source", "resolve_seeds", "validate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node: literals converted to their declared types, and where its links come from."""
+
+    id: str
+    class_type: str
+    literals: Mapping[str, Any]
+    links: Mapping[str, Source]
+    is_output: bool = False
+    steps: int = 0
+    input_files: tuple[str, ...] = ()
+    """The names that its `InputFile`s were given."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The nodes that it needs, each once."""
+        return tuple(dict.fromkeys(source.node_id for source in self.links.values()))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes that the outputs need, in the order they were submitted."""
+
+    nodes: tuple[Node, ...]
+    _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", {node.id: node for node in self.nodes})
+
+    def node(self, node_id: str) -> Node:
+        return self._by_id[node_id]
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        """The nodes whose images are the job's results."""
+        return tuple(node for node in self.nodes if node.is_output)
+
+    @property
+    def total_steps(self) -> int:
+        """Sampler steps over all nodes."""
+        return sum(node.steps for node in self.nodes)
+
+    @property
+    def input_files(self) -> tuple[str, ...]:
+        """The files that the nodes need, each once."""
+        return tuple(dict.fromkeys(name for node in self.nodes for name in node.input_files))
+
+    def seed_of(self, node_id: str) -> int | None:
+        """The seed of the nearest node upstream that has one: for an image, of its sampler."""
+        queue = [node_id]
+        seen = set(queue)
+        for current in queue:
+            node = self.node(current)
+            for name in SEED_INPUTS:
+                if isinstance(seed := node.literals.get(name), int):
+                    return seed
+            fresh = [source for source in node.sources if source not in seen]
+            seen.update(fresh)
+            queue += fresh
+        return None
+
+
+def resolve_seeds(prompt: object, draw: Callable[[], int]) -> Any:
+    """A prompt in which each negative seed is a drawn one; what is malformed stays as it is."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    return {node_id: _with_seeds(node, draw) for node_id, node in prompt.items()}
+
+
+def _with_seeds(node: Any, draw: Callable[[], int]) -> Any:
+    inputs = node.get("inputs") if isinstance(node, Mapping) else None
+    if not isinstance(inputs, Mapping):
+        return node
+    drawn = {name: draw() for name in SEED_INPUTS if _is_negative(inputs.get(name))}
+    return {**node, "inputs": {**inputs, **drawn}} if drawn else node
+
+
+def _is_negative(value: Any) -> bool:
+    number = whole_number(value)
+    return number is not None and number < 0
+
+
+def validate(
+    prompt: object,
+    catalogue: Catalogue,
+    limits: Limits,
+    input_files: Collection[str] | None = None,
+) -> Graph:
+    """The graph of a prompt in ComfyUI's API format; raises GraphInvalid.
+
+    `input_files`: the names that an `InputFile` may be given; None: any.
+    """
+    nodes = _require_nodes(prompt, limits)
+    types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
+    outputs = [node_id for node_id, declared in types.items() if declared.is_output]
+    if not outputs:
+        raise GraphInvalid("prompt_no_outputs", "The prompt has no output node", "add a SaveImage")
+    check = partial(check_inputs, catalogue=catalogue, limits=limits, input_files=input_files)
+    checked = _check_reachable(nodes, types, outputs, check)
+    errors = {node_id: list(each.errors) for node_id, each in checked.items() if each.errors}
+    if cycle := _find_cycle(checked):
+        errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
+    if errors:
+        raise _refusal(errors, checked, types, outputs)
+    return Graph(
+        tuple(
+            _node(i, types[i], checked[i], _steps(i, types, checked)) for i in nodes if i in checked
+        )
+    )
+
+
+def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
+    if not isinstance(prompt, Mapping):
+        raise GraphInvalid(
+            "no_prompt", "No prompt", "prompt must be an object of nodes by their id"
+        )
+    if len(prompt) > limits.max_nodes:
+        details = f"{len(prompt)} nodes, at most {limits.max_nodes} are taken"
+        raise GraphInvalid("too_many_nodes", "The prompt has too many nodes", details)
+    if not all(isinstance(node_id, str) for node_id in prompt):
+        raise GraphInvalid("invalid_prompt", "A node id is not a string")
+    return prompt
+
+
+def _require_type(node_id: str, node: Any, catalogue: Catalogue) -> NodeType:
+    class_type = node.get("class_type") if isinstance(node, Mapping) else None
+    if not isinstance(class_type, str):
+        raise GraphInvalid("missing_node_type", "A node has no class_type", f"node {node_id}")
+    declared = catalogue.node(class_type)
+    if declared is None:
+        details = f"node {node_id}: {class_type}"
+        extra = {"node_id": node_id, "class_type": class_type}
+        raise GraphInvalid(
+            "missing_node_type", "A node type is not known", details, extra_info=extra
+        )
+    return declared
+
+
+def _check_reachable(
+    nodes: Mapping[str, Any],
+    types: Mapping[str, NodeType],
+    outputs: list[str],
+    check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], Checked],
+) -> dict[str, Checked]:
+    """Every node that an output needs, checked. What no output needs is never looked at."""
+    checked: dict[str, Checked] = {}
+    pending = list(outputs)
+    while pending:
+        node_id = pending.pop()
+        if node_id in checked:
+            continue
+        given = nodes[node_id].get("inputs")
+        inputs = given if isinstance(given, Mapping) else {}
+        result = check(inputs, types[node_id], types)
+        checked[node_id] = result
+        pending += result.targets
+    return checked
+
+
+def _find_cycle(checked: Mapping[str, Checked]) -> list[str]:
+    try:
+        TopologicalSorter({i: each.targets for i, each in checked.items()}).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
+def _cycle_error(cycle: list[str]) -> InputError:
+    shown = cycle if len(cycle) <= 20 else [*cycle[:10], "…", *cycle[-9:]]
+    return InputError("dependency_cycle", "Nodes need each other in a cycle", " → ".join(shown))
+
+
+def _refusal(
+    errors: Mapping[str, list[InputError]],
+    checked: Mapping[str, Checked],
+    types: Mapping[str, NodeType],
+    outputs: list[str],
+) -> GraphInvalid:
+    dependents = _dependent_outputs(checked, outputs)
+    node_errors = {
+        node_id: {
+            "errors": [error.body() for error in found],
+            "dependent_outputs": dependents(node_id),
+            "class_type": types[node_id].class_type,
+        }
+        for node_id, found in errors.items()
+    }
+    first_id, first = next(iter(errors.items()))
+    return GraphInvalid(
+        "prompt_outputs_failed_validation",
+        "The prompt is not valid",
+        f"node {first_id} ({types[first_id].class_type}): {first[0].message}: {first[0].details}",
+        node_errors=node_errors,
+    )
+
+
+def _dependent_outputs(
+    checked: Mapping[str, Checked], outputs: list[str]
+) -> Callable[[str], list[str]]:
+    """For each node the outputs that need it, found for all at once with a bit per output."""
+    masks = dict.fromkeys(checked, 0)
+    for position, node_id in enumerate(outputs):
+        masks[node_id] |= 1 << position
+    pending = list(outputs)
+    while pending:
+        node_id = pending.pop()
+        for target in checked[node_id].targets:
+            merged = masks[target] | masks[node_id]
+            if merged != masks[target]:
+                masks[target] = merged
+                pending.append(target)
+    return lambda node_id: [o for n, o in enumerate(outputs) if masks[node_id] >> n & 1]
+
+
+def _node(node_id: str, declared: NodeType, checked: Checked, steps: int) -> Node:
+    files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
+    return Node(
+        node_id,
+        declared.class_type,
+        literals=checked.literals,
+        links=checked.links,
+        is_output=declared.is_output,
+        steps=steps,
+        input_files=tuple(checked.literals[name] for name in files if name in checked.literals),
+    )
+
+
+def _steps(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Checked]) -> int:
+    """The sampler steps of a node; sigmas are steps that another node takes."""
+    declared, literals = types[node_id], checked[node_id].literals
+    if declared.steps_input is None or "SIGMAS" in declared.outputs:
+        return 0
+    name: str | None = declared.steps_input
+    while name is not None and (source := checked[node_id].links.get(name)) is not None:
+        node_id = source.node_id
+        name = types[node_id].steps_input
+    steps: int = checked[node_id].literals.get(name, 0) if name is not None else 0
+    if declared.steps_range is None:
+        return steps
+    first, last = declared.steps_range
+    start, end = int(literals.get(first, 0)), int(literals.get(last, steps))
+    return max(0, min(end, steps) - start)

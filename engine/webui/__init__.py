@@ -1,0 +1,1 @@
+"""The WebUI's parameters and prompts, compiled to a graph."""

@@ -1,0 +1,67 @@
+"""`<lora:name:weight>` in a prompt: what the WebUI calls extra networks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.webui.model_names import listed_name
+from engine.webui.prompt import PromptInvalid
+
+_NETWORK = re.compile(r"<(\w+):([^<>]+)>")
+_MOST_LORAS = 16
+_MOST_STRENGTH = 100.0
+_NAMED = ("te", "unet")
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """A LoRA by its listed name, and how strongly it changes model and text encoder."""
+
+    name: str
+    strength_model: float
+    strength_clip: float
+
+
+def split_networks(prompt: str, known: Sequence[str]) -> tuple[str, tuple[Lora, ...]]:
+    """The prompt without its networks, and they; `known` are the LoRAs that there are.
+
+    Raises PromptInvalid.
+    """
+    loras = [_lora(match, known) for match in _NETWORK.finditer(prompt)]
+    if len(loras) > _MOST_LORAS:
+        raise PromptInvalid(f"it names {len(loras)} LoRAs, at most {_MOST_LORAS} are taken")
+    return _NETWORK.sub("", prompt), tuple(loras)
+
+
+def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
+    """`name`, `name:strength`, `name:text encoder:model`; `te=` and `unet=` name a strength."""
+    kind, content = match.groups()
+    shown = match[0][:80]
+    if kind not in ("lora", "lyco"):
+        raise PromptInvalid(f"{shown} is not supported, only <lora:name:weight> is")
+    asked, *strengths = content.split(":")
+    try:
+        name = listed_name(asked.strip(), known)
+    except ValueError as error:
+        raise PromptInvalid(f"{shown}: the LoRA {error}") from None
+    given: dict[str, float] = {}
+    for place, strength in enumerate(strengths):
+        key, is_named, number = strength.rpartition("=")
+        key = key.strip() if is_named else next(iter(_NAMED[place : place + 1]), "")
+        if key not in _NAMED:
+            raise PromptInvalid(f"{shown}: {strength[:40]!r} is not understood")
+        given[key] = _strength(number, shown)
+    clip = given.get("te", 1.0)
+    return Lora(name, given.get("unet", clip), clip)
+
+
+def _strength(number: str, shown: str) -> float:
+    try:
+        strength = float(number)
+    except ValueError:
+        raise PromptInvalid(f"{shown}: {number[:40]!r} is no weight") from None
+    if not abs(strength) <= _MOST_STRENGTH:
+        raise PromptInvalid(f"{shown}: a weight is beyond {_MOST_STRENGTH:g}")
+    return strength

@@ -1,0 +1,174 @@
+"""The diffusion flavour: flat parameters by the WebUI's names, and what they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from engine.errors import FieldError, ParametersInvalid, encodable
+from engine.graph import names
+from engine.webui.members import Strict, WebUIMembers
+
+SEEDS = 2**64
+_SHOWN_ERRORS = 50
+_LEAST_DENOISE = 0.001
+_OWN_VAE = ("", "Automatic", "None")
+_SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _unicode(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode") from None
+    return value
+
+
+def _known_sampler(value: str) -> str:
+    names.sampler(value)
+    return value
+
+
+def _known_scheduler(value: str) -> str:
+    names.scheduler(value)
+    return value
+
+
+def _not_tiny(value: float) -> float:
+    if 0 < value < _LEAST_DENOISE:
+        raise ValueError(f"must be 0 or at least {_LEAST_DENOISE}")
+    return value
+
+
+def _same(value: str) -> str:
+    return "" if value in _SAME else value
+
+
+def _same_or_sampler(value: str) -> str:
+    return _same(value) and _known_sampler(value)
+
+
+def _same_or_scheduler(value: str) -> str:
+    return _same(value) and _known_scheduler(value)
+
+
+def _own_vae(value: str) -> str:
+    return "" if value in _OWN_VAE else value
+
+
+_Text = Annotated[str, AfterValidator(_unicode)]
+_Whole = Annotated[int, BeforeValidator(_no_boolean)]
+_Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+_Side = Annotated[_Whole, Field(ge=16, le=4096)]
+_SideOrNone = Annotated[_Whole, Field(ge=0, le=4096)]
+_Count = Annotated[_Whole, Field(ge=1, le=16)]
+_ClipSkip = Annotated[_Whole, Field(ge=1, le=12)]
+_Share = Annotated[_Number, Field(ge=0, le=1)]
+_SamplerName = Annotated[str, AfterValidator(_known_sampler)]
+_SchedulerName = Annotated[str, AfterValidator(_known_scheduler)]
+
+
+class OverrideSettings(Strict):
+    """Settings for this job alone."""
+
+    sd_model_checkpoint: _Text | None = None
+    sd_vae: Annotated[_Text, AfterValidator(_own_vae)] = ""
+    CLIP_stop_at_last_layers: _ClipSkip | None = None
+    eta_noise_seed_delta: Annotated[_Whole, Field(ge=0, lt=2**32)] = 0
+
+
+class HiresFix(WebUIMembers):
+    """A second pass at a larger size, over what the first has made.
+
+    Where `hr_resize_x` or `hr_resize_y` is not 0 it is the size, in pixels, and `hr_scale` is not
+    looked at. Empty names and texts, and 0 steps, stand for those of the first pass.
+    """
+
+    enable_hr: bool = False
+    denoising_strength: Annotated[_Share, AfterValidator(_not_tiny)] = 0.75
+    hr_scale: Annotated[_Number, Field(ge=1, le=8)] = 2.0
+    hr_resize_x: _SideOrNone = 0
+    hr_resize_y: _SideOrNone = 0
+    hr_upscaler: _Text = ""
+    hr_second_pass_steps: Annotated[_Whole, Field(ge=0, le=150)] = 0
+    hr_prompt: _Text = ""
+    hr_negative_prompt: _Text = ""
+    hr_sampler_name: Annotated[str, AfterValidator(_same_or_sampler)] = ""
+    hr_scheduler: Annotated[str, AfterValidator(_same_or_scheduler)] = ""
+    hr_checkpoint_name: Annotated[_Text, AfterValidator(_same)] = ""
+
+
+class DiffusionParameters(HiresFix):
+    """A diffusion request. Sides in pixels; a negative seed means that one is to be drawn."""
+
+    prompt: _Text
+    negative_prompt: _Text = ""
+    sd_model_checkpoint: _Text | None = None
+    width: _Side | None = None
+    """None: what is usual for the checkpoint."""
+    height: _Side | None = None
+    sampler_name: _SamplerName = "Euler"
+    sampler_index: _SamplerName | None = None
+    scheduler: _SchedulerName = names.AUTOMATIC
+    steps: Annotated[_Whole, Field(ge=1, le=150)] = 20
+    cfg_scale: Annotated[_Number, Field(ge=0, le=100)] = 7.0
+    batch_size: _Count = 1
+    n_iter: _Count = 1
+    clip_skip: _ClipSkip = 1
+    seed: Annotated[_Whole, Field(lt=SEEDS)] = -1
+    eta: _Number | None = None
+    override_settings: OverrideSettings = OverrideSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, body: Any) -> Any:
+        """`sampler_index` is what `sampler_name` was called."""
+        if not isinstance(body, dict) or body.get("sampler_index") is None:
+            return body
+        if body.get("sampler_name") is not None:
+            return body
+        return {**body, "sampler_name": body["sampler_index"]}
+
+    @property
+    def images(self) -> int:
+        """How many images are asked for."""
+        return self.batch_size * self.n_iter
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint that was asked for."""
+        return self.override_settings.sd_model_checkpoint or self.sd_model_checkpoint or None
+
+    @property
+    def stops_at_layer(self) -> int:
+        """The text encoder's layer, counted from the last, 1."""
+        return self.override_settings.CLIP_stop_at_last_layers or self.clip_skip
+
+
+def parse_parameters(body: object) -> DiffusionParameters:
+    """The parameters of a request body; raises ParametersInvalid with an entry per bad field."""
+    try:
+        return DiffusionParameters.model_validate(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)[:_SHOWN_ERRORS]
+        raise ParametersInvalid(tuple(_field_error(each) for each in errors)) from error
+
+
+def _field_error(error: Any) -> FieldError:
+    where = ".".join(str(part) for part in error["loc"]) or "body"
+    messages = {"missing": "is required", "extra_forbidden": "is not supported"}
+    message = messages.get(error["type"], error["msg"].removeprefix("Value error, "))
+    return FieldError(error["type"], message, encodable(where))
+
+
+def with_seed(parameters: DiffusionParameters, draw: Callable[[], int]) -> DiffusionParameters:
+    """The parameters with a seed drawn where they ask for one."""
+    return parameters.model_copy(update={"seed": draw()}) if parameters.seed < 0 else parameters

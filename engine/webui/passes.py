@@ -1,0 +1,183 @@
+"""The passes of a diffusion request: the first, and the hires fix at a larger size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from engine.errors import FieldError, ParametersInvalid
+from engine.graph import names
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
+from engine.webui.default_size import usual_side
+from engine.webui.extra_networks import Lora, split_networks
+from engine.webui.model_names import listed_name
+from engine.webui.parameters import DiffusionParameters
+from engine.webui.prompt import PromptInvalid, read_negative_prompt, read_prompt
+
+_MULTIPLE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One run of the sampler over every image. Models by their listed names, sides in pixels."""
+
+    checkpoint: str
+    vae: str | None
+    loras: tuple[Lora, ...]
+    prompt: str
+    negative_prompt: str
+    sampler: str
+    scheduler: str
+    steps: int
+    width: int
+    height: int
+    steps_before: int = 0
+    denoise: float = 1.0
+
+
+UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Upscaler:
+    """How a picture comes to its larger size: a method of interpolation, or a model's file name."""
+
+    by: UpscaleBy
+    name: str
+
+
+UPSCALERS = {
+    "Latent": Upscaler("latent", "bilinear"),
+    "Latent (antialiased)": Upscaler("latent", "bilinear antialiased"),
+    "Latent (bicubic)": Upscaler("latent", "bicubic"),
+    "Latent (bicubic antialiased)": Upscaler("latent", "bicubic antialiased"),
+    "Latent (nearest)": Upscaler("latent", "nearest"),
+    "Latent (nearest-exact)": Upscaler("latent", "nearest-exact"),
+    "None": Upscaler("pixels", "lanczos"),
+    "Lanczos": Upscaler("pixels", "lanczos"),
+    "Nearest": Upscaler("pixels", "nearest-exact"),
+}
+"""By the WebUI's names."""
+_BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
+
+
+def first_pass(
+    parameters: DiffusionParameters, catalogue: Catalogue, default_checkpoint: str | None
+) -> Pass:
+    """Raises ParametersInvalid."""
+    sampler, scheduler = names.resolve(parameters.sampler_name, parameters.scheduler)
+    prompt, loras = _split(parameters.prompt, "prompt", catalogue)
+    checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
+    side = usual_side(catalogue.models.path(CHECKPOINTS, checkpoint))
+    vae = parameters.override_settings.sd_vae
+    made = Pass(
+        checkpoint=checkpoint,
+        vae=_listed("override_settings.sd_vae", vae, catalogue.models.names(VAES)) if vae else None,
+        loras=loras,
+        prompt=prompt,
+        negative_prompt=parameters.negative_prompt,
+        sampler=sampler,
+        scheduler=scheduler,
+        steps=parameters.steps,
+        width=_whole_cells(parameters.width or side),
+        height=_whole_cells(parameters.height or side),
+    )
+    _check_prompts(made, "prompt", "negative_prompt")
+    return made
+
+
+def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalogue) -> Pass:
+    """The hires fix; what it does not say is as in the first. Raises ParametersInvalid."""
+    sampler, scheduler = names.resolve(
+        parameters.hr_sampler_name or parameters.sampler_name,
+        parameters.hr_scheduler or parameters.scheduler,
+    )
+    prompt, loras = first.prompt, first.loras
+    if parameters.hr_prompt:
+        prompt, loras = _split(parameters.hr_prompt, "hr_prompt", catalogue)
+    checkpoint = first.checkpoint
+    if asked := parameters.hr_checkpoint_name:
+        known = catalogue.models.names(CHECKPOINTS)
+        checkpoint = _listed("hr_checkpoint_name", asked, known)
+    width, height = _target_size(parameters, first)
+    made = Pass(
+        checkpoint=checkpoint,
+        vae=first.vae,
+        loras=loras,
+        prompt=prompt,
+        negative_prompt=parameters.hr_negative_prompt or first.negative_prompt,
+        sampler=sampler,
+        scheduler=scheduler,
+        steps=parameters.hr_second_pass_steps or parameters.steps,
+        width=width,
+        height=height,
+        steps_before=first.steps,
+        denoise=parameters.denoising_strength,
+    )
+    _check_prompts(made, "hr_prompt", "hr_negative_prompt")
+    return made
+
+
+def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:
+    """Width and height; a side that is not given follows the other."""
+    width, height = first.width, first.height
+    wide, high = parameters.hr_resize_x, parameters.hr_resize_y
+    if not wide and not high:
+        wide, high = int(width * parameters.hr_scale), int(height * parameters.hr_scale)
+    wide, high = wide or high * width // height, high or wide * height // width
+    return _whole_cells(wide), _whole_cells(high)
+
+
+def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
+    """By the WebUI's name of a method, or the name of a model. Raises ParametersInvalid."""
+    asked = parameters.hr_upscaler or "Latent"
+    if known := _BY_KEY.get(asked.casefold()):
+        return known
+    models = catalogue.models.names(UPSCALE_MODELS)
+    try:
+        return Upscaler("model", listed_name(asked, models))
+    except ValueError:
+        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
+        raise _refusal("value_not_in_list", message, "hr_upscaler") from None
+
+
+def _whole_cells(side: int) -> int:
+    return side - side % _MULTIPLE
+
+
+def _checkpoint(asked: str | None, catalogue: Catalogue) -> str:
+    if asked is None:
+        message = "is required: this endpoint has no checkpoint of its own"
+        raise _refusal("missing", message, "sd_model_checkpoint")
+    return _listed("sd_model_checkpoint", asked, catalogue.models.names(CHECKPOINTS))
+
+
+def _listed(field: str, asked: str, known: tuple[str, ...]) -> str:
+    try:
+        return listed_name(asked, known)
+    except ValueError as error:
+        raise _refusal("value_not_in_list", str(error), field) from None
+
+
+def _split(prompt: str, field: str, catalogue: Catalogue) -> tuple[str, tuple[Lora, ...]]:
+    try:
+        return split_networks(prompt, catalogue.models.names(LORAS))
+    except PromptInvalid as error:
+        raise _refusal("invalid_prompt", str(error), field) from error
+
+
+def _check_prompts(made: Pass, field: str, negative_field: str) -> None:
+    counted = {"steps": made.steps, "steps_before": made.steps_before}
+    for name, text, read in (
+        (field, made.prompt, read_prompt),
+        (negative_field, made.negative_prompt, read_negative_prompt),
+    ):
+        try:
+            read(text, **counted)
+        except PromptInvalid as error:
+            raise _refusal("invalid_prompt", str(error), name) from error
+
+
+def _refusal(type: str, message: str, field: str) -> ParametersInvalid:
+    return ParametersInvalid((FieldError(type, message, field),))

@@ -1,0 +1,59 @@
+"""Is the event log there, has it room, does its disk still take writes?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from events.bus.connection import Bus, NoAnswer
+from events.bus.queues import log_fill
+from events.errors import LogFull, LogUnavailable
+
+T = TypeVar("T")
+
+_FILL_PERIOD_S = 1.0
+_CANARY_SUBJECT = "canary.ready"
+_CANARY_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class _Cached(Generic[T]):
+    value: T
+    until: float
+
+
+class JetStreamHealth:
+    """Answers from a short cache, so that nobody can make it work by asking often."""
+
+    def __init__(self, bus: Bus, *, ready_period_s: float) -> None:
+        self._bus = bus
+        self._ready_period_s = ready_period_s
+        self._fill = _Cached(0.0, 0.0)
+        self._ready: _Cached[str | None] = _Cached(None, 0.0)
+
+    async def fill(self) -> float:
+        """How much of the log's `max_bytes` is used, 0..1. Raises LogUnavailable."""
+        if not self._bus.is_connected:
+            raise LogUnavailable
+        if time.monotonic() >= self._fill.until:
+            self._fill = _Cached(await log_fill(self._bus), time.monotonic() + _FILL_PERIOD_S)
+        return self._fill.value
+
+    async def ready(self) -> str | None:
+        """None where the log takes writes, else why not: a full disk shows in a write alone."""
+        if not self._bus.is_connected:
+            return str(LogUnavailable())
+        if time.monotonic() >= self._ready.until:
+            reason = await self._write_canary()
+            self._ready = _Cached(reason, time.monotonic() + self._ready_period_s)
+        return self._ready.value
+
+    async def _write_canary(self) -> str | None:
+        try:
+            await self._bus.store(_CANARY_SUBJECT, b"", timeout_s=_CANARY_TIMEOUT_S)
+        except (LogUnavailable, LogFull) as error:
+            return str(error)
+        except NoAnswer:
+            return f"the event log did not take a write within {_CANARY_TIMEOUT_S:g} s"
+        return None

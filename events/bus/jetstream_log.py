@@ -1,0 +1,256 @@
+"""The event log on NATS JetStream: one exact subject per job, every append under its sequence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import TypeVar
+
+from events.bus.connection import (
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    MESSAGE_ID,
+    Bus,
+    NoAnswer,
+    WrongLastSequence,
+)
+from events.bus.puller import Feed, Message, Puller
+from events.bus.streams import JOBS, event_subject, job_subject
+from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
+from events.log import Appended, Conflict, EventLog, EventReader, Subscription, stored
+from events.types import Erased, Event, MalformedEvent, decode, encode
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class JetStreamLog:
+    """Facts of one kind: of jobs (`JOBS`) or of deliveries (`DELIVERIES`)."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        stream: str = JOBS,
+        subject_of: Callable[[str], str] = job_subject,
+        append_timeout_s: float = 10.0,
+        try_timeout_s: float = 2.0,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._subject_of = subject_of
+        self._append_timeout_s = append_timeout_s
+        self._try_timeout_s = try_timeout_s
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        """Send the same bytes until answered or the time is up; see `EventLog.append`.
+
+        Once an answer is lost, the event may be there: no refusal after that says that it is not.
+        """
+        payload = encode(event)
+        headers = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(expected), MESSAGE_ID: event.id}
+        subject = self._subject_of(event.job_id)
+        give_up_at = time.monotonic() + self._append_timeout_s
+        sent = False
+        while True:
+            try:
+                try:
+                    position = await self._bus.store(
+                        subject, payload, timeout_s=self._try_timeout_s, headers=headers
+                    )
+                except WrongLastSequence:
+                    return await self._after_conflict(event, expected, give_up_at=give_up_at)
+                return Appended(stored(event, position))
+            except NoAnswer:
+                sent = True
+            except (LogUnavailable, LogFull, ReadTimeout):
+                if not sent:
+                    raise
+                await asyncio.sleep(0.1)
+            if time.monotonic() >= give_up_at:
+                raise OutcomeUnknown
+
+    async def _after_conflict(
+        self, event: Event, expected: int, *, give_up_at: float
+    ) -> Appended | Conflict:
+        """Mine may be there: the acknowledgement of an earlier try was lost."""
+        history = await self._history(event.job_id, give_up_at=give_up_at)
+        mine = next((known for known in history if known.id == event.id), None)
+        if mine is not None:
+            return Appended(mine)
+        if not history and expected:
+            raise HistoryGone
+        news = tuple(known for known in history if known.position > expected)
+        if not news:
+            raise ReadTimeout("the log refused an append, but shows nothing behind it")
+        return Conflict(news)
+
+    async def read(self, job_id: str) -> list[Event]:
+        return await self._history(job_id, give_up_at=time.monotonic() + self._append_timeout_s)
+
+    async def _history(self, job_id: str, *, give_up_at: float) -> list[Event]:
+        """The leader's last message says how many there are; then batches until they are here.
+
+        Before an `Erased` there may be fewer, and nothing before it counts.
+        """
+        last = await self.last(job_id)
+        if last is None:
+            return []
+        if last.version == 1 or isinstance(last.fact, Erased):
+            return [last]
+        subject = self._subject_of(job_id)
+        events: list[Event] = []
+        while len(events) < last.version:
+            messages = await self._bus.batch(
+                self._stream,
+                subject,
+                after=events[-1].position if events else 0,
+                count=last.version - len(events),
+                timeout_s=self._try_timeout_s,
+            )
+            events += [decode(message.data, position=message.sequence) for message in messages]
+            if events and isinstance(events[-1].fact, Erased):
+                return events
+            if len(events) < last.version:
+                if time.monotonic() >= give_up_at:
+                    raise ReadTimeout
+                await asyncio.sleep(0.05)
+        return events
+
+    async def last(self, job_id: str) -> Event | None:
+        message = await self._bus.last(self._stream, self._subject_of(job_id))
+        return decode(message.data, position=message.sequence) if message else None
+
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep)
+
+    @asynccontextmanager
+    async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:
+        async with JetStreamReader(self._bus, self._stream, after=after) as reader:
+            yield reader
+
+    @asynccontextmanager
+    async def watch(self, job_id: str) -> AsyncGenerator[Subscription]:
+        async with self._bus.subscribe(event_subject(job_id)) as feed:
+            yield _Watch(feed)
+
+
+class _Watch:
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def next(self, timeout_s: float) -> Event | None:
+        try:
+            message = await asyncio.wait_for(self._feed.get(), timeout_s)
+        except TimeoutError:
+            return None
+        return decode(message.data, position=message.sequence)
+
+
+class JetStreamReader:
+    """Follows a stream without a durable consumer: the caller keeps the position.
+
+    A message lost on the way shows as a gap in the consumer's own sequence; then, and after every
+    failure, a new consumer begins behind the last position that was returned.
+    """
+
+    def __init__(self, bus: Bus, stream: str, *, after: int, batch: int = 500) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._after = after
+        self._batch = batch
+        self._delivered = 0
+        self._puller: Puller | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> JetStreamReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def next(self, timeout_s: float) -> list[Event]:
+        """Empty where nothing came in time, or the log is away."""
+        try:
+            puller = self._puller or await self._open()
+            messages = await puller.next(batch=self._batch, timeout_s=timeout_s)
+        except LogUnavailable:
+            await self._reset()
+            await asyncio.sleep(random.uniform(0.2, 0.4))
+            return []
+        if not messages:
+            if not self._bus.is_connected:
+                await self._reset()
+            return []
+        if [m.consumer_sequence for m in messages] != [
+            self._delivered + 1 + i for i in range(len(messages))
+        ]:
+            await self._reset()
+            return []
+        self._delivered += len(messages)
+        self._after = messages[-1].sequence
+        return [event for message in messages if (event := _readable(message))]
+
+    async def _open(self) -> Puller:
+        name = await self._bus.add_follower(self._stream, after=self._after)
+        self._puller = await self._stack.enter_async_context(self._bus.puller(self._stream, name))
+        self._delivered = 0
+        return self._puller
+
+    async def _reset(self) -> None:
+        self._puller = None
+        await self._stack.aclose()
+
+
+def _readable(message: Message) -> Event | None:
+    """None, and a log line, for what is not an event: one bad message must not stop a role."""
+    with suppress(MalformedEvent):
+        return decode(message.data, position=message.sequence)
+    logger.error("not an event", extra={"action": "decode", "position": message.sequence})
+    return None
+
+
+class PersistentLog:
+    """For the writers of accepted jobs: waits out a log that is away or full, without limit.
+
+    The same bytes are sent again under the same expected sequence, so nothing is stored twice.
+    """
+
+    def __init__(self, log: EventLog, *, longest_pause_s: float = 2.0) -> None:
+        self._log = log
+        self._longest_pause_s = longest_pause_s
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        return await self._persist(lambda: self._log.append(event, expected=expected))
+
+    async def read(self, job_id: str) -> list[Event]:
+        return await self._persist(lambda: self._log.read(job_id))
+
+    async def last(self, job_id: str) -> Event | None:
+        return await self._persist(lambda: self._log.last(job_id))
+
+    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+        await self._persist(lambda: self._log.purge(job_id, keep=keep))
+
+    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
+        return self._log.reader(after=after)
+
+    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
+        return self._log.watch(job_id)
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        pause_s = 0.1
+        while True:
+            try:
+                return await call()
+            except (LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout) as error:
+                logger.warning(
+                    "the event log is away or full; trying again",
+                    extra={"action": "persist", "error": str(error)},
+                )
+            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+            pause_s = min(2 * pause_s, self._longest_pause_s)

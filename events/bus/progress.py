@@ -1,0 +1,52 @@
+"""Progress of running jobs, as it was last heard on core NATS. Never stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections import OrderedDict
+
+from events.bus.connection import Bus
+from events.bus.puller import Message
+from events.bus.streams import PROGRESS_WILDCARD
+from events.errors import LogUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressBoard:
+    """The latest progress of the jobs that were heard of last."""
+
+    def __init__(self, bus: Bus, *, max_jobs: int = 10_000) -> None:
+        self._bus = bus
+        self._max_jobs = max_jobs
+        self._latest: OrderedDict[str, float] = OrderedDict()
+
+    def get(self, job_id: str) -> float | None:
+        """Part of the steps that is done, 0..1; None where nothing was heard."""
+        return self._latest.get(job_id)
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        await self._bus.wait_connected()
+        while True:
+            try:
+                async with self._bus.subscribe(PROGRESS_WILDCARD) as feed:
+                    while True:
+                        self._note(await feed.get())
+            except LogUnavailable:
+                await asyncio.sleep(random.uniform(0.5, 1.0))
+
+    def _note(self, message: Message) -> None:
+        try:
+            said = json.loads(message.data)
+            progress = min(max(said["done"] / said["total"], 0.0), 1.0)
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            return
+        job_id = message.subject.rsplit(".", 1)[1]
+        self._latest[job_id] = progress
+        self._latest.move_to_end(job_id)
+        if len(self._latest) > self._max_jobs:
+            self._latest.popitem(last=False)

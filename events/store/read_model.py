@@ -1,0 +1,238 @@
+"""Jobs as the results projection has folded them, in SQL, with the position it has come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, get_args
+
+import sqlalchemy as sa
+from pydantic import TypeAdapter
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from events.job import Job, fold
+from events.result import Status, status_of
+from events.store.database import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT, Database
+from events.types import End, Event, Flavour, ImageStored
+
+_ERASED = -1
+"""Status of a row that says only that the job was erased."""
+_ENDED = (_ERASED, Status.COMPLETED.value, Status.FAILED.value)
+
+
+class ReadModel:
+    """Jobs as `Results` has folded them so far, and how far that is."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def checkpoint(self) -> int:
+        """Position of the last event that the rows have seen; 0 before the first."""
+        query = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
+        [row] = await self._database.fetch(query)
+        return int(row.seq)
+
+    async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
+        """Fold `events`, those that follow position `expected`, into the rows, all or nothing.
+
+        False where the checkpoint is not `expected`: another instance is ahead, nothing was done.
+        """
+        if not events:
+            return await self.checkpoint() == expected
+        async with self._database.write() as connection:
+            # First, for it locks the row: who comes second waits here and then finds it moved.
+            moved = await connection.execute(
+                sa.update(CHECKPOINTS)
+                .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT, CHECKPOINTS.c.seq == expected)
+                .values(seq=events[-1].position)
+            )
+            if moved.rowcount == 0:
+                return False
+            before = await _read_jobs(connection, {event.job_id for event in events})
+            jobs = _fold_batch(events, before)
+            changed = [job for job in jobs.values() if job is not before.get(job.id)]
+            await self._put(connection, changed)
+            if rows := _image_rows(events, jobs):
+                insert = self._database.insert(IMAGES).on_conflict_do_nothing()
+                await connection.execute(insert, rows)
+        return True
+
+    async def erase(self, job: Job) -> None:
+        """Put `job`, which is erased, in the place of its row, ahead of the projection."""
+        async with self._database.write() as connection:
+            await self._put(connection, [job])
+
+    async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
+        """Over older rows alone: between reading a row and writing it, its job may be erased."""
+        if jobs:
+            upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version)
+            await connection.execute(upsert, [_job_row(job) for job in jobs])
+        if erased := [job for job in jobs if job.erased]:
+            images = IMAGES.c.job_id.in_([job.id for job in erased])
+            await connection.execute(sa.delete(IMAGES).where(images))
+            rows = [
+                {"job_id": job.id, "erased_at": job.ended_at, "due_at": job.ended_at}
+                for job in erased
+            ]
+            insert = self._database.insert(ERASURES).on_conflict_do_nothing()
+            await connection.execute(insert, rows)
+
+    async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
+        """Erased jobs of which something may be left, with the time of their erasure."""
+        due = sa.select(ERASURES.c.job_id, ERASURES.c.erased_at).where(ERASURES.c.due_at <= now)
+        rows = await self._database.fetch(due.order_by(ERASURES.c.due_at).limit(limit))
+        return [(row.job_id, row.erased_at) for row in rows]
+
+    async def settle_erasure(self, job_id: str, *, again_at: datetime | None) -> None:
+        """It was seen to; None: for the last time."""
+        mine = ERASURES.c.job_id == job_id
+        settle: sa.UpdateBase = sa.delete(ERASURES).where(mine)
+        if again_at is not None:
+            settle = sa.update(ERASURES).where(mine).values(due_at=again_at)
+        await self._database.execute(settle)
+
+    async def ended_before(self, time: datetime, *, limit: int) -> list[str]:
+        """Jobs of every owner that ended before `time`; the first created first."""
+        # A job ends after it was created, which is what there is an index for.
+        old = (JOBS.c.created_at < time) & (JOBS.c.ended_at < time)
+        query = sa.select(JOBS.c.id).where(JOBS.c.status.in_(_ENDED), old)
+        rows = await self._database.fetch(query.order_by(JOBS.c.created_at).limit(limit))
+        return [row.id for row in rows]
+
+    async def remove(self, job_id: str) -> None:
+        """Take a job's rows out; nothing happens where there are none."""
+        async with self._database.write() as connection:
+            for column in (IMAGES.c.job_id, ERASURES.c.job_id, JOBS.c.id):
+                await connection.execute(sa.delete(column.table).where(column == job_id))
+
+    async def image_keys(self, job_ids: Collection[str]) -> set[str]:
+        """The storage keys of the images of these jobs."""
+        query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.job_id.in_(job_ids))
+        return {row.storage_key for row in await self._database.fetch(query)}
+
+    async def open_job_ids(self) -> list[str]:
+        """Jobs of every owner that have not ended, oldest first."""
+        query = sa.select(JOBS.c.id).where(JOBS.c.status == Status.RUNNING.value)
+        oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
+        return [row.id for row in await self._database.fetch(oldest_first)]
+
+    async def open_jobs_by_key(self) -> tuple[int, dict[str, int]]:
+        """The checkpoint, and how many jobs of each key have not ended there: of one instant.
+
+        Rows of an older version have no key until their next event.
+        """
+        running = JOBS.c.status == Status.RUNNING.value
+        query = (
+            sa.select(CHECKPOINTS.c.seq, JOBS.c.key_id, sa.func.count(JOBS.c.key_id).label("jobs"))
+            .select_from(CHECKPOINTS.outerjoin(JOBS, running))
+            .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
+            .group_by(CHECKPOINTS.c.seq, JOBS.c.key_id)
+        )
+        rows = await self._database.fetch(query)
+        return rows[0].seq, {row.key_id: row.jobs for row in rows if row.key_id is not None}
+
+    async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
+        """Jobs of every owner that ended after `since`, in log order, behind `position` in it."""
+        query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
+        rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
+        return [_from_state(row.state) for row in rows]
+
+    async def job(self, job_id: str) -> Job | None:
+        rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))
+        return _from_state(rows[0].state) if rows else None
+
+    async def jobs(
+        self,
+        owner: str,
+        *,
+        status: Status | None = None,
+        flavour: Flavour | None = None,
+        endpoint: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[Job]:
+        """The owner's jobs, newest first; `before`: the id of the last one already seen.
+
+        Empty where `before` is no job of this owner.
+        """
+        wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
+        query = sa.select(JOBS.c.state).where(
+            JOBS.c.status != _ERASED,
+            *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
+        )
+        if before is not None:
+            place = sa.tuple_(JOBS.c.created_at, JOBS.c.id)
+            seen = JOBS.alias("seen")
+            is_last = (seen.c.id == before) & (seen.c.owner == owner)
+            last = sa.select(seen.c.created_at, seen.c.id).where(is_last)
+            query = query.where(place < last.scalar_subquery())
+        newest_first = query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
+        rows = await self._database.fetch(newest_first.limit(limit))
+        return [_from_state(row.state) for row in rows]
+
+
+async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:
+    rows = await connection.execute(sa.select(JOBS.c.state).where(JOBS.c.id.in_(ids)))
+    return {job.id: job for job in map(_from_state, rows.scalars())}
+
+
+def _fold_batch(events: Iterable[Event], before: dict[str, Job]) -> dict[str, Job]:
+    jobs = dict(before)
+    for event in events:
+        if (job := fold([event], jobs.get(event.job_id))) is not None:
+            jobs[job.id] = job
+    return jobs
+
+
+def _job_row(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "owner": job.submitted.owner,
+        "flavour": job.submitted.flavour.value,
+        "endpoint": job.submitted.endpoint,
+        "status": _ERASED if job.erased else status_of(job.end).value,
+        "created_at": job.submitted_at,
+        "ended_at": job.ended_at,
+        "version": job.version,
+        "position": job.position,
+        "state": _to_state(job),
+        "key_id": job.submitted.key_id,
+    }
+
+
+def _image_rows(events: Iterable[Event], jobs: dict[str, Job]) -> list[dict[str, Any]]:
+    """Those images of the batch that their job took; a repeat meets the row that is there."""
+    return [
+        {
+            "job_id": event.job_id,
+            "index": image.index,
+            "storage_key": image.key,
+            "size_bytes": image.size_bytes,
+            "digest": image.digest,
+            "position": event.position,
+        }
+        for event in events
+        if isinstance(image := event.fact, ImageStored)
+        and (job := jobs.get(event.job_id)) is not None
+        and job.image(image.index) == image
+    ]
+
+
+_JOB = TypeAdapter(Job)
+_ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
+
+
+def _to_state(job: Job) -> str:
+    """`Job` as JSON, its end named beside it: `Failed` and `Cancelled` look alike in JSON."""
+    end = None if job.end is None else job.end.type_name
+    return json.dumps({"end": end, "job": _JOB.dump_python(job, mode="json")})
+
+
+def _from_state(state: str) -> Job:
+    stored = json.loads(state)
+    job = _JOB.validate_python(stored["job"])
+    if stored["end"] is None:
+        return job
+    return replace(job, end=_ENDS[stored["end"]].model_validate(stored["job"]["end"]))

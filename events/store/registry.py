@@ -1,0 +1,155 @@
+"""API keys, endpoints and leases: rows that no log can give back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from events.store.database import API_KEYS, ENDPOINTS, LEASES, Database
+from events.store.records import ApiKey, Endpoint, KeyLimits, Scope
+
+
+class ApiKeys:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, key: ApiKey) -> None:
+        await self._database.execute(self._database.insert(API_KEYS).values(_row(key)))
+
+    async def get(self, key_id: str) -> ApiKey | None:
+        rows = await self._database.fetch(sa.select(API_KEYS).where(API_KEYS.c.id == key_id))
+        return _api_key(rows[0]) if rows else None
+
+    async def all(
+        self, *, owner: str | None = None, limit: int | None = None, after: str | None = None
+    ) -> list[ApiKey]:
+        """Oldest first; `after`: the id of the last one already seen."""
+        query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id).limit(limit)
+        if owner is not None:
+            query = query.where(API_KEYS.c.owner == owner)
+        if after is not None:
+            seen = API_KEYS.alias("seen")
+            last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == after)
+            place = sa.tuple_(API_KEYS.c.created_at, API_KEYS.c.id)
+            query = query.where(place > last.scalar_subquery())
+        return [_api_key(row) for row in await self._database.fetch(query)]
+
+    async def live_ids(self, owner: str, *, now: datetime, most: int) -> list[str]:
+        """The owner's keys that are neither revoked nor expired, newest first."""
+        stays = API_KEYS.c.expires_at.is_(None) | (API_KEYS.c.expires_at > now)
+        query = sa.select(API_KEYS.c.id).where(
+            API_KEYS.c.owner == owner, API_KEYS.c.revoked_at.is_(None), stays
+        )
+        newest_first = query.order_by(API_KEYS.c.created_at.desc(), API_KEYS.c.id)
+        return [row.id for row in await self._database.fetch(newest_first.limit(most))]
+
+    async def change(self, key_id: str, **columns: Any) -> ApiKey | None:
+        """The key with these columns changed, None where it is unknown."""
+        change = sa.update(API_KEYS).where(API_KEYS.c.id == key_id).values(_joined(columns))
+        async with self._database.write() as connection:
+            row = (await connection.execute(change.returning(*API_KEYS.columns))).first()
+        return None if row is None else _api_key(row)
+
+    async def rotate(self, old: ApiKey, new: ApiKey, *, old_ends_at: datetime) -> bool:
+        """Add `new` in the place of `old`; False where `old` is no longer as it was read."""
+        unchanged = (API_KEYS.c[name].is_not_distinct_from(v) for name, v in _row(old).items())
+        end = sa.update(API_KEYS).where(*unchanged)
+        async with self._database.write() as connection:
+            ended = await connection.execute(
+                end.values(
+                    replaced_by=new.id, expires_at=min(old.expires_at or old_ends_at, old_ends_at)
+                )
+            )
+            if ended.rowcount == 0:
+                return False
+            await connection.execute(self._database.insert(API_KEYS).values(_row(new)))
+        return True
+
+    async def revoke(self, key_id: str, at: datetime) -> bool:
+        """False where the key is unknown or revoked already; the first time stands."""
+        live = (API_KEYS.c.id == key_id) & API_KEYS.c.revoked_at.is_(None)
+        revoke = sa.update(API_KEYS).where(live).values(revoked_at=at)
+        return await self._database.execute(revoke) > 0
+
+
+_LISTS = {"scopes", "endpoints", "callback_hosts"}
+_LIMITS = {field.name for field in fields(KeyLimits)}
+
+
+def _row(key: ApiKey) -> dict[str, Any]:
+    row = asdict(key)
+    return _joined(row | row.pop("limits"))
+
+
+def _joined(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as they are stored. Scopes have no order of their own, so they get one."""
+    if "scopes" in columns:
+        columns = {**columns, "scopes": sorted(columns["scopes"])}
+    return {
+        name: " ".join(value) if name in _LISTS and value is not None else value
+        for name, value in columns.items()
+    }
+
+
+def _api_key(row: sa.Row[Any]) -> ApiKey:
+    columns: dict[str, Any] = {
+        name: tuple(value.split()) if name in _LISTS and value is not None else value
+        for name, value in row._mapping.items()
+    }
+    limits = KeyLimits(**{name: columns.pop(name) for name in _LIMITS})
+    scopes = frozenset(map(Scope, columns.pop("scopes")))
+    return ApiKey(**columns, scopes=scopes, limits=limits)
+
+
+class Endpoints:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def all(self) -> list[Endpoint]:
+        """By id."""
+        rows = await self._database.fetch(sa.select(ENDPOINTS).order_by(ENDPOINTS.c.id))
+        return [Endpoint(**row._mapping) for row in rows]
+
+    async def get(self, id: str) -> Endpoint | None:
+        rows = await self._database.fetch(sa.select(ENDPOINTS).where(ENDPOINTS.c.id == id))
+        return Endpoint(**rows[0]._mapping) if rows else None
+
+    async def put(self, endpoint: Endpoint) -> None:
+        """Add it, or replace the one of its id."""
+        await self._database.execute(self._database.upsert(ENDPOINTS).values(asdict(endpoint)))
+
+    async def add_missing(self, endpoint: Endpoint) -> None:
+        """Add it unless one of its id is there. Safe while another process does the same."""
+        insert = self._database.insert(ENDPOINTS).values(asdict(endpoint))
+        await self._database.execute(insert.on_conflict_do_nothing())
+
+
+class Leases:
+    """Who does what only one should do, for a short while. It spares work; it is no fence."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        """Take it, or renew it, for `ttl_s` from now; False while it is another's."""
+        now_s = self._database.clock_s
+        row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
+        taken = await self._database.execute(
+            self._database.insert(LEASES)
+            .values(row)
+            .on_conflict_do_update(
+                index_elements=[LEASES.c.name],
+                set_=row,
+                where=(LEASES.c.holder == holder) | (LEASES.c.expires_at_s <= now_s),
+            )
+        )
+        return taken > 0
+
+    async def release(self, name: str, holder: str) -> None:
+        """Give it up; nothing happens where it is another's."""
+        mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
+        await self._database.execute(sa.delete(LEASES).where(mine))

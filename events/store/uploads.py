@@ -1,0 +1,77 @@
+"""Uploaded input images, by owner and name: rows that no log can give back.
+
+A name is a label. Who uploads it again moves it to another file; the file before stays for as long
+as an accepted job may need it, and so does one whose name was removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from events.store.database import UPLOADS, Database
+from events.store.records import Upload
+
+
+class Uploads:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, upload: Upload) -> None:
+        """From now on the name stands for this file."""
+        async with self._database.write() as connection:
+            mine = _labelled(upload.owner, [upload.name])
+            replace = sa.update(UPLOADS).where(mine).values(replaced_at=upload.created_at)
+            await connection.execute(replace)
+            await connection.execute(self._database.insert(UPLOADS).values(asdict(upload)))
+
+    async def use(self, owner: str, names: Collection[str], at: datetime) -> dict[str, Upload]:
+        """The files that the names stand for now, noted as used; without those that are unknown."""
+        if not names:
+            return {}
+        mine = _labelled(owner, names)
+        async with self._database.write() as connection:
+            await connection.execute(sa.update(UPLOADS).where(mine).values(used_at=at))
+            # The newest last: where two uploads of one name crossed, it is the one that counts.
+            rows = await connection.execute(sa.select(UPLOADS).where(mine).order_by(UPLOADS.c.id))
+            return {row.name: Upload(**row._mapping) for row in rows}
+
+    async def page(self, owner: str, *, limit: int, before: str | None = None) -> list[Upload]:
+        """The owner's files, newest first; `before`: the id of the last one already seen."""
+        query = sa.select(UPLOADS).where(_labelled(owner))
+        if before is not None:
+            query = query.where(UPLOADS.c.id < before)
+        rows = await self._database.fetch(query.order_by(UPLOADS.c.id.desc()).limit(limit))
+        return [Upload(**row._mapping) for row in rows]
+
+    async def remove(self, owner: str, name: str, at: datetime) -> bool:
+        """False where the owner has no file of that name."""
+        remove = sa.update(UPLOADS).where(_labelled(owner, [name])).values(replaced_at=at)
+        return await self._database.execute(remove) > 0
+
+    async def forget(
+        self, *, unused_since: datetime | None, replaced_before: datetime, limit: int
+    ) -> list[str]:
+        """Take out rows that nobody needs any more; the keys of their files, which may go now."""
+        due = UPLOADS.c.replaced_at < replaced_before
+        if unused_since is not None:
+            due |= UPLOADS.c.used_at < unused_since
+        async with self._database.write() as connection:
+            some = sa.select(UPLOADS.c.id).where(due).order_by(UPLOADS.c.id).limit(limit)
+            gone = sa.delete(UPLOADS).where(UPLOADS.c.id.in_(some), due)
+            rows = await connection.execute(gone.returning(UPLOADS.c.storage_key))
+            return list(rows.scalars())
+
+    async def known(self, keys: Sequence[str]) -> set[str]:
+        """Those of the storage keys that have a row."""
+        query = sa.select(UPLOADS.c.storage_key).where(UPLOADS.c.storage_key.in_(keys))
+        return {row.storage_key for row in await self._database.fetch(query)}
+
+
+def _labelled(owner: str, names: Collection[str] | None = None) -> sa.ColumnElement[bool]:
+    """The rows of names that still stand for their file."""
+    mine = (UPLOADS.c.owner == owner) & UPLOADS.c.replaced_at.is_(None)
+    return mine if names is None else mine & UPLOADS.c.name.in_(names)

@@ -1,0 +1,156 @@
+"""What the administration of API keys takes and answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from events.store.records import ApiKey, KeyLimits, Scope
+from serve_app.acceptance import ENDPOINT_ID
+from serve_app.openapi.request_bodies import model_body
+from settings import HostPattern
+
+USUAL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
+_LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
+_LONGEST_LIST = 100
+
+
+def _in_utc(time: datetime) -> datetime:
+    """Also keeps what is computed from it within the years that there are."""
+    if time >= _LAST_EXPIRY:
+        raise ValueError("must be before the year 3000; leave it out for a key without an end")
+    try:
+        return time.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("is before the year 1") from error
+
+
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Expiry = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+EndpointPattern = Annotated[str, Field(pattern=rf"{ENDPOINT_ID}|^\*$")]
+
+
+class Limits(BaseModel):
+    """What is absent is as the settings have it (`DARKROOM_KEY_*`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rate_per_s: float | None = Field(
+        default=None, ge=0, le=1e6, description="Requests a second; 0: any number"
+    )
+    burst: int | None = Field(
+        default=None, ge=1, le=10**6, description="Requests at once, after a pause"
+    )
+    max_open_jobs: int | None = Field(
+        default=None, ge=0, le=10**9, description="Jobs that wait or run; 0: any number"
+    )
+    endpoints: tuple[EndpointPattern, ...] | None = Field(
+        default=None, min_length=1, max_length=_LONGEST_LIST, description="Ids, or `*` for any"
+    )
+    callback_hosts: tuple[HostPattern, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=_LONGEST_LIST,
+        description="Hosts, `*.example.com` for every name below one, or `*` for any",
+    )
+
+    def values(self) -> KeyLimits:
+        return KeyLimits(**self.model_dump())
+
+
+class NewKey(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    owner: Name = Field(description="Whose jobs these are: keys of one owner share them")
+    name: Name | None = Field(default=None, description="To tell keys apart; else the owner")
+    scopes: frozenset[Scope] = frozenset(USUAL_SCOPES)
+    expires_at: Expiry | None = None
+    limits: Limits = Limits()
+
+
+class KeyChanges(BaseModel):
+    """What is absent stays; a limit that is null is again as the settings have it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name | None = None
+    scopes: frozenset[Scope] | None = None
+    expires_at: Expiry | None = Field(default=None, description="null: never")
+    limits: Limits = Limits()
+
+    def columns(self) -> dict[str, Any]:
+        said: dict[str, Any] = self.model_dump(exclude_unset=True)
+        limits: dict[str, Any] = said.pop("limits", {})
+        required = {"name", "scopes"}
+        kept = {k: v for k, v in said.items() if v is not None or k not in required}
+        return kept | limits
+
+
+_EXAMPLE: dict[str, Any] = {
+    "id": "k3v9x1m7q2ab",
+    "owner": "alice",
+    "name": "alice's site",
+    "scopes": ["cancel", "generate", "read"],
+    "state": "live",
+    "created_at": "2026-01-31T12:00:00Z",
+    "expires_at": "2026-04-30T12:00:00Z",
+    "limits": {
+        "rate_per_s": 20,
+        "burst": 40,
+        "max_open_jobs": 200,
+        "endpoints": ["default"],
+        "callback_hosts": ["*.alice.example"],
+    },
+}
+_CREATED = {"owner", "name", "scopes", "expires_at", "limits"}
+CREATE_BODY = model_body(NewKey, {k: v for k, v in _EXAMPLE.items() if k in _CREATED})
+CHANGE_BODY = model_body(KeyChanges, {"limits": {"rate_per_s": 5, "max_open_jobs": None}})
+
+
+class KeyInfo(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"example": _EXAMPLE})
+
+    id: str
+    owner: str
+    name: str
+    scopes: list[Scope]
+    state: Literal["live", "expired", "revoked"]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    replaced_by: str | None = Field(default=None, description="Id of the key it was rotated to")
+    limits: Limits
+
+    @classmethod
+    def of(cls, key: ApiKey, /, *, now: datetime, **secrets: str) -> Self:
+        state = "live" if key.is_live(now) else "revoked" if key.revoked_at else "expired"
+        said = asdict(key) | {"scopes": sorted(key.scopes), "state": state}
+        del said["secret_sha256"]
+        return cls.model_validate(said | secrets)
+
+
+class NewKeyInfo(KeyInfo):
+    """The only answer that ever has the secrets."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                **_EXAMPLE,
+                "key": "dk_k3v9x1m7q2ab_…",
+                "webhook_secret": "whsec_…",
+            }
+        }
+    )
+
+    key: str = Field(description="Send it as `Authorization: Bearer <key>`; shown this once")
+    webhook_secret: str = Field(description="Signs the callbacks of this key's jobs")
+
+
+class KeyPage(BaseModel):
+    keys: list[KeyInfo] = Field(description="Oldest first")
+    next_cursor: str | None = Field(
+        default=None, description="`cursor` of the next page; absent on the last"
+    )

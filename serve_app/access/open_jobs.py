@@ -1,0 +1,84 @@
+"""How many jobs of a key wait or run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from events.store.records import ApiKey
+from serve_app.errors import ApiError, retry_after
+
+if TYPE_CHECKING:
+    from events.store.read_model import ReadModel
+
+Stored = Callable[[int], None]
+"""Says at which position of the log a job was stored."""
+
+
+class OpenJobs:
+    """The rows of the read model as of the last second, and what this replica stored behind them.
+
+    One replica never takes too many, however late the projection is: what it stored counts from its
+    own memory until the checkpoint has passed it. Of the others it sees what is projected. So `n`
+    replicas together take at most `n` times what was still free for the key when the projection
+    last moved; while it moves, what the others accept in about a second.
+    """
+
+    def __init__(
+        self,
+        read_model: ReadModel,
+        *,
+        period_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read_model = read_model
+        self._period_s = period_s
+        self._clock = clock
+        self._counted_until = -float("inf")
+        self._counting = asyncio.Lock()
+        self._checkpoint = 0
+        self._rows: dict[str, int] = {}
+        self._storing: Counter[str] = Counter()
+        self._stored: defaultdict[str, list[int]] = defaultdict(list)
+
+    @asynccontextmanager
+    async def place(self, key: ApiKey) -> AsyncGenerator[Stored]:
+        """Room for one job while it is stored; call what is given once it is.
+
+        Raises ApiError 429 where there is none, DatabaseUnavailable where nobody can tell.
+        """
+        most = key.limits.max_open_jobs
+        if not most:
+            yield lambda _position: None
+            return
+        await self._count()
+        if self._rows.get(key.id, 0) + self._storing[key.id] + len(self._stored[key.id]) >= most:
+            message = f"The key may have {most} jobs that wait or run."
+            raise ApiError(429, "too_many_open_jobs", message, headers=retry_after(5))
+        self._storing[key.id] += 1
+        try:
+            yield partial(self._note, key.id)
+        finally:
+            self._storing[key.id] -= 1
+
+    def _note(self, key_id: str, position: int) -> None:
+        if position > self._checkpoint:  # else it is among the rows already
+            self._stored[key_id].append(position)
+
+    async def _count(self) -> None:
+        """One query for all keys, once a period."""
+        async with self._counting:
+            if self._clock() < self._counted_until:
+                return
+            self._checkpoint, self._rows = await self._read_model.open_jobs_by_key()
+            for key_id, positions in list(self._stored.items()):
+                if behind := [position for position in positions if position > self._checkpoint]:
+                    self._stored[key_id] = behind
+                else:
+                    del self._stored[key_id]
+            self._counted_until = self._clock() + self._period_s

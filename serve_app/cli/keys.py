@@ -1,0 +1,163 @@
+"""`darkroom keys`: API keys in the database itself, whether the service runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import ValidationError
+from rich.markup import escape
+from rich.table import Table
+
+from events.log import utc_now
+from events.store.database import Database
+from events.store.records import Scope
+from events.store.registry import ApiKeys
+from events.webhook_secret import webhook_secret
+from serve_app.access.api_keys import mint, parse
+from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits
+from serve_app.access.rotation import rotate
+from serve_app.cli.terminal import console, fail
+from serve_app.errors import ApiError
+from serve_app.local.embedded import with_secret
+from serve_app.local.nats_server import write_private
+from settings import LONGEST_GRACE_S, Settings
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, help="Make, list, rotate and revoke API keys.")
+
+ADMIN_KEY_FILE = "admin.key"
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@app.command("create")
+def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
+    owner: Annotated[
+        str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")
+    ],
+    name: Annotated[str, typer.Option(help="To tell keys apart.")] = "",
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Days until it expires.", min=0)] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")] = None,
+    burst: Annotated[int | None, typer.Option(help="Requests at once, after a pause.")] = None,
+    max_open_jobs: Annotated[
+        int | None, typer.Option(help="Jobs that wait or run; 0: any number.")
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(help="It may use this one; may be repeated.")
+    ] = None,
+    callback_host: Annotated[
+        list[str] | None, typer.Option(help="Or *.example.com; may be repeated.")
+    ] = None,
+) -> None:
+    """Make a key; print it, this once, and the secret that signs its callbacks."""
+    try:
+        limits = Limits(
+            rate_per_s=rate,
+            burst=burst,
+            max_open_jobs=max_open_jobs,
+            endpoints=tuple(endpoint) if endpoint else None,
+            callback_hosts=tuple(callback_host) if callback_host else None,
+        )
+    except ValidationError as error:
+        fail("; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors()))
+    expires_at = utc_now() + timedelta(days=days) if days is not None else None
+    text, key = mint(
+        owner,
+        name or owner,
+        scope or USUAL_SCOPES,
+        created_at=utc_now(),
+        expires_at=expires_at,
+        limits=limits.values(),
+    )
+    settings = with_secret(Settings())
+    asyncio.run(with_keys(settings, lambda store: store.add(key)))
+    _show_once(settings, text, key.id)
+
+
+@app.command("list")
+def list_keys() -> None:
+    """Every key, without its secret."""
+    now = utc_now()
+    table = Table("id", "owner", "name", "scopes", "created", "expires", "state")
+    for key in asyncio.run(with_keys(Settings(), lambda store: store.all())):
+        expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
+        table.add_row(
+            key.id,
+            escape(key.owner),
+            escape(key.name),
+            " ".join(sorted(key.scopes)),
+            f"{key.created_at:%Y-%m-%d}",
+            expires,
+            KeyInfo.of(key, now=now).state,
+        )
+    console.print(table)
+
+
+@app.command("rotate")
+def rotate_key(
+    key_id: str,
+    grace: Annotated[
+        str | None,
+        typer.Option(help="How long the old key still works: 90s, 30m, 12h, 7d, 0s. Default: 7d."),
+    ] = None,
+) -> None:
+    """Make a new key of the same owner, name, scopes and limits; print it as `create` does."""
+    settings = with_secret(Settings())
+    period = timedelta(seconds=settings.key_rotation_grace_s) if grace is None else _period(grace)
+    try:
+        text, key = asyncio.run(
+            with_keys(settings, lambda store: rotate(store, key_id, grace=period, now=utc_now()))
+        )
+    except ApiError as error:
+        fail(error.message)
+    _show_once(settings, text, key.id)
+    _replace_admin_key(settings, key_id, text)
+
+
+@app.command("revoke")
+def revoke_key(key_id: str) -> None:
+    """End a key; holds on every replica within 10 s."""
+    if not asyncio.run(with_keys(Settings(), lambda store: store.revoke(key_id, utc_now()))):
+        fail(f"no live key has the id {key_id}")
+    console.print(f"{key_id} is revoked.")
+
+
+async def with_keys(settings: Settings, use: Callable[[ApiKeys], Awaitable[T]]) -> T:
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = Database(settings.effective_database_url)
+    try:
+        await database.prepare()
+        return await use(ApiKeys(database))
+    finally:
+        await database.close()
+
+
+def _show_once(settings: Settings, text: str, key_id: str) -> None:
+    for line in (text, webhook_secret(settings.secret_bytes, key_id)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _period(text: str) -> timedelta:
+    parts = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if parts is None:
+        fail("give the grace as a number and s, m, h or d: 90s, 12h, 7d")
+    period = timedelta(**{_UNITS[parts[2]]: int(parts[1])})
+    if period.total_seconds() > LONGEST_GRACE_S:
+        fail("the grace is 366 days at most; a key that shall live on need not be rotated")
+    return period
+
+
+def _replace_admin_key(settings: Settings, old_id: str, text: str) -> None:
+    """The command line and the next start use the key in this file."""
+    path = settings.data_dir / ADMIN_KEY_FILE
+    parsed = parse(path.read_text().strip()) if path.exists() else None
+    if parsed is not None and parsed.id == old_id:
+        write_private(path, text + "\n")

@@ -1,0 +1,261 @@
+"""`darkroom`: start the service, manage keys, run a job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import httpx
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+
+from events.errors import DatabaseUnavailable
+from events.log import utc_now
+from events.store.records import ApiKey, Scope
+from events.store.registry import ApiKeys
+from serve_app.access.api_keys import mint, parse
+from serve_app.cli import keys as key_commands
+from serve_app.cli.client import Client, ClientError, run_job
+from serve_app.cli.keys import ADMIN_KEY_FILE, with_keys
+from serve_app.cli.terminal import complaints, console, fail
+from serve_app.local.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
+from serve_app.local.nats_server import NatsDidNotStart, write_private
+from settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(key_commands.app, name="keys")
+
+_READY_TIMEOUT_S = 120.0
+
+
+def main() -> None:
+    """The console script. Settings that make no sense are said in a line each."""
+    try:
+        app()
+    except ValidationError as error:
+        for line in error.errors():
+            name = "DARKROOM_" + "_".join(map(str, line["loc"])).upper()
+            complaints.print(f"{name}: {line['msg']}", style="red", markup=False)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def up() -> None:
+    """Start everything on this machine and keep it running until Ctrl-C."""
+    settings = Settings()
+    began = time.monotonic()
+    stop = threading.Event()
+    try:
+        with ExitStack() as stack:
+            with console.status("Starting") as status:
+                _on_signals(_interrupt)
+                fresh_key = asyncio.run(ensure_admin_key(settings))
+
+                def tell(part: str) -> None:
+                    _on_signals(_interrupt)  # again: Ray takes them over as it starts
+                    status.update(f"Starting {part}")
+
+                running = stack.enter_context(Embedded(settings, tell=tell))
+                _wait_ready(running.settings)
+                _on_signals(lambda *_: stop.set())
+            _print_screen(running, fresh_key, time.monotonic() - began)
+            stop.wait()
+            console.print("Stopping.")
+    except (AlreadyRunning, NatsDidNotStart, UnsafeFolder) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        console.print("Stopped before it was up.")
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _wait_ready(settings: Settings) -> None:
+    give_up_at = time.monotonic() + _READY_TIMEOUT_S
+    url = f"http://{settings.host}:{settings.port}"
+    with httpx.Client(base_url=url, timeout=2, trust_env=False) as client:
+        while time.monotonic() < give_up_at:
+            with suppress(httpx.TransportError):
+                if client.get("/health/ready").is_success:
+                    return
+            time.sleep(0.1)
+    fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
+
+
+async def ensure_admin_key(settings: Settings) -> str | None:
+    """The admin key in `<data>/admin.key`; returned only when it was made just now."""
+    path = settings.data_dir / ADMIN_KEY_FILE
+    if path.exists():
+        await _ensure_row(settings, path.read_text().strip())
+        return None
+    text, key = mint("admin", "admin", Scope, created_at=utc_now())
+    await with_keys(settings, lambda store: store.add(key))
+    write_private(path, text + "\n")
+    return text
+
+
+async def _ensure_row(settings: Settings, text: str) -> None:
+    """The database may be another one than last time. A key that was revoked has its row there."""
+    parsed = parse(text)
+    if parsed is None:
+        fail(f"{ADMIN_KEY_FILE} holds no key; remove it, and the next start makes a new one")
+    key = ApiKey(
+        id=parsed.id,
+        owner="admin",
+        name="admin",
+        secret_sha256=parsed.secret_sha256,
+        scopes=frozenset(Scope),
+        created_at=utc_now(),
+    )
+
+    async def add_missing(store: ApiKeys) -> None:
+        if await store.get(key.id) is None:
+            await store.add(key)
+
+    try:
+        await with_keys(settings, add_missing)
+    except DatabaseUnavailable as error:  # the service waits for it, and does not need this key
+        complaints.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
+
+
+def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:
+    settings = running.settings
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("HTTP API", settings.effective_public_url),
+        ("Documentation", f"{settings.effective_public_url}/docs"),
+        ("Event log", _without_password(settings.nats_url or "")),
+        ("Subscribers", f"{settings.nats_dir / 'reader.url'} (events.>)" if running.nats else "-"),
+        ("Images", settings.effective_images_url),
+        ("Models", str(settings.models_dir.absolute())),
+        ("Database", _without_password(settings.effective_database_url)),
+        ("Ray", running.ray_address),
+        ("HAProxy metrics", f"http://127.0.0.1:{running.metrics_port}/metrics"),
+        ("Admin key", fresh_key or f"in {settings.data_dir / ADMIN_KEY_FILE}"),
+    ):
+        table.add_row(f"[bold]{name}", value)
+    console.print(f"\n[bold green]Darkroom is up[/] after {took_s:.1f} s. Ctrl-C stops it.\n")
+    console.print(table, soft_wrap=True)
+    if fresh_key:
+        path = settings.data_dir / ADMIN_KEY_FILE
+        console.print(f"\nThe admin key is shown this once; it is also in {path}.")
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://')[0]}://{tail}" if at else url
+
+
+# Jobs.
+
+UrlOption = Annotated[
+    str | None, typer.Option(help="Of the service; default: this machine's.", envvar="DARKROOM_URL")
+]
+KeyOption = Annotated[
+    str | None, typer.Option(help="Default: <data>/admin.key.", envvar="DARKROOM_API_KEY")
+]
+OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
+
+
+@app.command()
+def generate(  # noqa: PLR0917 - typer makes the options from the arguments
+    prompt: Annotated[str | None, typer.Argument(help="What the picture shows.")] = None,
+    workflow: Annotated[
+        Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
+    ] = None,
+    negative_prompt: str = "",
+    checkpoint: str | None = None,
+    width: int = 64,
+    height: int = 64,
+    steps: int = 20,
+    cfg_scale: float = 7.0,
+    sampler: str = "Euler",
+    scheduler: str = "Automatic",
+    batch_size: int = 1,
+    seed: int = -1,
+    endpoint: str = "default",
+    out: OutOption = Path("pictures"),
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Run a job, show its progress, save its pictures."""
+    if (prompt is None) == (workflow is None):
+        fail("give either a prompt or --workflow, one of them")
+    body: dict[str, Any]
+    if workflow is not None:
+        flavour, body = "workflow", _read_graph(workflow)
+    else:
+        flavour, body = (
+            "diffusion",
+            {
+                "prompt": prompt,
+                "negative_prompt": negative_prompt,
+                "width": width,
+                "height": height,
+                "steps": steps,
+                "cfg_scale": cfg_scale,
+                "sampler_name": sampler,
+                "scheduler": scheduler,
+                "batch_size": batch_size,
+                "seed": seed,
+            },
+        )
+        if checkpoint is not None:
+            body["sd_model_checkpoint"] = checkpoint
+    try:
+        with _client(url, key) as client:
+            result = run_job(client, flavour, body, endpoint=endpoint, console=console)
+            _show(result, client, out)
+    except ClientError as error:
+        fail(str(error))
+
+
+@app.command()
+def result(
+    request_id: str, out: OutOption = Path("pictures"), url: UrlOption = None, key: KeyOption = None
+) -> None:
+    """Show where a job is; save the pictures it has."""
+    try:
+        with _client(url, key) as client:
+            _show(client.result(request_id), client, out)
+    except ClientError as error:
+        fail(str(error))
+
+
+def _client(url: str | None, key: str | None) -> Client:
+    settings = Settings()
+    path = settings.data_dir / ADMIN_KEY_FILE
+    if key is None and not path.exists():
+        fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
+    return Client(url or settings.effective_public_url, key or path.read_text().strip())
+
+
+def _read_graph(path: Path) -> dict[str, Any]:
+    try:
+        graph: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        fail(f"{path}: {error}")
+    return graph if "prompt" in graph else {"prompt": graph}
+
+
+def _show(result: dict[str, Any], client: Client, out: Path) -> None:
+    console.print_json(data=result)
+    for path in client.save(result, out):
+        console.print(f"saved {path}", soft_wrap=True)
+    if result["status"] == 2:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Everything that runs on one machine: Ray, Serve and nats-server."""

@@ -1,0 +1,285 @@
+"""The whole system on one machine: nats-server, local Ray, the Serve application."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import math
+import os
+import random
+import secrets
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import SecretStr
+
+from serve_app.local.nats_server import NatsServer, write_private
+from serve_app.local.stale_processes import stop_leftovers
+from settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_SOCKET_FOLDER = 27
+"""HAProxy allows 97 bytes; Serve adds a folder of 56 letters and the socket's name."""
+
+
+_REPLICA_PORTS = 100
+_WATCH_PERIOD_S = 0.2
+_LONGEST_WATCH_PAUSE_S = 5.0
+
+
+class UnsafeFolder(RuntimeError):
+    """A folder that others may enter or have made in our place."""
+
+
+class AlreadyRunning(RuntimeError):
+    """Another `darkroom up` works on this data folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs where."""
+
+    settings: Settings
+    nats: NatsServer | None
+    metrics_port: int
+    ray_address: str
+
+
+class Embedded:
+    """`with Embedded(settings) as running:` — up on entry, all of it stopped on exit."""
+
+    def __init__(self, settings: Settings, *, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`tell` hears which part starts."""
+        self._settings = settings
+        self._tell = tell
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Running:
+        try:
+            return self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _start(self) -> Running:
+        settings = self._settings
+        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._stack.enter_context(_only_one(settings.data_dir))
+        metrics_port = _configure_serve(settings)
+        _check_port(settings.host, settings.port)
+        settings = with_secret(settings)
+        nats = None
+        if settings.nats_url is None:
+            self._tell("nats-server")
+            nats = NatsServer(settings.nats_dir)
+            self._stack.callback(nats.stop)
+            nats.start()
+            settings = settings.model_copy(update={"nats_url": nats.url})
+            self._stack.enter_context(watched(nats))
+        self._tell("Ray")
+        address = self._start_ray(settings)
+        self._tell("the application")
+        self._start_serve(settings)
+        return Running(settings, nats, metrics_port, address)
+
+    def _start_ray(self, settings: Settings) -> str:
+        _require_token(settings.data_dir / "ray.token")  # before Ray is imported: it reads it then
+        import ray
+
+        # Workers import our packages from where this one runs, and find no other project's.
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        self._stack.callback(ray.shutdown)
+        ray.init(
+            address="local",
+            namespace="serve",
+            num_gpus=settings.ray_num_gpus,
+            num_cpus=_logical_cpus(settings),
+            resources={"darkroom_cpu": 1000},
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _node_ip_address="127.0.0.1",
+        )
+        return str(ray.get_runtime_context().gcs_address)
+
+    def _start_serve(self, settings: Settings) -> None:
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        from serve_app.app import build_with
+
+        serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port))
+        serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
+
+
+def _require_token(path: Path) -> None:
+    """Nobody else on this machine may drive our Ray."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path.absolute()))
+    token_path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    if not token_path.exists():
+        write_private(token_path, secrets.token_hex(32))
+
+
+def with_secret(settings: Settings) -> Settings:
+    """The given secret, else the one in `<data>/secret`, made at the first start."""
+    if settings.secret is not None:
+        return settings
+    path = settings.data_dir / "secret"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, secrets.token_urlsafe(32))
+    return settings.model_copy(update={"secret": SecretStr(path.read_text().strip())})
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Generator[None]:
+    """Raises AlreadyRunning. The lock goes with the process, however that ends."""
+    with (data_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise AlreadyRunning(f"another `darkroom up` works on {data_dir}") from error
+        yield
+
+
+@contextmanager
+def watched(nats: NatsServer) -> Generator[None]:
+    """Starts nats-server again, on the same port, when it dies.
+
+    It does not wait for it: one that reads a large store for minutes is alive.
+    """
+    stop = threading.Event()
+
+    def watch() -> None:
+        pause_s = _WATCH_PERIOD_S
+        while not stop.wait(pause_s):
+            if nats.is_running():
+                pause_s = _WATCH_PERIOD_S
+                continue
+            logger.warning("nats-server died", extra={"action": "nats_restart"})
+            pause_s = min(2 * pause_s, _LONGEST_WATCH_PAUSE_S)
+            try:
+                nats.spawn()
+            except Exception:
+                logger.exception("nats-server is not back", extra={"action": "nats_restart"})
+
+    thread = threading.Thread(target=watch, name="nats-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _configure_serve(settings: Settings) -> int:
+    """Serve's own settings, which its processes inherit; the port of HAProxy's metrics.
+
+    An HAProxy that outlived a killed predecessor still holds our port, and is ended.
+    """
+    folder = (settings.data_dir / "haproxy").absolute()
+    stop_leftovers(folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sockets = folder
+    if len(str(sockets)) > _LONGEST_SOCKET_FOLDER:
+        name = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+        sockets = Path(tempfile.gettempdir()) / f"darkroom-{name}"
+        make_private(sockets)
+    metrics_port = _free_port()
+    replica_port = _free_range(_REPLICA_PORTS)
+    os.environ |= {
+        "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if sys.platform == "linux" else "0",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # Serve listens with SO_REUSEPORT: on its usual ports two instances would meet, and get each
+        # other's requests.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray runs its workers at 15, behind everything else on the machine.
+        "RAY_worker_niceness": "0",
+    }
+    return metrics_port
+
+
+def make_private(folder: Path) -> None:
+    """A folder for this user alone where anybody may make one, /tmp. Raises UnsafeFolder."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) != 0o700
+    ):
+        raise UnsafeFolder(
+            f"{folder} is not a folder of this user alone (mode 0700): remove it, or set TMPDIR"
+        )
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise AlreadyRunning(
+                f"{host}:{port} is taken; set DARKROOM_PORT to another port"
+            ) from error
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _free_range(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on."""
+    while True:
+        first = random.randrange(20_000, 30_000, count)
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+            return first
+
+
+def _logical_cpus(settings: Settings) -> int:
+    """Room for every worker that the settings allow: Ray's CPUs are a count, not a measure."""
+    return max(os.cpu_count() or 1, math.ceil(settings.worker_cpus * settings.max_workers))

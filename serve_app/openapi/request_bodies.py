@@ -1,0 +1,128 @@
+"""Bodies of requests, for the OpenAPI document: schema, and an example of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from engine.webui.parameters import DiffusionParameters
+from events.types import Flavour
+
+_WORKFLOW_SCHEMA: dict[str, Any] = {
+    "title": "WorkflowRequest",
+    "type": "object",
+    "required": ["prompt"],
+    "properties": {
+        "prompt": {
+            "description": "Node graph: nodes by their id",
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["class_type", "inputs"],
+                "properties": {
+                    "class_type": {"type": "string", "description": "One of GET /v1/object_info"},
+                    "inputs": {
+                        "type": "object",
+                        "description": "Literals, or [node id, output index]",
+                    },
+                },
+            },
+        },
+        "extra_data": {
+            "type": "object",
+            "description": "extra_pnginfo in it goes into the PNG",
+        },
+    },
+}
+
+_WORKFLOW_EXAMPLE: dict[str, Any] = {
+    "prompt": {
+        "3": {
+            "class_type": "KSampler",
+            "inputs": {
+                "cfg": 8,
+                "denoise": 1,
+                "latent_image": ["5", 0],
+                "model": ["4", 0],
+                "negative": ["7", 0],
+                "positive": ["6", 0],
+                "sampler_name": "euler",
+                "scheduler": "normal",
+                "seed": 8566257,
+                "steps": 20,
+            },
+        },
+        "4": {
+            "class_type": "CheckpointLoaderSimple",
+            "inputs": {"ckpt_name": "example.safetensors"},
+        },
+        "5": {
+            "class_type": "EmptyLatentImage",
+            "inputs": {"batch_size": 1, "height": 512, "width": 512},
+        },
+        "6": {
+            "class_type": "CLIPTextEncode",
+            "inputs": {"clip": ["4", 1], "text": "a red circle on a white ground"},
+        },
+        "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "blurred"}},
+        "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
+        "9": {
+            "class_type": "SaveImage",
+            "inputs": {"filename_prefix": "darkroom", "images": ["8", 0]},
+        },
+    }
+}
+
+_DIFFUSION_EXAMPLE: dict[str, Any] = {
+    "sd_model_checkpoint": "example.safetensors",
+    "prompt": "a red circle on a white ground",
+    "negative_prompt": "",
+    "width": 512,
+    "height": 512,
+    "sampler_name": "Euler",
+    "scheduler": "Automatic",
+    "steps": 20,
+    "cfg_scale": 7,
+    "batch_size": 1,
+    "clip_skip": 1,
+    "seed": -1,
+    "override_settings": {"sd_model_checkpoint": "example.safetensors"},
+}
+
+# A bound beside a validator of our own reaches the schema under pydantic's name for it.
+_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+def request_body(flavour: Flavour) -> dict[str, Any]:
+    """The OpenAPI request body object."""
+    if flavour is Flavour.WORKFLOW:
+        return _json_body(_WORKFLOW_SCHEMA, _WORKFLOW_EXAMPLE)
+    schema = {**_schema(DiffusionParameters), "title": "DiffusionRequest"}
+    return _json_body(schema, _DIFFUSION_EXAMPLE)
+
+
+def model_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """The same, of a body that `read_as` reads."""
+    return _json_body(_schema(model), example)
+
+
+def _json_body(schema: Any, example: dict[str, Any]) -> dict[str, Any]:
+    media_type = {"schema": schema, "example": example}
+    return {"required": True, "content": {"application/json": media_type}}
+
+
+def _schema(model: type[BaseModel]) -> Any:
+    schema = model.model_json_schema()
+    return _plain(schema, schema.pop("$defs", {}))
+
+
+def _plain(schema: Any, definitions: dict[str, Any]) -> Any:
+    """With its definitions in place, since it does not lie where they could be referred to."""
+    if isinstance(schema, list):
+        return [_plain(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(reference := schema.get("$ref"), str):
+        return _plain(definitions[reference.rpartition("/")[2]], definitions)
+    return {_KEYWORDS.get(key, key): _plain(each, definitions) for key, each in schema.items()}

@@ -1,0 +1,178 @@
+"""Callbacks: what became of a job's, once more, and a sample before there is any job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from events.delivery import fold_delivery, request_redelivery
+from events.job import Job
+from events.log import Writer, utc_now
+from events.types import CallbackAttempted, CallbackExhausted, Event
+from serve_app.access.auth import Generator, Reader, require_callback_host
+from serve_app.access.token_buckets import TokenBuckets
+from serve_app.errors import ApiError, documented, retry_after
+from serve_app.job_state import owned_job
+from serve_app.services import ServicesGiven
+
+router = APIRouter(prefix="/v1", tags=["callbacks"], responses=documented(400, 401, 403, 500, 503))
+
+
+class CallbackState(StrEnum):
+    NONE = "none"
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    EXHAUSTED = "exhausted"
+
+
+class CallbackTry(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"at": "2026-03-01T08:30:00Z", "status": 200, "latency_s": 0.12}]
+        }
+    )
+
+    at: datetime = Field(description="When its outcome was known")
+    status: int | None = Field(default=None, description="HTTP status of the answer, if any")
+    latency_s: float = Field(description="Until the answer, or until it was given up")
+    error: str | None = Field(default=None, description="Why there is no status")
+
+
+class CallbackReport(BaseModel):
+    """What became of a job's callback. Every try of it has the same `webhook-id`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "state": "pending",
+                    "callback_url": "https://example.com/task_completed",
+                    "tries": [
+                        {"at": "2026-03-01T08:30:00Z", "status": 503, "latency_s": 0.12},
+                        {
+                            "at": "2026-03-01T08:30:20Z",
+                            "latency_s": 15.0,
+                            "error": "no answer within 15 s",
+                        },
+                    ],
+                    "next_try_at": "2026-03-01T08:30:50Z",
+                }
+            ]
+        }
+    )
+
+    state: CallbackState = Field(
+        description="none: the job has no callback address; pending: it will be tried, or tried "
+        "again; delivered; exhausted: given up"
+    )
+    callback_url: str | None = None
+    tries: list[CallbackTry] = Field(description="Oldest first")
+    next_try_at: datetime | None = Field(default=None, description="Not before then")
+    withheld_since: datetime | None = Field(
+        default=None, description="Since when it is kept back, for its host fails time after time"
+    )
+    message: str | None = Field(default=None, description="Why it was given up")
+
+
+def _conflict(description: str) -> dict[int | str, dict[str, Any]]:
+    return {409: documented(409)[409] | {"description": description}}
+
+
+def _too_many(description: str) -> dict[int | str, dict[str, Any]]:
+    return {429: documented(429)[429] | {"description": description}}
+
+
+@router.get("/jobs/{id}/callbacks", response_model_exclude_none=True, responses=documented(404))
+async def show_callbacks(id: str, key: Reader, services: ServicesGiven) -> CallbackReport:
+    """Every try to deliver a job's callback."""
+    job = await owned_job(services, id, key)
+    return _report(job, await services.deliveries.read(job.id))
+
+
+@router.post(
+    "/jobs/{id}/callbacks/redeliver",
+    status_code=202,
+    response_model_exclude_none=True,
+    responses=documented(404) | _conflict("The job has no callback address, or has not ended"),
+)
+async def redeliver(id: str, key: Generator, services: ServicesGiven) -> CallbackReport:
+    """Deliver a job's callback once more, at once and with all its tries.
+
+    Under the same `webhook-id`. Asked for again before a try was made, it changes nothing.
+    """
+    job = await owned_job(services, id, key)
+    if job.end is None or job.submitted.callback_url is None:
+        reason = "has not ended yet" if job.end is None else "has no callback address"
+        raise ApiError(409, "nothing_to_deliver", f"The job {reason}.")
+    delivery = fold_delivery(await services.deliveries.read(job.id))
+    writer = Writer(services.deliveries, fold=fold_delivery)
+    await writer.write(job.id, delivery, request_redelivery, traceparent=job.traceparent)
+    # Parked, not added: the entry that is in work now will be acknowledged.
+    await services.callback_queue.park(job.id, utc_now())
+    return _report(job, await services.deliveries.read(job.id))
+
+
+@router.post(
+    "/callbacks/test",
+    response_model_exclude_none=True,
+    responses=_too_many("The key's rate, or more tests in a minute than are allowed"),
+)
+async def send_sample(
+    request: Request,
+    key: Generator,
+    services: ServicesGiven,
+    callback_url: Annotated[
+        str,
+        Query(
+            description="Public http or https address",
+            examples=["https://example.com/task_completed"],
+        ),
+    ],
+) -> CallbackTry:
+    """Send a sample result to an address, signed as a job's would be, and tell what came of it.
+
+    It is tried once. The job that it names does not exist.
+    """
+    tests: TokenBuckets = request.app.state.callback_tests
+    most = services.settings.callback_tests_per_minute
+    if wait_s := tests.take(key.owner, rate_per_s=most / 60, burst=most):
+        message = "Too many test callbacks in a minute."
+        raise ApiError(429, "too_many_tests", message, headers=retry_after(wait_s))
+    require_callback_host(key, services.address_rule.check_url(callback_url).host)
+    outcome = await services.send_sample(callback_url, key)
+    return _try(utc_now(), outcome)
+
+
+def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
+    delivery = fold_delivery(events)
+    if job.submitted.callback_url is None:
+        state = CallbackState.NONE
+    elif delivery.delivered:
+        state = CallbackState.DELIVERED
+    else:
+        state = CallbackState.EXHAUSTED if delivery.exhausted else CallbackState.PENDING
+    return CallbackReport(
+        state=state,
+        callback_url=job.submitted.callback_url,
+        tries=[
+            _try(event.time, event.fact)
+            for event in events
+            if isinstance(event.fact, CallbackAttempted)
+        ],
+        next_try_at=delivery.retry_at,
+        withheld_since=None if delivery.ended else delivery.withheld_at,
+        message=_last_message(events) if delivery.exhausted else None,
+    )
+
+
+def _try(at: datetime, fact: CallbackAttempted) -> CallbackTry:
+    return CallbackTry(at=at, status=fact.status, latency_s=fact.latency_s, error=fact.error)
+
+
+def _last_message(events: Iterable[Event]) -> str:
+    return [each.fact.message for each in events if isinstance(each.fact, CallbackExhausted)][-1]

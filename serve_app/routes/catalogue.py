@@ -1,0 +1,107 @@
+"""What can be asked for: models, samplers, schedulers, node types."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from engine.graph.families import Family, family_of
+from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
+from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
+from events.store.records import Scope
+from serve_app.access.auth import Reader, Requires
+from serve_app.errors import documented
+from serve_app.services import ServicesGiven
+
+KINDS = (CHECKPOINTS, LORAS, VAES, "controlnet", EMBEDDINGS, "upscale_models")
+
+_LISTED_UPLOADS = 1000
+
+router = APIRouter(
+    prefix="/v1",
+    tags=["catalogue"],
+    dependencies=[Depends(Requires(Scope.READ))],
+    responses=documented(401, 403, 500, 503),
+)
+
+
+class ModelItem(BaseModel):
+    kind: str = Field(description="Folder that it lies in: checkpoints, loras, ...")
+    name: str = Field(description="The name to ask for it by")
+    family: Family | None = Field(
+        description="Of a single-file checkpoint or a LoRA, where the file's header tells it"
+    )
+
+
+class ModelList(BaseModel):
+    models: list[ModelItem]
+
+
+class SamplerItem(BaseModel):
+    name: str = Field(description="As in a workflow")
+    label: str = Field(description="As in the diffusion flavour, which takes every spelling")
+    aliases: list[str]
+    automatic: str = Field(description=f"Scheduler that {AUTOMATIC} stands for")
+
+
+class SamplerList(BaseModel):
+    samplers: list[SamplerItem]
+
+
+class SchedulerItem(BaseModel):
+    name: str
+    label: str
+    aliases: list[str]
+
+
+class SchedulerList(BaseModel):
+    schedulers: list[SchedulerItem]
+
+
+@router.get("/models")
+async def list_models(services: ServicesGiven) -> ModelList:
+    """The models that are there now."""
+    folder = services.catalogue.models
+
+    def read() -> list[ModelItem]:
+        return [
+            ModelItem(kind=kind, name=name, family=family_of(folder, kind, name))
+            for kind in KINDS
+            for name in folder.names(kind)
+        ]
+
+    return ModelList(models=await asyncio.to_thread(read))
+
+
+@router.get("/samplers")
+async def list_samplers() -> SamplerList:
+    return SamplerList(
+        samplers=[
+            SamplerItem(
+                name=row.name, label=row.label, aliases=list(row.aliases), automatic=row.automatic
+            )
+            for row in SAMPLERS
+        ]
+    )
+
+
+@router.get("/schedulers")
+async def list_schedulers() -> SchedulerList:
+    """The schedulers; the diffusion flavour knows `Automatic` as well."""
+    return SchedulerList(
+        schedulers=[
+            SchedulerItem(name=row.name, label=row.label, aliases=list(row.aliases))
+            for row in SCHEDULERS
+        ]
+    )
+
+
+@router.get("/object_info")
+async def object_info(key: Reader, services: ServicesGiven) -> dict[str, Any]:
+    """Every node type, in the shape of ComfyUI's `GET /object_info`, with the caller's uploads."""
+    newest = await services.uploads.page(key.owner, limit=_LISTED_UPLOADS)
+    names = [upload.name for upload in newest]
+    return await asyncio.to_thread(services.catalogue.object_info, names)

@@ -1,0 +1,161 @@
+"""The generate endpoints of both flavours, by every path of the service document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from events.result import ResultResponse, result_of
+from events.store.records import ApiKey
+from events.types import Flavour
+from serve_app.acceptance import Acceptance, Sent
+from serve_app.access.auth import Generator
+from serve_app.body import parse_json, read_body
+from serve_app.errors import documented
+from serve_app.openapi.callback_docs import receiver_routes
+from serve_app.openapi.request_bodies import request_body
+from serve_app.services import services_of
+from storage.tokens import url_for
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+EndpointId = Annotated[str, Query(description="Inference endpoint that runs the job")]
+CallbackUrl = Annotated[
+    str | None,
+    Query(
+        description="Public http or https address that is sent the result when the job ends",
+        examples=["https://example.com/task_completed"],
+    ),
+]
+Alone = Annotated[
+    bool,
+    Query(
+        description="Run the job without sharing calls of the model with other jobs. It then does "
+        "not depend on its neighbours, not even by the rounding of floats, and takes longer"
+    ),
+]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x20-\x7e]+$",
+        description="1 to 255 printable ASCII characters. The same key and request by the same "
+        "caller is one job, however often it is sent",
+    ),
+]
+
+Handler = Callable[..., Awaitable[Response]]
+
+router = APIRouter(
+    tags=["generate"],
+    responses=documented(400, 401, 403, 404, 409, 413, 415, 429, 500, 503),
+)
+
+
+def _route(path: str, flavour: Flavour) -> Callable[[Handler], Handler]:
+    location = {"description": "Path of the job's result", "schema": {"type": "string"}}
+    accepted = {
+        "model": ResultResponse,
+        "description": "Accepted and stored",
+        "headers": {"Location": location},
+    }
+    return router.post(
+        path,
+        status_code=202,
+        response_model=None,
+        responses={202: accepted},
+        openapi_extra={"requestBody": request_body(flavour)},
+        callbacks=receiver_routes(f"task_completed{path.replace('/', '_')}"),
+    )
+
+
+@_route("/api/v1/workflow/generate", Flavour.WORKFLOW)
+@_route("/workflow/v1/generate", Flavour.WORKFLOW)
+async def generate_workflow(
+    request: Request,
+    key: Generator,
+    *,
+    endpoint: EndpointId = "default",
+    callback_url: CallbackUrl = None,
+    alone: Alone = False,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Submit a node graph in ComfyUI's API format."""
+    return await _accept(
+        request,
+        key,
+        Flavour.WORKFLOW,
+        endpoint=endpoint,
+        callback_url=callback_url,
+        alone=alone,
+        idempotency_key=idempotency_key,
+    )
+
+
+@_route("/api/v1/diffusion/generate", Flavour.DIFFUSION)
+@_route("/diffusion/v1/generate", Flavour.DIFFUSION)
+async def generate_diffusion(
+    request: Request,
+    key: Generator,
+    *,
+    endpoint: EndpointId = "default",
+    callback_url: CallbackUrl = None,
+    alone: Alone = False,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Submit a flat set of generation parameters."""
+    return await _accept(
+        request,
+        key,
+        Flavour.DIFFUSION,
+        endpoint=endpoint,
+        callback_url=callback_url,
+        alone=alone,
+        idempotency_key=idempotency_key,
+    )
+
+
+async def _accept(
+    request: Request,
+    key: ApiKey,
+    flavour: Flavour,
+    *,
+    endpoint: str,
+    callback_url: str | None,
+    alone: bool,
+    idempotency_key: str | None,
+) -> Response:
+    services = services_of(request)
+    settings = services.settings
+    body = await read_body(request, max_bytes=settings.max_body_bytes)
+    traceparent = request.headers.get("traceparent", "")
+    acceptance: Acceptance = request.app.state.acceptance
+    job = await acceptance.accept(
+        Sent(
+            flavour=flavour,
+            key=key,
+            endpoint=endpoint,
+            callback_url=callback_url,
+            alone=alone,
+            idempotency_key=idempotency_key,
+            body=body,
+            content=parse_json(body),
+            traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
+        )
+    )
+    result = result_of(job, url_for(settings.effective_public_url, settings.secret_bytes))
+    location = f"{_result_path(request.url.path, flavour)}?request_id={job.id}"
+    headers = {"Location": location}
+    return Response(result.body(), 202, headers, media_type="application/json")
+
+
+def _result_path(generate_path: str, flavour: Flavour) -> str:
+    """The result endpoint of the same form as the path that was called."""
+    if generate_path.startswith("/api/v1/"):
+        return f"/api/v1/{flavour}/result"
+    return f"/{flavour}/v1/result"

@@ -1,0 +1,183 @@
+"""The caller's jobs: listed, looked at, cancelled."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field
+
+from events.decisions import Cancel, Erase
+from events.errors import LogUnavailable
+from events.ids import is_job_id
+from events.job import Job
+from events.log import Outcome
+from events.result import ResultResponse, Status, status_of
+from events.types import Cancelled, Flavour
+from serve_app.acceptance import ENDPOINT_ID
+from serve_app.access.auth import Canceller, Reader
+from serve_app.errors import ApiError, documented
+from serve_app.job_state import current_job, no_such_job, owned_job
+from serve_app.routes.results import result_body
+from serve_app.services import Services, ServicesGiven
+
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["jobs"],
+    responses=documented(400, 401, 403, 500, 503),
+)
+
+
+class JobSummary(BaseModel):
+    request_id: str
+    flavour: Flavour
+    endpoint: str
+    status: Status = Field(description="0 running, 1 completed, 2 failed")
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class JobPage(BaseModel):
+    jobs: list[JobSummary] = Field(description="Newest first")
+    next_cursor: str | None = Field(
+        default=None, description="`cursor` of the next page; absent on the last"
+    )
+
+
+class Timings(BaseModel):
+    """Seconds; absent while not over."""
+
+    queued_s: float | None = Field(default=None, description="From accepted to started")
+    running_s: float | None = Field(default=None, description="From started to ended")
+    total_s: float | None = Field(default=None, description="From accepted to ended")
+
+
+class JobDetail(JobSummary):
+    request: dict[str, Any] = Field(description="As recorded: its seeds drawn")
+    result: ResultResponse
+    attempts: int
+    last_failure: str | None = None
+    cancel_requested: bool
+    callback_url: str | None = None
+    input_files: dict[str, str] | None = Field(
+        default=None, description="Digests of the uploads that it takes, by their names"
+    )
+    timings: Timings
+
+
+class EraseAnswer(BaseModel):
+    erased: bool = Field(description="false where something is still to be removed")
+
+
+class CancelAnswer(BaseModel):
+    cancelled: bool = Field(description="false where the job had ended before, in another way")
+
+
+@router.get("", response_model_exclude_none=True)
+async def list_jobs(
+    key: Reader,
+    services: ServicesGiven,
+    *,
+    status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
+    flavour: Flavour | None = None,
+    endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+) -> JobPage:
+    """The caller's jobs, newest first. A job shows here moments after it was accepted."""
+    if cursor is not None and not is_job_id(cursor):
+        raise ApiError(400, "invalid_request", "The cursor is not one that was answered here.")
+    found = await services.read_model.jobs(
+        key.owner,
+        status=status,
+        flavour=flavour,
+        endpoint=endpoint,
+        limit=limit + 1,
+        before=cursor,
+    )
+    page = found[:limit]
+    next_cursor = page[-1].id if len(found) > limit else None
+    return JobPage(jobs=[_summary(job) for job in page], next_cursor=next_cursor)
+
+
+@router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
+async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
+    """Request, result, attempts and timings of a job."""
+    job = await owned_job(services, id, key)
+    submitted = job.submitted
+    files = submitted.input_files or {}
+    return JobDetail(
+        **_summary(job).model_dump(),
+        request=submitted.request,
+        result=result_body(services, job),
+        attempts=job.attempts,
+        last_failure=job.last_failure,
+        cancel_requested=job.cancel_requested,
+        callback_url=submitted.callback_url,
+        input_files={name: file.digest for name, file in files.items()} or None,
+        timings=_timings(job),
+    )
+
+
+@router.post("/{id}/cancel", responses=documented(404))
+async def cancel_job(id: str, key: Canceller, services: ServicesGiven) -> CancelAnswer:
+    """Stop a job. Repeating it changes nothing."""
+    job = await owned_job(services, id, key)
+    outcome = await services.writer.execute(Cancel(), job)
+    await _drop_entry(services, job, outcome)
+    end = None if outcome.job is None else outcome.job.end
+    return CancelAnswer(cancelled=end is None or isinstance(end, Cancelled))
+
+
+@router.delete("/{id}", responses={202: {"model": EraseAnswer}, **documented(404)})
+async def erase_job(
+    id: str, key: Canceller, services: ServicesGiven, response: Response
+) -> EraseAnswer:
+    """Erase prompt and images of a job, for good; one that has not ended is cancelled first.
+
+    From then on the job is not found. 202: something could not be removed yet and will be.
+    Repeating it changes nothing.
+    """
+    job = await current_job(services, id) if is_job_id(id) else None
+    if job is None or job.submitted.owner != key.owner:
+        raise no_such_job()
+    outcome = await services.writer.execute(Erase(), job)
+    await _drop_entry(services, job, outcome)
+    assert outcome.job is not None
+    erased = await services.removal.hide(outcome.job)
+    response.status_code = 200 if erased else 202
+    return EraseAnswer(erased=erased)
+
+
+async def _drop_entry(services: Services, job: Job, outcome: Outcome) -> None:
+    """Whoever pulls the entry of a job that has ended sees that, so this only spares a pull."""
+    if job.actor is None and any(isinstance(fact, Cancelled) for fact in outcome.added):
+        with suppress(LogUnavailable):
+            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
+
+
+def _summary(job: Job) -> JobSummary:
+    return JobSummary(
+        request_id=job.id,
+        flavour=job.submitted.flavour,
+        endpoint=job.submitted.endpoint,
+        status=status_of(job.end),
+        created_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+    )
+
+
+def _timings(job: Job) -> Timings:
+    return Timings(
+        queued_s=_seconds(job.submitted_at, job.started_at),
+        running_s=_seconds(job.started_at, job.ended_at),
+        total_s=_seconds(job.submitted_at, job.ended_at),
+    )
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    return (end - start).total_seconds() if start and end else None

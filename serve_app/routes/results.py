@@ -1,0 +1,116 @@
+"""The result endpoints of both flavours; `wait` holds the answer until the job ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, get_args
+
+from fastapi import APIRouter, Query, Request, Response
+
+from events.errors import LogUnavailable, ReadTimeout
+from events.job import Job
+from events.log import Subscription
+from events.result import ResultResponse, result_of
+from events.store.records import ApiKey
+from events.types import End, Flavour
+from serve_app.access.auth import Reader, caller
+from serve_app.errors import documented
+from serve_app.job_state import owned_job
+from serve_app.services import Services, services_of
+from storage.tokens import url_for
+
+_SLICE_S = 1.0
+"""How often a waiting answer looks whether its caller is still there."""
+_REREAD_S = 5.0
+"""How often it reads the job again: a subscription may lose a message."""
+_ENDS = get_args(End)
+
+RequestId = Annotated[str, Query(description="Id that the generate request answered")]
+Wait = Annotated[
+    float,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds to hold the answer until the job ends; 60 at most unless the "
+        "service is set up otherwise, more is cut to that",
+    ),
+]
+
+router = APIRouter(
+    tags=["results"],
+    responses={
+        200: {"model": ResultResponse, "description": "The job as it is now"},
+        **documented(400, 401, 403, 404, 500, 503),
+    },
+)
+
+
+@router.get("/api/v1/workflow/result", response_model=None)
+@router.get("/workflow/v1/result", response_model=None)
+async def workflow_result(
+    request: Request, key: Reader, request_id: RequestId, wait: Wait = 0
+) -> Response:
+    """The state of a workflow job."""
+    return await _result(request, key, request_id, flavour=Flavour.WORKFLOW, wait_s=wait)
+
+
+@router.get("/api/v1/diffusion/result", response_model=None)
+@router.get("/diffusion/v1/result", response_model=None)
+async def diffusion_result(
+    request: Request, key: Reader, request_id: RequestId, wait: Wait = 0
+) -> Response:
+    """The state of a diffusion job."""
+    return await _result(request, key, request_id, flavour=Flavour.DIFFUSION, wait_s=wait)
+
+
+async def _result(
+    request: Request, key: ApiKey, request_id: str, *, flavour: Flavour, wait_s: float
+) -> Response:
+    services = services_of(request)
+    job = await owned_job(services, request_id, key, flavour=flavour)
+    wait_s = min(wait_s, services.settings.max_wait_s)
+    if job.end is None and wait_s > 0:
+        job = await _ended_job(request, key, job, wait_s=wait_s)
+        await caller(request)  # the key may have been revoked meanwhile
+    body = result_body(services, job).body()
+    return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
+
+
+def result_body(services: Services, job: Job) -> ResultResponse:
+    """The result, with the progress of what runs."""
+    settings = services.settings
+    result = result_of(job, url_for(settings.effective_public_url, settings.secret_bytes))
+    if job.end is not None or job.started_at is None:
+        return result
+    return result.model_copy(update={"progress": services.progress(job.id)})
+
+
+async def _ended_job(request: Request, key: ApiKey, job: Job, *, wait_s: float) -> Job:
+    """The job once it has ended, or as it is when the time is over or the caller has gone."""
+    services = services_of(request)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    try:
+        # Subscribed before it is read: what is stored in between would be missed otherwise.
+        async with services.log.watch(job.id) as subscription:
+            job = await owned_job(services, job.id, key)
+            while job.end is None and (left_s := deadline - loop.time()) > 0:
+                if await _gone(request, subscription, for_s=min(left_s, _REREAD_S)):
+                    break
+                job = await owned_job(services, job.id, key)
+    except (LogUnavailable, ReadTimeout):
+        return job
+    return job
+
+
+async def _gone(request: Request, subscription: Subscription, *, for_s: float) -> bool:
+    """Wait for the job's end; True where the caller has gone meanwhile."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + for_s
+    while (left_s := deadline - loop.time()) > 0:
+        event = await subscription.next(min(left_s, _SLICE_S))
+        if event is not None and isinstance(event.fact, _ENDS):
+            return False
+        if event is None and await request.is_disconnected():
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Graphs whose pictures are compared with those of ComfyUI."""

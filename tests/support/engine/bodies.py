@@ -1,0 +1,47 @@
+"""A node's body on its own: plain tensors in, its outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, cast
+
+import torch
+
+from engine.diffusion.context import Context
+from engine.executor import BODIES
+from engine.graph.validation import Limits
+
+
+def outputs_of(
+    class_type: str,
+    *,
+    limits: Limits | None = None,
+    files: Mapping[str, bytes] | None = None,
+    **inputs: Any,
+) -> Any:
+    """The answer of a body, whose requests are run one by one."""
+    context = Context(
+        cast("Any", None),
+        on_steps=lambda _: None,
+        input_files=files or {},
+        limits=limits or Limits(),
+    )
+    with torch.inference_mode():
+        work = BODIES[class_type](context, **inputs)
+        if not isinstance(work, Generator):
+            return work
+        return _driven(work)
+
+
+def _driven(work: Generator[Any, Any, Any]) -> Any:
+    try:
+        request = next(work)
+        while True:
+            try:
+                (result,) = type(request).run_batch([request])
+            except Exception as error:  # noqa: BLE001 - the executor hands it to the body too
+                request = work.throw(error)
+            else:
+                request = work.send(result)
+    except StopIteration as stop:
+        return stop.value

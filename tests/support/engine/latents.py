@@ -1,0 +1,95 @@
+"""What a workflow decodes, and how near it is to what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.batcher import Batcher, Member
+from engine.executor import BODIES, execute
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import Body
+from engine.graph.validation import Limits, validate
+from engine.options import DeviceOptions
+from engine.reports import SavedLatent
+
+
+def latent_and_images(
+    prompt: dict[str, Any], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
+) -> tuple[Any, list[Any]]:
+    """The latent that was decoded, and the images."""
+    ((latent, images),) = all_latents_and_images([prompt], catalogue, bodies)
+    return latent, images
+
+
+def all_latents_and_images(
+    prompts: Sequence[dict[str, Any]], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
+) -> list[tuple[Any, list[Any]]]:
+    """For each prompt the latent that was decoded first, and the images; all run at once.
+
+    `bodies`: of the nodes, where a test has some of its own.
+    """
+    runs = recorded(prompts, catalogue, bodies=bodies)
+    return [(run.latents[0].numpy(), run.images) for run in runs]
+
+
+def recorded(
+    prompts: Sequence[dict[str, Any]],
+    catalogue: Catalogue,
+    input_files: Mapping[str, bytes] | None = None,
+    *,
+    bodies: Mapping[str, Body] = BODIES,
+) -> list[Recorded]:
+    """What each prompt made, all run at once. `bodies`: of the nodes, where a test has its own."""
+    import torch
+
+    from engine.diffusion.device import Device
+
+    device = Device(catalogue.models, DeviceOptions(), Limits())
+    batcher = Batcher()
+    errors: list[Exception | None] = []
+    runs = [Recorded() for _ in prompts]
+    for run, prompt in zip(runs, prompts, strict=True):
+        execution = execute(
+            validate(prompt, catalogue, Limits()),
+            device.context(on_steps=lambda _: None, input_files=input_files or {}),
+            on_output=run.take,
+            bodies={**bodies, "VAEDecode": run.decode},
+        )
+        batcher.join(Member(execution, on_end=errors.append))
+    with torch.inference_mode():
+        while not batcher.idle:
+            batcher.step()
+    assert errors == [None] * len(prompts)
+    return runs
+
+
+class Recorded:
+    """A run's results, and what it decoded."""
+
+    def __init__(self) -> None:
+        self.latents: list[Any] = []
+        self.images: list[Any] = []
+        self.saved: dict[str, Any] = {}
+        """Latents by the node that saved them."""
+
+    def decode(self, context: Any, samples: Any, vae: Any) -> Any:
+        self.latents.append(samples.samples)
+        return BODIES["VAEDecode"](context, samples=samples, vae=vae)
+
+    def take(self, node_id: str, results: Any) -> None:
+        for each in results:
+            if isinstance(each, SavedLatent):
+                self.saved[node_id] = each.samples
+            else:
+                self.images.append(each)
+
+
+def psnr_db_of(found: Any, expected: Any) -> float:
+    """Peak: the range of the expected values."""
+    error = float(np.mean((found.astype(np.float64) - expected.astype(np.float64)) ** 2))
+    peak = float(expected.max() - expected.min())
+    return math.inf if error == 0 else 10 * math.log10(peak**2 / error)

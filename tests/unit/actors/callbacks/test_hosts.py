@@ -1,0 +1,125 @@
+import asyncio
+import time
+from collections.abc import Callable
+
+from actors.callbacks.breaker import BreakerLimits
+from actors.callbacks.hosts import Hosts
+
+LIMITS = BreakerLimits(failures=3, open_s=10, longest_open_s=40, jitter=0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def some_hosts(
+    *, at_once: int, most_inside: int, clock: Callable[[], float] = time.monotonic
+) -> Hosts:
+    return Hosts(at_once=at_once, most_inside=most_inside, breaker=LIMITS, clock=clock)
+
+
+async def visit(hosts: Hosts, name: str, until: asyncio.Event | None = None) -> float:
+    """One callback that lasts until the event; what it was told."""
+    async with hosts.turn(name) as turn:
+        if not turn.wait_s and until is not None:
+            await until.wait()
+        return turn.wait_s
+
+
+async def started(hosts: Hosts, name: str, until: asyncio.Event) -> asyncio.Task[float]:
+    task = asyncio.create_task(visit(hosts, name, until))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_those_that_do_not_fit_are_told_to_come_later_one_after_another() -> None:
+    hosts, done = some_hosts(at_once=4, most_inside=8), asyncio.Event()
+    inside = [await started(hosts, "slow", done) for _ in range(8)]
+    times_s = [await visit(hosts, "slow") for _ in range(100)]
+    assert min(times_s) > 0
+    assert max(times_s) < 2, "a guess: nothing has been answered yet"
+    assert await visit(hosts, "other") == 0
+    done.set()
+    assert await asyncio.gather(*inside) == [0] * 8
+    assert await visit(hosts, "slow") == 0
+
+
+async def test_each_is_told_its_own_time_up_to_a_minute() -> None:
+    clock, done = Clock(), asyncio.Event()
+    hosts = some_hosts(at_once=2, most_inside=2, clock=clock)
+    inside = [await started(hosts, "slow", done)]
+    first = await started(hosts, "slow", until := asyncio.Event())
+    clock.now += 2
+    until.set()
+    assert await first == 0
+    inside.append(await started(hosts, "slow", done))
+    times_s = [await visit(hosts, "slow") for _ in range(100)]
+    assert times_s == [min(2 + one, 60) for one in range(1, 101)]
+    done.set()
+    assert await asyncio.gather(*inside) == [0, 0]
+
+
+async def test_nobody_waits_aside_for_long() -> None:
+    hosts, done = some_hosts(at_once=1, most_inside=2), asyncio.Event()
+    inside = await started(hosts, "hung", done)
+    async with asyncio.timeout(5):
+        assert await visit(hosts, "hung") > 0
+    done.set()
+    assert await inside == 0
+
+
+async def test_a_receiver_that_answers_fast_has_more_room() -> None:
+    hosts, end = some_hosts(at_once=2, most_inside=40), asyncio.Event()
+    assert await inside_of(hosts) == 2 + 8
+    holds = await started(hosts, "fast", end)
+    assert await visit(hosts, "fast") == 0
+    assert await inside_of(hosts) == 40 - 1
+    end.set()
+    await holds
+
+
+async def inside_of(hosts: Hosts) -> int:
+    """How many come in until one is told to come later."""
+    done = asyncio.Event()
+    inside: list[asyncio.Task[float]] = []
+    while not (visitor := await started(hosts, "fast", done)).done():
+        inside.append(visitor)
+    done.set()
+    assert set(await asyncio.gather(*inside)) == {0}
+    return len(inside)
+
+
+async def fail(hosts: Hosts, name: str) -> None:
+    async with hosts.turn(name) as turn:
+        assert turn.wait_s == 0
+        turn.answered = False
+
+
+async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other() -> None:
+    clock = Clock()
+    hosts = some_hosts(at_once=4, most_inside=8, clock=clock)
+    for _ in range(LIMITS.failures):
+        await fail(hosts, "dead")
+    async with hosts.turn("dead") as turn:
+        assert (turn.wait_s, turn.is_withheld) == (10, True)
+    assert await visit(hosts, "other") == 0
+    clock.now += 10
+    async with hosts.turn("dead") as probe:
+        assert probe.wait_s == 0
+        async with hosts.turn("dead") as turn:
+            assert turn.is_withheld
+        probe.answered = True
+    assert await visit(hosts, "dead") == 0
+
+
+async def test_who_waited_aside_while_the_breaker_opened_is_withheld() -> None:
+    hosts = some_hosts(at_once=1, most_inside=8, clock=Clock())
+    for _ in range(LIMITS.failures - 1):
+        await fail(hosts, "dead")
+    async with hosts.turn("dead") as last:
+        aside = await started(hosts, "dead", asyncio.Event())
+        last.answered = False
+    assert await aside == 10

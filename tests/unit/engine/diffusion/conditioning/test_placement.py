@@ -1,0 +1,134 @@
+"""Where and when conditions count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.diffusion.conditioning.condition import Area, AreaShare, Condition
+from engine.diffusion.conditioning.placement import Guide, Placed, guides
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
+
+LATENT = torch.zeros(2, 4, 32, 64)
+
+
+def text(number: int, **where: Any) -> Condition:
+    """A condition that can be told by its one token."""
+    return Condition(torch.full((1, 1, 1), float(number)), **where)
+
+
+def number(placed: Placed) -> int:
+    return int(placed.condition.tokens)
+
+
+def placed(condition: Condition) -> Placed:
+    ((found,), _) = guides((condition,), (), LATENT, LEVELS)
+    return found
+
+
+def areas(guide: Guide) -> list[tuple[int, Area | None]]:
+    return [(number(each), each.area) for each in guide]
+
+
+def test_what_counts_everywhere_has_neither_area_nor_weight() -> None:
+    found = placed(text(1))
+    assert (found.area, found.weight) == (None, None)
+    assert found.window(LATENT) is LATENT
+    assert found.counts_at(0.0)
+    assert found.counts_at(1e9)
+
+
+def test_an_area_falls_off_over_eight_cells_where_it_is_not_the_images_edge() -> None:
+    found = placed(text(1, area=Area(32, 40, 0, 0), strength=2.0))
+    assert found.weight is not None
+    assert found.weight.shape == (1, 1, 32, 40)
+    line = found.weight[0, 0, 16]
+    assert torch.allclose(line[:32], torch.tensor(2.0))
+    assert torch.allclose(line[32:], 2 * torch.arange(8, 0, -1) / 8)
+    assert torch.equal(found.weight[0, 0, 0], line)
+    both = placed(text(1, area=Area(8, 20, 4, 4))).weight
+    assert both is not None
+    assert torch.allclose(both[0, 0, 4, :6], torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0, 1.0]))
+    assert torch.allclose(both[0, 0, :3, 10], torch.tensor([0.5, 1.0, 1.0]))
+
+
+def test_an_area_ends_with_the_image() -> None:
+    assert placed(text(1, area=Area(100, 100, 8, 60))).area == Area(24, 4, 8, 60)
+    for outside in (Area(8, 8, 32, 0), Area(8, 8, 0, 64)):
+        with pytest.raises(ValueError, match="outside"):
+            placed(text(1, area=outside))
+
+
+def test_shares_of_the_image_come_to_whole_cells() -> None:
+    assert placed(text(1, area=AreaShare(0.5, 0.26, 0.0, 0.5))).area == Area(16, 17, 0, 32)
+    assert placed(text(1, area=AreaShare(0.0, 0.0, 0.0, 0.0))).area == Area(1, 1, 0, 0)
+
+
+def test_a_mask_is_a_weight_on_all_of_the_image_or_on_its_bounds() -> None:
+    mask = torch.zeros(1, 32, 64)
+    mask[:, 10:20, 40:64] = 0.5
+    whole = placed(text(1).masked(mask, 2.0, keeps_to_mask=False))
+    assert whole.area is None
+    assert whole.weight is not None
+    assert torch.equal(whole.weight, mask[:, None].repeat(2, 1, 1, 1) * 2)
+    bounds = placed(text(1).masked(mask, 2.0, keeps_to_mask=True))
+    assert bounds.area == Area(10, 24, 10, 40)
+    assert bounds.weight is not None
+    assert torch.equal(bounds.weight, torch.ones(2, 1, 10, 24))
+    empty = placed(text(1).masked(mask * 0, 1.0, keeps_to_mask=True))
+    assert empty.area == Area(8, 8, 0, 0)
+
+
+def test_a_masks_bounds_give_way_to_an_area_set_after_them() -> None:
+    condition = text(1).masked(torch.ones(1, 8, 8), 1.0, keeps_to_mask=True)
+    assert placed(condition.within(Area(16, 16, 0, 0), 1.0)).area == Area(16, 16, 0, 0)
+
+
+def test_each_half_answers_for_the_areas_of_the_other() -> None:
+    left, top = Area(32, 32, 0, 0), Area(16, 32, 0, 0)
+    positive, negative = guides(
+        (text(1), text(2, area=left, strength=3.0), text(3, area=top)),
+        (text(8), text(9, area=left)),
+        LATENT,
+        LEVELS,
+    )
+    assert areas(positive) == [(1, None), (2, left), (3, top)]
+    # `left` is there on both sides; of what covers `top`, `left` is the closest.
+    assert areas(negative) == [(8, None), (9, left), (9, top)]
+    back, forth = guides((text(1),), (text(8, area=top, strength=2.0),), LATENT, LEVELS)
+    assert areas(back) == [(1, None), (1, top)]
+    assert areas(forth) == [(8, top)]
+    assert back[1].weight is not None
+    assert float(back[1].weight.max()) == 2.0
+
+
+def test_a_range_of_steps_is_a_range_of_levels() -> None:
+    early = placed(text(1).between(0.0, 0.25))
+    late = placed(text(1).between(0.25, 1.0))
+    border = LEVELS.sigma_after(0.25)
+    assert early.sigmas == (float("inf"), border)
+    assert late.sigmas == (border, 0.0)
+    assert early.counts_at(14.6)
+    assert not late.counts_at(14.6)
+    assert late.counts_at(0.1)
+
+
+def test_joining_texts() -> None:
+    one = Condition(torch.ones(1, 3, 2), pooled=torch.ones(1, 2))
+    other = Condition(torch.full((1, 2, 2), 5.0), pooled=torch.full((1, 2), 5.0))
+    assert one.followed_by(other).tokens[0, :, 0].tolist() == [1, 1, 1, 5, 5]
+    mixed = one.mixed_with(other, 0.75)
+    assert mixed.tokens[0, :, 0].tolist() == [2, 2, 0.75]
+    assert other.mixed_with(one, 0.75).tokens[0, :, 0].tolist() == [4, 4]
+    assert mixed.pooled is not None
+    assert mixed.pooled.tolist() == [[2, 2]]
+    without = replace(one, pooled=None).mixed_with(other, 0.75).pooled
+    assert without is not None
+    assert without.tolist() == [[5, 5]]
+    zeroed = one.zeroed()
+    assert not zeroed.tokens.any()
+    assert zeroed.pooled is not None
+    assert not zeroed.pooled.any()

@@ -1,0 +1,209 @@
+"""Upscale models in the layouts that they are passed on in, and their tiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from engine.diffusion.images.upscale_models import Upscale, read_upscale_model
+from engine.diffusion.images.upscale_networks import Compact, Rrdb, UpscaleNetwork
+from engine.engine import Engine, ImageReady
+from engine.errors import CheckpointUnavailable, OutOfMemory, TooLarge
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Limits, validate
+from tests.support.engine.bodies import outputs_of
+from tests.support.engine.workflows import Watched, node
+
+CPU = torch.device("cpu")
+NETWORKS = {
+    "4x": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, folded=1),
+    "2x, folded": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, folded=2),
+    "1x": lambda: Rrdb(features=8, growth=4, blocks=1, doublings=0, folded=1),
+    "compact": lambda: Compact(features=8, depth=3, scale=3),
+}
+
+
+def esrgan_first(name: str, blocks: int, ends: int) -> str:
+    """The names of ESRGAN's first code, whose layers are numbered with what lies between them."""
+    numbers = {f"ends.{n}": 3 * n + 3 for n in range(ends - 1)}
+    numbers |= {f"ends.{ends - 1}": 3 * ends - 1, "last": 3 * ends + 1}
+    layer, kind = name.rsplit(".", 1)
+    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
+        block, dense, convolution = (int(each) for each in match.groups())
+        return f"model.1.sub.{block}.RDB{dense + 1}.conv{convolution + 1}.0.{kind}"
+    fixed = {"first": "model.0", "body_end": f"model.1.sub.{blocks}"}
+    return f"{fixed.get(layer) or f'model.{numbers[layer]}'}.{kind}"
+
+
+def esrgan_second(name: str, blocks: int, ends: int) -> str:
+    layer, kind = name.rsplit(".", 1)
+    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
+        block, dense, convolution = (int(each) for each in match.groups())
+        return f"RRDB_trunk.{block}.RDB{dense + 1}.conv{convolution + 1}.{kind}"
+    fixed = {"first": "conv_first", "body_end": "trunk_conv", "last": "conv_last"}
+    fixed[f"ends.{ends - 1}"] = "HRconv"
+    return f"{fixed.get(layer) or f'upconv{int(layer[5:]) + 1}'}.{kind}"
+
+
+def real_esrgan(name: str, blocks: int, ends: int) -> str:
+    layer, kind = name.rsplit(".", 1)
+    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
+        block, dense, convolution = (int(each) for each in match.groups())
+        return f"params_ema.body.{block}.rdb{dense + 1}.conv{convolution + 1}.{kind}"
+    fixed = {"first": "conv_first", "body_end": "conv_body", "last": "conv_last"}
+    fixed[f"ends.{ends - 1}"] = "conv_hr"
+    return f"params_ema.{fixed.get(layer) or f'conv_up{int(layer[5:]) + 1}'}.{kind}"
+
+
+def as_it_is(name: str, blocks: int, ends: int) -> str:
+    return name
+
+
+def written(network: UpscaleNetwork, path: Path, rename: Callable[[str, int, int], str]) -> Path:
+    blocks = len(network.body) if isinstance(network, Rrdb) else 0
+    ends = len(network.ends) if isinstance(network, Rrdb) else 0
+    weights = network.state_dict()
+    path.parent.mkdir(exist_ok=True, parents=True)
+    save_file({rename(name, blocks, ends): each.half() for name, each in weights.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "rename"),
+    [
+        *(
+            (kind, each)
+            for kind in ("4x", "2x, folded", "1x")
+            for each in (esrgan_first, esrgan_second, real_esrgan)
+        ),
+        ("compact", as_it_is),
+    ],
+)
+def test_a_network_is_told_from_its_weights(
+    kind: str, rename: Callable[[str, int, int], str], tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    network = NETWORKS[kind]()
+    found = read_upscale_model(written(network, tmp_path / "x.safetensors", rename), CPU)
+    assert type(found) is type(network)
+    pixels = torch.rand(1, 3, 9, 11)
+    network.half().float()
+    with torch.inference_mode():
+        assert torch.equal(found(pixels), network(pixels))
+        assert found(pixels).shape[-2:] == (9 * network.scale, 11 * network.scale)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ({"some.weight": torch.zeros(3)}, "no upscale model of a supported kind"),
+        ({"conv_first.weight": torch.zeros(8, 3, 3, 3)}, "damaged"),
+        ({"body.0.weight": torch.zeros(8, 3, 3, 3), "body.1.weight": torch.zeros(8)}, "damaged"),
+        ({"conv_first.weight": torch.zeros(8, 3, 3, 3), "conv_last.x": torch.zeros(1)}, "damaged"),
+    ],
+)
+def test_a_foreign_or_incomplete_file_is_refused(
+    weights: dict[str, Tensor], reason: str, tmp_path: Path
+) -> None:
+    save_file(weights, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointUnavailable, match=reason):
+        read_upscale_model(tmp_path / "x.safetensors", CPU)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = written(NETWORKS["4x"](), tmp_path / "x.safetensors", real_esrgan)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointUnavailable, match="damaged"):
+        read_upscale_model(path, CPU)
+
+
+class Nearest(UpscaleNetwork):
+    """Repeats pixels; has no room for tiles of more than `room` pixels."""
+
+    scale = 2
+
+    def __init__(self, room: int = 2**30) -> None:
+        super().__init__()
+        self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self.room = room
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[-1] * images.shape[-2] > self.room:
+            raise torch.OutOfMemoryError
+        self.seen.append(tuple(images.shape[-2:]))
+        return functional.interpolate(images, scale_factor=2, mode="nearest")
+
+
+def enlarged(network: UpscaleNetwork, images: Tensor, **options: Any) -> Tensor:
+    (out,) = outputs_of("ImageUpscaleWithModel", upscale_model=network, image=images, **options)
+    found: Tensor = out
+    return found
+
+
+@pytest.mark.parametrize("size", [(40, 30), (600, 40), (513, 1000)])
+def test_tiles_make_one_image(size: tuple[int, int]) -> None:
+    network, images = Nearest(), torch.rand(2, *size, 3)
+    expected = images.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    assert torch.allclose(enlarged(network, images), expected, atol=1e-6)
+    assert max(max(each) for each in network.seen) <= 512
+
+
+def test_where_memory_is_short_tiles_are_smaller() -> None:
+    network, images = Nearest(room=200 * 200), torch.rand(1, 300, 300, 3)
+    expected = images.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    assert torch.allclose(enlarged(network, images), expected, atol=1e-6)
+    assert max(network.seen) == (128, 128)
+    with pytest.raises(OutOfMemory):
+        enlarged(Nearest(room=100 * 100), images)
+
+
+def test_levels_stay_between_0_and_1() -> None:
+    found = enlarged(Nearest(), torch.tensor([-1.0, 2.0])[None, :, None, None].expand(1, 2, 1, 3))
+    assert (float(found.min()), float(found.max())) == (0, 1)
+
+
+def test_an_enlarged_image_that_would_be_too_large_is_refused() -> None:
+    with pytest.raises(TooLarge, match="80 x 82"):
+        enlarged(Nearest(), torch.zeros(1, 41, 40, 3), limits=Limits(max_pixels=80 * 81))
+
+
+def test_tiles_of_one_size_share_a_call() -> None:
+    network = Nearest()
+    one, other = (
+        Upscale(network, torch.rand(1, 3, 64, 64)),
+        Upscale(network, torch.rand(1, 3, 64, 64)),
+    )
+    assert one.key == other.key
+    assert (one.rows, Upscale(network, torch.rand(1, 3, 512, 512)).rows) == (1, 32)
+    first, second = Upscale.run_batch([one, other])
+    assert torch.equal(second, network(other.tile))
+    assert first.shape == (1, 3, 128, 128)
+
+
+def test_a_workflow_enlarges_an_image(tmp_path: Path) -> None:
+    written(NETWORKS["compact"](), tmp_path / "upscale_models" / "x3.safetensors", as_it_is)
+    models = ModelsFolder(tmp_path)
+    engine = Engine(models=models)
+    engine.start()
+    prompt = {
+        "1": node("EmptyImage", width=24, height=16, batch_size=2, color=0x804020),
+        "2": node("UpscaleModelLoader", model_name="x3.safetensors"),
+        "3": node("ImageUpscaleWithModel", upscale_model=["2", 0], image=["1", 0]),
+        "4": node("PreviewImage", images=["3", 0]),
+    }
+    watched = Watched()
+    engine.submit(validate(prompt, Catalogue(models), Limits()), on_event=watched.take)
+    images = watched.images()
+    engine.stop()
+    assert all(isinstance(image, ImageReady) for image in images)
+    assert [image.pixels.shape for image in images] == [(48, 72, 3)] * 2

@@ -1,0 +1,267 @@
+"""LoRA by its definition, in every spelling, merged into copies that share what it leaves alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from engine.diffusion.loading import layout
+from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
+from engine.diffusion.loading.lora import Networks, sharing_copy, with_lora
+from engine.diffusion.loading.store import ModelStore
+from engine.errors import CheckpointUnavailable
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.workflows import node, text_to_image
+
+XL = "sdxl.safetensors"
+RANK, ALPHA = 2, 4.0
+"""A power of two apart, so that it rounds alike on either side of a product."""
+Pairs = dict[str, tuple[Tensor, Tensor]]
+"""down and up, by the module's own name."""
+
+
+@pytest.fixture
+def store(families_root: Path, tmp_path: Path) -> ModelStore:
+    (tmp_path / "checkpoints").symlink_to(families_root / "checkpoints")
+    (tmp_path / "loras").mkdir()
+    return ModelStore(ModelsFolder(tmp_path, ttl_s=0), torch.device("cpu"), 2**30)
+
+
+@pytest.fixture
+def checkpoint(store: ModelStore) -> Checkpoint:
+    return load_checkpoint(store, XL)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., None]:
+    def write(tensors: Mapping[str, Tensor], name: str = "l.safetensors") -> None:
+        own = {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
+        save_file(own, tmp_path / "loras" / name)
+
+    return write
+
+
+def networks_of(checkpoint: Checkpoint) -> Networks:
+    return Networks(checkpoint.model.unet, checkpoint.clip.encoders)
+
+
+def layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d) and re.search("to_q|conv1|q_proj", name):
+            yield name, layer
+
+
+def pairs_for(module: nn.Module, seed: int) -> Pairs:
+    generator = torch.Generator().manual_seed(seed)
+    pairs = {}
+    for name, layer in layers_of(module):
+        out, *rest = layer.weight.shape
+        down = torch.randn(RANK, *rest, generator=generator)
+        up = torch.randn(out, RANK, *[1] * (len(rest) - 1), generator=generator)
+        pairs[name] = down * 0.1, up * 0.1
+    return pairs
+
+
+def by_definition(weight: Tensor, down: Tensor, up: Tensor, strength: float) -> Tensor:
+    product = torch.einsum("or,r...->o...", up.flatten(1), down)
+    return weight + strength * ALPHA / RANK * product
+
+
+def kohya(prefix: str, pairs: Pairs) -> dict[str, Tensor]:
+    tensors = {}
+    for name, (down, up) in pairs.items():
+        key = f"{prefix}{name.replace('.', '_')}"
+        tensors[f"{key}.lora_down.weight"], tensors[f"{key}.lora_up.weight"] = down, up
+        tensors[f"{key}.alpha"] = torch.tensor(ALPHA)
+    return tensors
+
+
+def dotted(prefix: str, pairs: Pairs, words: tuple[str, str]) -> dict[str, Tensor]:
+    """In the spellings without an alpha, which is in `up` then."""
+    tensors = {}
+    for name, (down, up) in pairs.items():
+        tensors[f"{prefix}{name}.{words[0]}.weight"] = down
+        tensors[f"{prefix}{name}.{words[1]}.weight"] = up * (ALPHA / RANK)
+    return tensors
+
+
+def test_every_touched_weight_is_by_the_definition_and_the_others_are_shared(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    pairs = pairs_for(networks.unet, 1)
+    write(kohya("lora_unet_", pairs))
+    unet = with_lora(store, "l.safetensors", networks, (0.7, 1.0)).unet
+    weights = dict(networks.unet.named_parameters())
+    for name, weight in unet.named_parameters():
+        if (layer := name.removesuffix(".weight")) in pairs and name.endswith(".weight"):
+            expected = by_definition(weights[name], *pairs[layer], strength=0.7)
+            assert torch.allclose(weight, expected, atol=1e-6)
+        else:
+            assert weight is weights[name]
+    assert {name.count("conv1") for name in pairs} == {0, 1}
+
+
+def test_text_encoders_are_rounded_to_half_precision_once(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    first, second = (pairs_for(networks.text_encoders[1], seed) for seed in (1, 2))
+    write(kohya("lora_te2_", first), "1.safetensors")
+    write(kohya("lora_te2_", second), "2.safetensors")
+    found = with_lora(store, "1.safetensors", networks, (1.0, 0.5))
+    found = with_lora(store, "2.safetensors", found, (1.0, -0.3))
+    assert found.unet is networks.unet
+    assert found.text_encoders[0] is networks.text_encoders[0]
+    for name, (down, up) in first.items():
+        weight = networks.text_encoders[1].get_parameter(f"{name}.weight")
+        weight = by_definition(weight, down, up, 0.5)
+        weight = by_definition(weight, *second[name], strength=-0.3)
+        merged = found.text_encoders[1].get_parameter(f"{name}.weight")
+        assert torch.equal(merged, weight.half().float())
+    assert found.text_encoders[1].serial != networks.text_encoders[1].serial
+
+
+def test_all_spellings_draw_the_same_picture(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    unet = pairs_for(networks.unet, 1)
+    text = [pairs_for(encoder, 2 + at) for at, encoder in enumerate(networks.text_encoders)]
+    in_file = layout.unet_names(unet, networks.unet.config)
+    plain = kohya("lora_te1_", text[0]) | kohya("lora_te2_", text[1])
+    write(plain | kohya("lora_unet_", unet), "kohya.safetensors")
+    blocks = {in_file[name]: pair for name, pair in unet.items()}
+    assert any(name.startswith("input_blocks.") for name in blocks)
+    write(plain | kohya("lora_unet_", blocks), "kohya-blocks.safetensors")
+    for name, words in (
+        ("peft", ("lora_A", "lora_B")),
+        ("diffusers", ("lora.down", "lora.up")),
+        ("adapter", ("lora_A.default", "lora_B.default")),
+    ):
+        parts = zip(("unet.", "text_encoder.", "text_encoder_2."), (unet, *text), strict=True)
+        tensors = [dotted(prefix, pairs, words) for prefix, pairs in parts]
+        write(tensors[0] | tensors[1] | tensors[2], f"{name}.safetensors")
+    names = ("kohya", "kohya-blocks", "peft", "diffusers", "adapter")
+    catalogue = Catalogue(store.models)
+    prompts = [*(drawing(f"{name}.safetensors") for name in names), drawing(None)]
+    first, *others = [run[0] for run in all_latents_and_images(prompts, catalogue)]
+    assert [np.allclose(other, first, atol=1e-4) for other in others] == [True] * 4 + [False]
+
+
+def drawing(lora: str | None) -> dict[str, Any]:
+    prompt = text_to_image(steps=2)
+    prompt["4"]["inputs"]["ckpt_name"] = XL
+    if lora is not None:
+        inputs = {"lora_name": lora, "strength_model": 0.8, "strength_clip": 0.5}
+        prompt["40"] = node("LoraLoader", model=["4", 0], clip=["4", 1], **inputs)
+        prompt["3"]["inputs"]["model"] = ["40", 0]
+        prompt["6"]["inputs"]["clip"] = prompt["7"]["inputs"]["clip"] = ["40", 1]
+    return prompt
+
+
+def test_the_old_names_of_attention_processors_are_known(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    layer = "mid_block.attentions.0.transformer_blocks.0.attn1"
+    down, up = torch.ones(1, 32), torch.ones(32, 1)
+    write(
+        {
+            f"unet.{layer}.processor.to_{at}_lora.{role}.weight": tensor
+            for at in ("q", "out")
+            for role, tensor in (("down", down), ("up", up))
+        }
+    )
+    unet = with_lora(store, "l.safetensors", networks, (1.0, 1.0)).unet
+    for name in (f"{layer}.to_q.weight", f"{layer}.to_out.0.weight"):
+        assert torch.allclose(unet.get_parameter(name), networks.unet.get_parameter(name) + 1)
+
+
+def test_a_convolution_may_have_its_kernel_in_the_middle(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    name = "down_blocks.0.resnets.0.conv1"
+    weight = networks.unet.get_parameter(f"{name}.weight")
+    generator = torch.Generator().manual_seed(1)
+    down = torch.randn(RANK, weight.shape[1], 1, 1, generator=generator)
+    mid = torch.randn(RANK, RANK, 3, 3, generator=generator)
+    up = torch.randn(weight.shape[0], RANK, 1, 1, generator=generator)
+    key = f"lora_unet_{name.replace('.', '_')}"
+    parts = {"down": down, "mid": mid, "up": up}
+    write({f"{key}.lora_{part}.weight": tensor for part, tensor in parts.items()})
+    unet = with_lora(store, "l.safetensors", networks, (1.0, 1.0)).unet
+    # Three convolutions one after the other are the one that they are merged into.
+    x = torch.randn(1, weight.shape[1], 5, 5, generator=generator)
+    chained = torch.conv2d(torch.conv2d(torch.conv2d(x, down), mid, padding=1), up)
+    merged = unet.get_parameter(f"{name}.weight") - weight
+    assert torch.allclose(torch.conv2d(x, merged, padding=1), chained, atol=1e-4)
+
+
+def test_equal_uses_share_one_merged_network_and_zero_strength_is_none(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    write(kohya("lora_unet_", pairs_for(networks.unet, 1)))
+    before = store.size_bytes
+    once = with_lora(store, "l.safetensors", networks, (1.0, 1.0))
+    assert with_lora(store, "l.safetensors", networks, (1.0, 1.0)) == once
+    assert with_lora(store, "l.safetensors", networks, (0.5, 1.0)) != once
+    assert with_lora(store, "l.safetensors", networks, (0.0, 1.0)) == networks
+    touched = sum(
+        each.nbytes
+        for name, each in once.unet.named_parameters()
+        if each is not networks.unet.get_parameter(name)
+    )
+    assert store.size_bytes == before + 2 * touched
+
+
+def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(
+    store: ModelStore, checkpoint: Checkpoint, write: Callable[..., None]
+) -> None:
+    networks = networks_of(checkpoint)
+    write(kohya("lora_unet_", pairs_for(networks.unet, 1)))
+    once = with_lora(store, "l.safetensors", networks, (1.0, 1.0))
+    patched = sharing_copy(once.unet)
+    patched.register_forward_hook(print)
+    twice = with_lora(store, "l.safetensors", Networks(patched), (1.0, 1.0)).unet
+    assert twice._forward_hooks
+    name = next(iter(pairs_for(networks.unet, 1)))
+    steps = [each.get_parameter(f"{name}.weight") for each in (networks.unet, once.unet, twice)]
+    assert torch.allclose(steps[2] - steps[1], steps[1] - steps[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"lora_unet_x.lora_down.weight": 1, "lora_unet_x.lora_up.weight": 1}, "none of the 1"),
+        ({"emb_params": 1}, "no LoRA"),
+        ({"lora_unet_x.hada_w1_a": 1}, "LoHa"),
+        ({"lora_unet_x.dora_scale": 1}, "DoRA"),
+        (
+            {"unet.conv_in.lora_A.weight": 7, "unet.conv_in.lora_B.weight": 7},
+            r"l\.safetensors.*conv_in.*\(7, 7\).*\(16, 4, 3, 3\)",
+        ),
+    ],
+)
+def test_a_file_that_fits_nothing_says_so(
+    tensors: dict[str, int],
+    message: str,
+    store: ModelStore,
+    checkpoint: Checkpoint,
+    write: Callable[..., None],
+) -> None:
+    write({key: torch.zeros(size, size) for key, size in tensors.items()})
+    with pytest.raises(CheckpointUnavailable, match=message):
+        with_lora(store, "l.safetensors", networks_of(checkpoint), (1.0, 1.0))

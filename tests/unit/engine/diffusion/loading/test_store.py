@@ -1,0 +1,110 @@
+"""One list over all that is loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.text.text_encoders import Encoded, Encodings
+from engine.graph.models_folder import ModelsFolder
+
+WEIGHTS = 100
+SIZE_BYTES = 4 * WEIGHTS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 2 * SIZE_BYTES)
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(WEIGHTS, 1, bias=False)
+
+
+def has(store: ModelStore, key: str) -> bool:
+    made: list[nn.Module] = []
+    store.made(key, lambda: made.append(layer()) or made[0])
+    return not made
+
+
+def test_least_recently_used_goes_first(store: ModelStore) -> None:
+    for key in ("a", "b", "a", "c"):
+        store.made(key, layer)
+    assert store.size_bytes == 2 * SIZE_BYTES
+    assert has(store, "a")
+    assert has(store, "c")
+    assert not has(store, "b")
+
+
+def test_what_is_in_use_stays_and_it_is_said_where_that_is_too_much(
+    store: ModelStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = [store.made(key, layer) for key in ("a", "b")]
+    with caplog.at_level(logging.WARNING):
+        store.made("c", layer)
+    assert [record.__dict__["size_bytes"] for record in caplog.records] == [3 * SIZE_BYTES]
+    assert store.made("a", layer) is held[0]
+    del held[:]
+    store.made("d", layer)
+    assert store.size_bytes == 2 * SIZE_BYTES
+
+
+def test_room_is_made_before_anything_is_read(store: ModelStore) -> None:
+    store.made("a", layer)
+    store.made("b", layer)
+    sizes: list[int] = []
+
+    def make() -> nn.Module:
+        store.make_room(SIZE_BYTES)
+        sizes.append(store.size_bytes)
+        return layer()
+
+    store.made("c", make)
+    assert sizes == [SIZE_BYTES]
+
+
+def test_a_tensor_of_two_counts_once(store: ModelStore) -> None:
+    base = store.made("a", layer)
+    variant = layer()
+    variant.weight = base.weight
+    store.made("b", lambda: variant)
+    assert store.size_bytes == SIZE_BYTES
+
+
+def test_the_newest_stays_however_large(tmp_path: Path) -> None:
+    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 1)
+    store.made("a", layer, label="a")
+    store.made("b", layer, label="b")
+    assert store.labels == ("b",)
+
+
+def test_a_file_is_read_once_and_anew_when_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "upscale_models" / "x.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(b"1")
+    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 2**20)
+    reads: list[Path] = []
+
+    def read(path: Path, _device: torch.device) -> nn.Module:
+        reads.append(path)
+        return layer()
+
+    first = store.get("upscale_models", "x.safetensors", read)
+    assert store.get("upscale_models", "x.safetensors", read) is first
+    path.write_bytes(b"22")
+    assert store.get("upscale_models", "x.safetensors", read) is not first
+    assert reads == [path, path]
+
+
+def test_encodings_are_kept_within_their_bytes() -> None:
+    encodings = Encodings(limit_bytes=3 * SIZE_BYTES)
+    for key in (1, 2, 3):
+        encodings.put(key, Encoded(torch.zeros(WEIGHTS), None))
+    assert encodings.get(1) is not None
+    encodings.put(4, Encoded(torch.zeros(WEIGHTS // 2), torch.zeros(WEIGHTS // 2)))
+    assert [encodings.get(key) is not None for key in (1, 2, 3, 4)] == [True, False, True, True]

@@ -1,0 +1,207 @@
+"""What a model's answer means, and which levels it knows, against closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.conditioning.guidance import rescaled
+from engine.diffusion.conditioning.placement import guides
+from engine.diffusion.denoise import Denoise
+from engine.diffusion.model import Model, Prediction
+from engine.diffusion.samplers.noise_levels import (
+    STABLE_DIFFUSION,
+    scaled_linear_sigmas,
+    stable_diffusion,
+)
+from engine.diffusion.samplers.schedules import SCHEDULES, sigmas_for
+from engine.graph.catalogue import Catalogue
+from engine.nodes.model_patches import model_sampling_discrete, rescale_cfg
+from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.workflows import node, text_to_image
+
+ZERO_TERMINAL = stable_diffusion(zero_terminal=True)
+CONSISTENCY = stable_diffusion(consistency=True)
+
+
+def signal(sigmas: Tensor) -> Tensor:
+    """sqrt of alpha bar."""
+    return 1 / (sigmas.double() ** 2 + 1).sqrt()
+
+
+def test_equal_settings_have_one_identity() -> None:
+    assert stable_diffusion(consistency=False, zero_terminal=False) is STABLE_DIFFUSION
+    assert stable_diffusion(zero_terminal=False, consistency=True) is CONSISTENCY
+    model = Model(None, 1.0)
+    for sampling in ("eps", "v_prediction", "lcm", "x0", "img_to_img"):
+        for zsnr in (False, True):
+            one, other = (
+                model_sampling_discrete.body(None, model, sampling, zsnr)[0] for _ in range(2)
+            )
+            assert one.levels is other.levels
+            assert one.prediction == other.prediction
+            assert one.unet is model.unet
+
+
+def test_zero_terminal_levels_are_stretched_in_the_signal() -> None:
+    before, after = signal(STABLE_DIFFUSION.sigmas), signal(ZERO_TERMINAL.sigmas)
+    # Algorithm 1: shifted so that the last is none, scaled so that the first is as it was.
+    assert float(after[0]) == pytest.approx(float(before[0]), rel=1e-6)
+    expected = (before - before[-1]) * before[0] / (before[0] - before[-1])
+    assert torch.allclose(after[:-1], expected[:-1], atol=1e-6)
+    assert float(after[-1]) < 3e-4
+    assert float(ZERO_TERMINAL.most) == pytest.approx(4518.7, abs=0.1)
+    assert torch.equal(ZERO_TERMINAL.timestep_of(ZERO_TERMINAL.sigmas), torch.arange(1000))
+
+
+def test_consistency_levels_are_every_twentieth_from_the_last() -> None:
+    steps = torch.arange(19, 1000, 20)
+    assert len(CONSISTENCY.sigmas) == 50
+    assert torch.equal(CONSISTENCY.sigmas, scaled_linear_sigmas()[steps].float())
+    assert torch.equal(CONSISTENCY.timestep_of(CONSISTENCY.sigmas), steps)
+    assert torch.allclose(CONSISTENCY.sigma_at(steps.float()), CONSISTENCY.sigmas)
+    halfway = CONSISTENCY.sigma_at(torch.tensor([29.0]))
+    assert float(halfway) == pytest.approx(float(CONSISTENCY.sigmas[:2].prod().sqrt()), rel=1e-5)
+    assert (CONSISTENCY.first_step, CONSISTENCY.last_step) == (19, 999)
+
+
+@pytest.mark.parametrize("scheduler", sorted(SCHEDULES))
+@pytest.mark.parametrize("levels", [ZERO_TERMINAL, CONSISTENCY], ids=["zsnr", "lcm"])
+def test_schedules_fall_over_these_levels_too(levels: Any, scheduler: str) -> None:
+    sigmas = sigmas_for(levels, scheduler, 8)
+    assert bool((sigmas[:-1] > sigmas[1:]).all())
+    assert float(sigmas[-2]) >= float(levels.least) * 0.999
+    if scheduler != "ddim_uniform":
+        assert float(sigmas[0]) == pytest.approx(float(levels.most), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("simple", [999, 759, 499, 259]),
+        ("sgm_uniform", [999, 759, 499, 259]),
+        ("normal", [999, 679, 339, 19]),
+    ],
+)
+def test_the_training_steps_of_a_consistency_model(scheduler: str, expected: list[int]) -> None:
+    found = CONSISTENCY.timestep_of(sigmas_for(CONSISTENCY, scheduler, 4)[:-1])
+    assert (found - torch.tensor(expected)).abs().max() <= 20
+
+
+@pytest.mark.parametrize(
+    "prediction", ["epsilon", "v_prediction", "sample", "consistency", "image_to_image"]
+)
+def test_a_perfect_answer_gives_back_what_was_clean(prediction: Prediction) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x0, noise = (torch.randn((3, 4, 2, 2), generator=generator) for _ in range(2))
+    levels = CONSISTENCY if prediction == "consistency" else STABLE_DIFFUSION
+    model = Model(None, 1.0, levels, prediction)
+    sigma = torch.tensor([14.6146, 1.0, levels.least])[:, None, None, None]
+    x = x0 + sigma * noise
+    alpha = 1 / (sigma**2 + 1).sqrt()
+    answers = {
+        "epsilon": noise,
+        "consistency": noise,
+        "v_prediction": alpha * noise - sigma * alpha * x0,
+        "sample": x0,
+        "image_to_image": x0,
+    }
+    # A consistency model keeps 7e-6 of x at its least level, and takes 1.3e-3 of x0 away.
+    assert torch.allclose(model.denoised(x, answers[prediction], sigma), x0, atol=1e-4)
+    shown = model.scaled(x, sigma)
+    assert torch.allclose(shown, x if prediction == "image_to_image" else alpha * x)
+
+
+def test_a_consistency_model_has_its_boundary_scalings() -> None:
+    model = Model(None, 1.0, CONSISTENCY, "consistency")
+    sigma = CONSISTENCY.sigmas[[0, 10]][:, None, None, None]
+    x, output = torch.full((2, 1, 1, 1), 3.0), torch.full((2, 1, 1, 1), 0.5)
+    for place, timestep in enumerate((19, 219)):
+        time, x0 = 10.0 * timestep, 3.0 - float(sigma[place]) * 0.5
+        expected = 0.25 / (time**2 + 0.25) * 3.0 + time / (time**2 + 0.25) ** 0.5 * x0
+        assert float(model.denoised(x, output, sigma)[place]) == pytest.approx(expected, rel=1e-6)
+
+
+def velocity(x: Tensor, x0: Tensor, sigma: float) -> Tensor:
+    """Of a latent of unit variance."""
+    return (x / (sigma**2 + 1) - x0) * (sigma**2 + 1) ** 0.5 / sigma
+
+
+def test_rescaled_guidance_has_the_spread_of_the_conditional_velocity() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, conditional, unconditional = (
+        torch.randn((2, 4, 8, 8), generator=generator) for _ in range(3)
+    )
+    sigma = 2.5
+    guided = unconditional + 7.0 * (conditional - unconditional)
+    shown = (x, torch.tensor(sigma))
+    wanted = velocity(x, conditional, sigma).std((1, 2, 3))
+    before = velocity(x, guided, sigma)
+    for share in (0.0, 0.7, 1.0):
+        after = velocity(x, rescaled(guided, conditional, shown, share), sigma)
+        spread = share * wanted + (1 - share) * before.std((1, 2, 3))
+        assert torch.allclose(after.std((1, 2, 3)), spread, rtol=1e-4)
+        factor = (spread / before.std((1, 2, 3)))[:, None, None, None]
+        assert torch.allclose(after, before * factor, atol=1e-3)
+
+
+class Doubles(nn.Module):
+    """A UNet that answers with twice what it is shown, and more by the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+
+    def forward(self, x: Tensor, timesteps: Tensor, tokens: Tensor, **_: Any) -> tuple[Tensor]:
+        return (self.weight * x + tokens[:, :1, :1, None] * x.abs(),)
+
+
+def test_guidance_is_rescaled_for_the_model_that_wants_it_alone() -> None:
+    model = Model(Doubles(), 1.0)
+    (wants,) = rescale_cfg.body(None, model, 0.7)
+    x = torch.randn((1, 4, 4, 4), generator=torch.Generator().manual_seed(1))
+    texts = [(Condition(torch.full((1, 77, 4), value)),) for value in (1.0, 0.0)]
+    halves = guides(*texts, x, model.levels)
+    asked = [Denoise(each, x, torch.tensor(2.0), *halves, 7.0) for each in (model, wants)]
+    assert asked[0].key == asked[1].key
+    plain, found = Denoise.run_batch(asked)
+    (conditional,) = Denoise.run_batch([replace(asked[0], cfg=1.0)])
+    assert torch.allclose(found, rescaled(plain, conditional, (x, asked[0].sigma), 0.7))
+    assert not torch.allclose(found, plain, atol=0.1)
+
+
+def test_workflows_with_it_give_the_same_alone_and_among_others(catalogue: Catalogue) -> None:
+    def with_patch(class_type: str, **inputs: Any) -> dict[str, Any]:
+        prompt = text_to_image(model=["10", 0], cfg=3.0)
+        return prompt | {"10": node(class_type, model=["4", 0], **inputs)}
+
+    plain = text_to_image(cfg=3.0)
+    patched = [
+        with_patch("ModelSamplingDiscrete", sampling=sampling, zsnr=zsnr)
+        for sampling, zsnr in (
+            ("v_prediction", False),
+            ("v_prediction", True),
+            ("eps", True),
+            ("lcm", False),
+            ("x0", False),
+            ("img_to_img", False),
+        )
+    ]
+    patched.append(with_patch("RescaleCFG", multiplier=0.7))
+    unchanged = with_patch("ModelSamplingDiscrete", sampling="eps", zsnr=False)
+    first, same, *others = _images([plain, unchanged, *patched], catalogue)
+    assert np.abs(first - same).max() <= 1
+    for prompt, image in zip(patched, others, strict=True):
+        (alone,) = _images([prompt], catalogue)
+        assert np.abs(alone - image).max() <= 1
+        assert np.abs(first - image).max() > 1
+
+
+def _images(prompts: list[dict[str, Any]], catalogue: Catalogue) -> list[Any]:
+    return [images[0].astype(int) for _, images in all_latents_and_images(prompts, catalogue)]

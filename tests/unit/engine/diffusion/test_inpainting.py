@@ -1,0 +1,156 @@
+"""What a noise mask and a batch index do, on their own and with the tiny checkpoint."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.diffusion.conditioning.condition import Area, Condition
+from engine.diffusion.images.latents import Latent, noise_like
+from engine.diffusion.inpainting import fitted_mask, inpainting
+from engine.diffusion.model import Model
+from engine.diffusion.samplers.noise import shifted, start_noise
+from engine.diffusion.samplers.runge_kutta import euler
+from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
+from engine.executor import BODIES
+from engine.graph.catalogue import Catalogue
+from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.workflows import text_to_image
+
+SHAPE = (1, 4, 8, 8)
+CLEAN = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
+MASK = torch.zeros(1, 64, 64)
+MASK[..., 32:] = 1.0
+
+
+def test_a_mask_of_any_size_is_fitted_to_the_latents() -> None:
+    latents = torch.zeros(3, 4, 8, 8)
+    for mask in (MASK, MASK[0], MASK[:, None], MASK.repeat(5, 1, 1)):
+        fitted = fitted_mask(mask, latents)
+        assert fitted.shape == (3, 1, 8, 8)
+        assert torch.equal(fitted[..., :4], torch.zeros(3, 1, 8, 4))
+        assert torch.equal(fitted[..., 4:], torch.ones(3, 1, 8, 4))
+    two = torch.stack([MASK[0], 1 - MASK[0]])
+    assert torch.equal(fitted_mask(two, latents)[:, 0, 0, 0], torch.tensor([0.0, 1.0, 0.0]))
+
+
+def test_where_the_mask_is_0_the_sampler_sees_the_latent_with_its_noise() -> None:
+    noise, sigmas = noise_like(CLEAN, 1), torch.tensor([8.0, 2.0, 0.0])
+    mask = fitted_mask(MASK, CLEAN)
+    masked = inpainting(euler(CLEAN + 8 * noise, sigmas), mask, CLEAN, noise)
+    x, sigma = next(masked)
+    assert torch.allclose(x, CLEAN + 8 * noise)
+    x, sigma = masked.send(torch.full(SHAPE, 9.0))
+    assert float(sigma) == 2.0
+    assert torch.allclose(x[..., :4], (CLEAN + 2 * noise)[..., :4])
+    assert not torch.allclose(x[..., 4:], (CLEAN + 2 * noise)[..., 4:])
+    with pytest.raises(StopIteration) as stop:
+        masked.send(torch.full(SHAPE, 9.0))
+    assert torch.allclose(stop.value.value[..., :4], CLEAN[..., :4])
+    assert torch.allclose(stop.value.value[..., 4:], torch.tensor(9.0))
+
+
+def sampled(catalogue: Catalogue, latent: Latent, *samplers: dict[str, Any]) -> list[Tensor]:
+    bodies = {**BODIES, "EmptyLatentImage": lambda *_, **__: (latent,)}
+    prompts = [text_to_image(**sampler) for sampler in samplers]
+    return [
+        torch.from_numpy(each) for each, _ in all_latents_and_images(prompts, catalogue, bodies)
+    ]
+
+
+@pytest.mark.parametrize("denoise", [1.0, 0.6])
+def test_every_kind_of_sampler_keeps_what_the_mask_leaves_out(
+    catalogue: Catalogue, denoise: float
+) -> None:
+    names = ("euler", "ddim", "dpm_2", "euler_ancestral", "dpmpp_2m_sde", "uni_pc", "dpm_fast")
+    found = sampled(
+        catalogue,
+        Latent(CLEAN, noise_mask=MASK),
+        *({"sampler_name": name, "denoise": denoise} for name in names),
+    )
+    for name, latent in zip(names, found, strict=True):
+        # Two of them end at 0.03 and 0.001, which counts five times in the scale of latents.
+        kept, free = (latent - CLEAN).abs().split(4, dim=3)
+        assert float(kept.max()) < (0.7 if name in ("uni_pc", "dpm_fast") else 1e-4), name
+        assert float(free.mean()) > 0.1, name
+    assert not torch.allclose(found[0], found[1]), "ddim has mask noise of its own"
+
+
+def test_a_sampler_that_has_nothing_to_do_leaves_the_noise(catalogue: Catalogue) -> None:
+    """The adaptive one ends at the least level above 0, which with one step is the first."""
+    one_step = {"sampler_name": "dpm_adaptive", "steps": 1}
+    masked, whole = (
+        sampled(catalogue, Latent(CLEAN, noise_mask=mask), one_step)[0] for mask in (MASK, None)
+    )
+    assert torch.equal(masked, whole)
+    assert float(whole.std()) > 10
+
+
+def test_without_a_mask_ddim_is_euler(catalogue: Catalogue) -> None:
+    euler_, ddim = sampled(
+        catalogue, Latent(CLEAN), {"sampler_name": "euler"}, {"sampler_name": "ddim"}
+    )
+    assert torch.allclose(euler_, ddim, atol=1e-5)
+
+
+def test_a_row_takes_the_noise_that_its_index_says(catalogue: Catalogue) -> None:
+    (both,) = sampled(catalogue, Latent(torch.zeros(2, 4, 8, 8)), {})
+    (second,) = sampled(catalogue, Latent(torch.zeros(1, 4, 8, 8), batch_index=(1,)), {})
+    assert torch.allclose(second[0], both[1], rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(second[0], both[0], atol=0.1)
+
+
+@pytest.mark.parametrize("side", [8, 5])
+def test_indices_pick_among_draws_one_after_the_other(side: int) -> None:
+    samples = torch.zeros(3, 4, side, 7)
+    picked = start_noise(Latent(samples, batch_index=(2, 0, 2)), 9)
+    generator = torch.Generator().manual_seed(9)
+    draws = [torch.randn((4, side, 7), generator=generator) for _ in range(3)]
+    assert torch.equal(picked, torch.stack([draws[2], draws[0], draws[2]]))
+
+
+def test_the_seed_after_the_largest_is_the_first() -> None:
+    assert shifted(2**64 - 1, 1) == 0
+    assert shifted(0, -1) == 2**64 - 1
+
+
+class NoisePredictor(nn.Module):
+    """A UNet that keeps what it is shown."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(in_channels=channels)
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.shown: list[Tensor] = []
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
+        self.shown.append(x)
+        return (torch.zeros_like(x[:, :4]),)
+
+
+@pytest.mark.parametrize("mask", [MASK, None])
+def test_an_inpainting_model_is_shown_the_mask_and_what_is_outside(mask: Tensor | None) -> None:
+    predictor = NoisePredictor(9)
+    condition = Condition(torch.zeros(1, 77, 8), area=Area(8, 4, 0, 4))
+    work = trajectory(
+        Model(predictor, latent_scale=2.0),
+        Latent(CLEAN, noise_mask=mask),
+        Course("euler", torch.tensor([8.0, 0.0])),
+        guidance=Guidance((condition, Condition(condition.tokens)), (), 1.0),
+        noising=Noising(1),
+        on_level=lambda _: None,
+    )
+    request = next(work)
+    (answer,) = type(request).run_batch([request])
+    with pytest.raises(StopIteration):
+        work.send(answer)
+    window, whole = sorted(predictor.shown, key=lambda shown: shown.shape[3])
+    expected = fitted_mask(MASK, CLEAN) if mask is not None else torch.ones(1, 1, 8, 8)
+    assert torch.equal(whole[:, 4:5], expected)
+    grey = torch.tensor([0.8223, -0.6876, 0.6364, 0.1380])[:, None, None].expand_as(CLEAN)
+    assert torch.equal(whole[:, 5:], CLEAN * 2 if mask is not None else grey)
+    assert torch.equal(window[:, 4:], whole[:, 4:, :, 4:])

@@ -1,0 +1,171 @@
+"""The WebUI's chunks, weights and steps, with the tokenizer and the tiny checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
+from engine.diffusion.samplers.schedules import sigmas_for
+from engine.diffusion.text.encoding import END, START, load_tokenizer
+from engine.diffusion.text.webui import chunks_of, keeping_mean, ranges_of
+from engine.webui.prompt import Stretch, read_negative_prompt
+from tests.support.engine.workflows import Watched, node, text_to_image
+
+RunAll = Callable[..., list[Any]]
+TOKENIZER = load_tokenizer()
+
+
+def words(prompt: str) -> list[list[str]]:
+    """The words of each chunk."""
+    (part,) = read_negative_prompt(prompt, steps=1)
+    chunks = chunks_of(part.stretches[0].sections, TOKENIZER)
+    assert all(len(chunk) == 77 for chunk in chunks)
+    tokens = [[token for token, _ in chunk if token not in (START, END)] for chunk in chunks]
+    return [[TOKENIZER.decode([token]).strip() for token in each] for each in tokens]
+
+
+def lengths(prompt: str) -> list[int]:
+    return [len(chunk) for chunk in words(prompt)]
+
+
+def test_break_begins_a_chunk() -> None:
+    assert words("") == [[]]
+    assert words("a dog BREAK a cat") == [["a", "dog"], ["a", "cat"]]
+    assert words("BREAK a BREAK") == [[], ["a"]]
+    assert words("BREAK BREAK") == [[], []]
+
+
+def test_a_full_chunk_is_followed_by_another() -> None:
+    assert lengths("dog " * 75) == [75]
+    assert lengths("dog " * 76) == [75, 1]
+    assert lengths("dog " * 75 + "BREAK cat") == [75, 1]
+
+
+def test_what_stands_behind_a_near_comma_moves_to_the_next_chunk() -> None:
+    assert lengths("dog " * 55 + ", " + "cat " * 20) == [56, 20]
+    assert lengths("dog " * 54 + ", " + "cat " * 21) == [75, 1]
+    assert lengths("dog " * 74 + ", " + "cat") == [75, 1]
+    assert words("dog " * 75 + ", cat")[1] == [",", "cat"]
+
+
+def test_weights_go_to_their_tokens() -> None:
+    (part,) = read_negative_prompt("a (red dog:1.5)", steps=1)
+    (chunk,) = chunks_of(part.stretches[0].sections, TOKENIZER)
+    assert [weight for _, weight in chunk[:6]] == [1, 1, 1.5, 1.5, 1, 1]
+
+
+def test_weighting_keeps_the_mean_of_a_chunk() -> None:
+    chunk = torch.randn(77, 8, generator=torch.Generator().manual_seed(0)) + 0.5
+    weights = torch.ones(77, 1)
+    weights[3] = 1.5
+    found = keeping_mean(chunk, weights, chunk)
+    assert found.mean() == pytest.approx(float(chunk.mean()), rel=1e-5)
+    ratio = found / chunk
+    assert torch.allclose(ratio[3] / ratio[4], torch.tensor(1.5))
+
+
+@given(
+    st.sampled_from(["normal", "karras", "beta", "ddim_uniform"]),
+    st.integers(1, 30),
+    st.sets(st.integers(1, 40), max_size=6),
+    st.floats(0, 20),
+)
+def test_exactly_one_text_counts_at_any_level(
+    scheduler: str, steps: int, ends: set[int], anywhere: float
+) -> None:
+    sigmas = sigmas_for(STABLE_DIFFUSION, scheduler, steps)
+    stretches = [Stretch(end, ()) for end in sorted(ends | {41})]
+    ranges = list(ranges_of(stretches, sigmas))
+    edges = [edge for _, levels in ranges for edge in levels]
+    between = [math.nextafter(edge, to) for edge in edges for to in (0.0, math.inf)]
+    for sigma in [*map(float, sigmas), anywhere, *edges, *between]:
+        assert sum(least <= sigma <= most for _, (most, least) in ranges) == 1
+    for call, sigma in enumerate(map(float, sigmas[:-1])):
+        (found,) = (each for each, (most, least) in ranges if least <= sigma <= most)
+        assert found == next(each for each in stretches if call <= each.last_step)
+
+
+def test_without_levels_the_first_text_is_the_one() -> None:
+    stretches = [Stretch(3, ()), Stretch(10, ())]
+    assert list(ranges_of(stretches, torch.empty(0))) == [(stretches[0], (math.inf, 0.0))]
+
+
+def webui(text: str, negative: str = "", **sampler: Any) -> dict[str, Any]:
+    """The usual workflow, its texts in the WebUI's syntax."""
+    graph = text_to_image(**sampler)
+    inputs = graph["3"]["inputs"]
+    names = ("steps", "sampler_name", "scheduler", "denoise", "model")
+    schedule = {name: inputs[name] for name in names}
+    texts = {"text": text, "negative_text": negative, "steps_before": 0}
+    graph["6"] = node("WebUITextEncode", clip=["4", 1], **texts, **schedule)
+    inputs["negative"] = ["6", 1]
+    return graph
+
+
+def farthest(one: Any, other: Any) -> int:
+    return int(np.abs(one.astype(int) - other.astype(int)).max())
+
+
+def test_plain_prompts_give_the_picture_of_comfyuis_node(run_all: RunAll) -> None:
+    ours, theirs = run_all([webui("a red circle"), text_to_image()])
+    assert farthest(ours, theirs) <= 1
+
+
+def test_weights_breaks_and_edits_change_the_picture(run_all: RunAll) -> None:
+    texts = ["a red circle", "a (red:1.5) circle", "a [red] circle", "a red BREAK circle"]
+    texts += ["a [red:blue:0.25] circle", "a [red|blue] circle", "a red circle :1.3"]
+    texts += ["a red circle AND a blue square", "a red circle AND a blue square :0.5"]
+    pictures = run_all([webui(text, steps=8) for text in texts])
+    for index, picture in enumerate(pictures):
+        assert all(farthest(picture, other) > 1 for other in pictures[:index]), texts[index]
+
+
+@pytest.mark.parametrize("sampler", ["euler", "heun", "dpmpp_2m_sde", "dpm_adaptive", "uni_pc"])
+def test_an_edit_that_is_over_or_never_comes_changes_nothing(run_all: RunAll, sampler: str) -> None:
+    texts = ["a red circle", "a [blue:red:0] circle", "a [red:blue:99] circle"]
+    plain, *others = run_all([webui(text, sampler_name=sampler) for text in texts])
+    assert [farthest(plain, other) <= 1 for other in others] == [True, True]
+
+
+def test_composition_adds_what_each_text_asks_for(run_all: RunAll) -> None:
+    """Guidance is linear: a text beside itself is as good as twice the guidance."""
+    same = "a red circle AND a red circle"
+    against = "a red circle :2 AND blue AND blue :-1"
+    twice, *others = run_all(
+        [webui("a red circle", cfg=4.0), webui(same, cfg=2.0), webui(against, cfg=2.0)]
+    )
+    assert [farthest(twice, other) <= 1 for other in others] == [True, True]
+
+
+def test_texts_that_pull_against_each_other_leave_the_negative(run_all: RunAll) -> None:
+    none, unguided = run_all(
+        [webui("red AND red :-1", "blue", cfg=5.0), webui("blue", "blue", cfg=5.0)]
+    )
+    assert farthest(none, unguided) <= 1
+
+
+def test_a_noise_seed_delta_changes_the_noise_in_steps_alone(run_all: RunAll) -> None:
+    def graph(sampler: str, delta: int) -> dict[str, Any]:
+        found = text_to_image(sampler_name=sampler)
+        found["3"]["class_type"] = "WebUISampler"
+        found["3"]["inputs"]["eta_noise_seed_delta"] = delta
+        return found
+
+    noisy, other, plain, same = run_all(
+        [graph(sampler, delta) for sampler in ("euler_ancestral", "euler") for delta in (0, 31337)]
+    )
+    assert farthest(noisy, other) > 10
+    assert farthest(plain, same) <= 1
+
+
+def test_an_edited_prompt_takes_no_more_rows_than_another(submit: Callable[..., Watched]) -> None:
+    ends = [submit(webui("[a|b|c|d|e|f|g|h] circle", steps=8)) for _ in range(4)]
+    assert all(len(each.images()) == 1 for each in ends)

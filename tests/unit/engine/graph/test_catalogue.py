@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.graph import names
+from engine.graph.catalogue import Catalogue
+from engine.nodes import NODE_TYPES
+from tests.support.engine.workflows import TINY
+
+
+def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
+    info = empty_catalogue.object_info()
+    json.dumps(info, allow_nan=False)
+    assert info.keys() == {each.class_type for each in NODE_TYPES}
+    sampler = info["KSampler"]
+    assert sampler["input"]["required"]["steps"][0] == "INT"
+    assert sampler["input"]["required"]["steps"][1]["max"] == 10_000
+    assert sampler["input"]["required"]["sampler_name"][0] == [row.name for row in names.SAMPLERS]
+    assert sampler["input"]["required"]["model"][0] == "MODEL"
+    assert sampler["input_order"]["required"][0] == "model"
+    assert sampler["output"] == ["LATENT"]
+    assert sampler["description"]
+    assert info["SaveImage"]["output_node"] is True
+    loader = info["CheckpointLoaderSimple"]
+    assert loader["input"]["required"]["ckpt_name"][0] == [TINY]
+    assert loader["output_name"] == ["MODEL", "CLIP", "VAE"]
+    custom = info["SamplerCustom"]
+    assert custom["output_name"] == ["output", "denoised_output"]
+    assert custom["input"]["required"]["add_noise"][0] == "BOOLEAN"
+    assert custom["input"]["required"]["add_noise"][1]["default"] is True
+
+
+def test_everything_but_diffusion_loads_without_torch() -> None:
+    code = (
+        "import sys, engine.engine, engine.executor, engine.graph.catalogue, engine.webui.compiler;"
+        "import engine.graph.validation, engine.webui.parameters; print('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[4]
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, timeout=60
+    )
+    assert run.stdout.strip() == b"False"

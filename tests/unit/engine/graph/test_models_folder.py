@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointUnavailable
+from engine.graph.models_folder import ModelsFolder
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def test_lists_files_folders_and_what_lies_at_the_top(tmp_path: Path) -> None:
+    for name in (
+        "top.safetensors",
+        "checkpoints/b.safetensors",
+        "checkpoints/sub/a.safetensors",
+        "checkpoints/folder/model_index.json",
+        "checkpoints/folder/unet/inside.safetensors",
+        "checkpoints/b.config/model_index.json",
+        "checkpoints/pickled.ckpt",
+        "checkpoints/.hidden.safetensors",
+        "loras/l.safetensors",
+    ):
+        touch(tmp_path / name)
+    models = ModelsFolder(tmp_path)
+    names = models.names("checkpoints")
+    assert names == ("b.safetensors", "folder", "sub/a.safetensors", "top.safetensors")
+    assert models.names("loras") == ("l.safetensors",)
+    assert models.path("checkpoints", "sub/a.safetensors").is_file()
+    assert models.path("checkpoints", "folder").is_dir()
+
+
+def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
+    assert ModelsFolder(tmp_path / "none").names("checkpoints") == ()
+
+
+def test_listing_is_read_anew_after_its_time(tmp_path: Path) -> None:
+    clock = Clock()
+    models = ModelsFolder(tmp_path, ttl_s=2, clock=clock)
+    assert models.names("checkpoints") == ()
+    touch(tmp_path / "checkpoints" / "new.safetensors")
+    assert models.names("checkpoints") == ()
+    clock.now_s = 2.0
+    assert models.names("checkpoints") == ("new.safetensors",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret.safetensors", "/etc/passwd", "", ".", "checkpoints/../../secret.safetensors"],
+)
+def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    touch(tmp_path / "secret.safetensors")
+    root = tmp_path / "models"
+    touch(root / "checkpoints" / "a.safetensors")
+    with pytest.raises(CheckpointUnavailable):
+        ModelsFolder(root).path("checkpoints", name)
+    with pytest.raises(CheckpointUnavailable):
+        ModelsFolder(root).path("..", "secret.safetensors")
+
+
+def test_a_file_that_went_away_is_unavailable(tmp_path: Path) -> None:
+    touch(tmp_path / "a.safetensors")
+    models = ModelsFolder(tmp_path)
+    assert models.names("checkpoints") == ("a.safetensors",)
+    (tmp_path / "a.safetensors").unlink()
+    with pytest.raises(CheckpointUnavailable, match=r"a\.safetensors"):
+        models.path("checkpoints", "a.safetensors")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.graph import names
+
+
+def recase(draw: st.DrawFn, text: str) -> str:
+    return "".join(c.upper() if draw(st.booleans()) else c.lower() for c in text)
+
+
+@st.composite
+def spelled(draw: st.DrawFn, rows: tuple[names.Sampler, ...] = names.SAMPLERS) -> tuple[str, str]:
+    row = draw(st.sampled_from(rows))
+    spelling = draw(st.sampled_from([row.name, row.label, *row.aliases]))
+    return row.name, recase(draw, spelling)
+
+
+@given(spelled())
+def test_samplers_are_known_in_both_spellings_and_any_case(pair: tuple[str, str]) -> None:
+    assert names.sampler(pair[1]) == (pair[0], None)
+    assert names.sampler_alone(pair[1]) == pair[0]
+
+
+@given(st.data(), st.sampled_from(names.SAMPLERS), st.sampled_from(names.SCHEDULERS))
+def test_joined_spelling_names_both(
+    data: st.DataObject, sampler: names.Sampler, scheduler: names.Scheduler
+) -> None:
+    @st.composite
+    def joined(draw: st.DrawFn) -> str:
+        return recase(draw, f"{sampler.label}  {scheduler.label} ")
+
+    spelling = data.draw(joined())
+    assert names.sampler(spelling) == (sampler.name, scheduler.name)
+    assert names.resolve(spelling, "Automatic") == (sampler.name, scheduler.name)
+
+
+@given(st.text())
+def test_unknown_names_raise_value_error_that_lists_the_known(text: str) -> None:
+    known = {s.casefold() for row in names.SAMPLERS for s in (row.name, row.label, *row.aliases)}
+    if " ".join(text.casefold().split()) not in known:
+        with pytest.raises(ValueError, match="Euler"):
+            names.sampler(text)
+
+
+def test_automatic_depends_on_the_sampler() -> None:
+    assert names.resolve("Euler", "Automatic") == ("euler", "normal")
+    assert names.resolve("DPM++ 2M", "automatic") == ("dpmpp_2m", "karras")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "expected"),
+    [
+        ("Euler a", ("euler_ancestral", "normal")),
+        ("DPM++ 2M SDE Heun", ("dpmpp_2m_sde_heun", "exponential")),
+        ("DPM++ 2M SDE Heun Karras", ("dpmpp_2m_sde_heun", "karras")),
+        ("DPM++ 2M SDE SGM Uniform", ("dpmpp_2m_sde", "sgm_uniform")),
+        ("dpmpp_2m_sde_gpu", ("dpmpp_2m_sde", "exponential")),
+        ("DPM2 a Karras", ("dpm_2_ancestral", "karras")),
+        ("DDIM", ("ddim", "normal")),
+        ("Euler A CFG++", ("euler_ancestral_cfg_pp", "normal")),
+        ("IPNDM_V", ("ipndm_v", "normal")),
+        ("dpmpp_sde_gpu", ("dpmpp_sde", "karras")),
+        ("dpmpp_3m_sde_gpu", ("dpmpp_3m_sde", "exponential")),
+        ("LMS Uniform", ("lms", "normal")),
+    ],
+)
+def test_spellings_of_webui_and_comfyui(spelling: str, expected: tuple[str, str]) -> None:
+    assert names.resolve(spelling, "Automatic") == expected
+
+
+def test_no_spelling_stands_for_two() -> None:
+    for rows in (names.SAMPLERS, names.SCHEDULERS):
+        spellings = [
+            spelling
+            for row in rows
+            for spelling in {s.casefold() for s in (row.name, row.label, *row.aliases)}
+        ]
+        assert len(spellings) == len(set(spellings))
+
+
+def test_a_scheduler_of_its_own_wins_over_a_joined_one() -> None:
+    assert names.resolve("DPM++ 2M Karras", "Normal") == ("dpmpp_2m", "normal")
+
+
+def test_unknown_scheduler_is_refused() -> None:
+    with pytest.raises(ValueError, match="Karras"):
+        names.scheduler("nope")
+
+
+def test_every_name_has_its_function() -> None:
+    from engine.diffusion.samplers.schedules import SCHEDULES
+    from engine.diffusion.samplers.table import NOISY_SAMPLERS, SAMPLERS
+
+    assert {row.name for row in names.SAMPLERS if row.noise == "none"} == set(SAMPLERS)
+    assert {row.name for row in names.SAMPLERS if row.noise != "none"} == set(NOISY_SAMPLERS)
+    assert {row.name for row in names.SCHEDULERS} == set(SCHEDULES)
+    assert {row.automatic for row in names.SAMPLERS} <= set(SCHEDULES)

@@ -1,0 +1,196 @@
+"""Who may call what: every route of the OpenAPI document, by every kind of caller.
+
+A new route fails here until it has its row in `ROUTES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from actors.worker.png import encode_png
+from events.store.records import Scope
+from serve_app.access.api_keys import mint
+from storage.tokens import file_token
+from tests.support.services import Edge, diffusion_body, workflow_body
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`{diffusion}`, `{workflow}` and `{called}` are jobs of Alice's that have ended, the last one
+    with a callback; `{key}` is a key of hers.
+
+    A caller without a key, and one whose key was revoked or has expired, gets 401; a key with every
+    scope but the route's and `admin` gets 403. Without `scope` no key is needed, and all get `own`.
+    """
+
+    method: str
+    path: str
+    """As the document has it."""
+    scope: Scope | None
+    own: int
+    """What Alice gets, with this scope alone."""
+    foreign: int
+    """What Bob gets for Alice's things, with the same scope."""
+    url: str = ""
+    """The path with its places filled in, and the query, where that differs from the path."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """What else is sent, as httpx takes it."""
+    in_document: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
+GRAPH = {"json": workflow_body()}
+PARAMETERS = {"json": diffusion_body()}
+UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
+NOBODY = "http://127.0.0.1:9999/"
+"""Where nobody answers, which is an outcome like others."""
+JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
+FILE_URL = "/files/{diffusion}/0.png?token={token}"
+
+# fmt: off
+ROUTES = [
+    Row("POST", "/workflow/v1/generate", GENERATE, 202, 202, request=GRAPH),
+    Row("POST", "/api/v1/workflow/generate", GENERATE, 202, 202, request=GRAPH),
+    Row("POST", "/diffusion/v1/generate", GENERATE, 202, 202, request=PARAMETERS),
+    Row("POST", "/api/v1/diffusion/generate", GENERATE, 202, 202, request=PARAMETERS),
+    Row("GET", p := "/workflow/v1/result", READ, 200, 404, p + "?request_id={workflow}"),
+    Row("GET", p := "/api/v1/workflow/result", READ, 200, 404, p + "?request_id={workflow}"),
+    Row("GET", p := "/diffusion/v1/result", READ, 200, 404, p + "?request_id={diffusion}"),
+    Row("GET", p := "/api/v1/diffusion/result", READ, 200, 404, p + "?request_id={diffusion}"),
+    Row("GET", "/v1/jobs", READ, 200, 200),
+    Row("GET", JOB, READ, 200, 404, "/v1/jobs/{diffusion}"),
+    Row("POST", f"{JOB}/cancel", CANCEL, 200, 404, "/v1/jobs/{diffusion}/cancel"),
+    Row("GET", f"{JOB}/callbacks", READ, 200, 404, "/v1/jobs/{called}/callbacks"),
+    Row("POST", p := f"{JOB}/callbacks/redeliver", GENERATE, 202, 404, p.format(id="{called}")),
+    Row("POST", p := "/v1/callbacks/test", GENERATE, 200, 200, f"{p}?callback_url={NOBODY}"),
+    Row("DELETE", JOB, CANCEL, 200, 404, "/v1/jobs/{diffusion}"),
+    Row("POST", "/v1/uploads", GENERATE, 200, 200, request=UPLOAD),
+    Row("GET", "/v1/uploads", READ, 200, 200),
+    Row("DELETE", "/v1/uploads/{name}", GENERATE, 204, 404, "/v1/uploads/a.png"),
+    Row("GET", "/v1/models", READ, 200, 200),
+    Row("GET", "/v1/samplers", READ, 200, 200),
+    Row("GET", "/v1/schedulers", READ, 200, 200),
+    Row("GET", "/v1/object_info", READ, 200, 200),
+    # Administrators are trusted with every owner's keys.
+    Row("GET", "/v1/keys", ADMIN, 200, 200),
+    Row("POST", "/v1/keys", ADMIN, 201, 201, request={"json": {"owner": "carol"}}),
+    Row("GET", KEY, ADMIN, 200, 200, "/v1/keys/{key}"),
+    Row("PATCH", KEY, ADMIN, 200, 200, "/v1/keys/{key}", {"json": {"name": "phone"}}),
+    Row("DELETE", KEY, ADMIN, 200, 200, "/v1/keys/{key}"),
+    Row("POST", f"{KEY}/rotate", ADMIN, 201, 201, "/v1/keys/{key}/rotate"),
+    # The URL of an image is a capability.
+    Row("GET", FILE, None, 200, 200, FILE_URL),
+    Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
+    Row("GET", "/health/live", None, 200, 200),
+    Row("GET", "/health/ready", None, 200, 200),
+]
+# fmt: on
+every_route = pytest.mark.parametrize("row", ROUTES, ids=str)
+
+
+def test_the_table_has_every_route_of_the_document_and_no_other(edge: Edge) -> None:
+    document = {
+        (method.upper(), path)
+        for path, methods in edge.app.openapi()["paths"].items()
+        for method in methods
+    }
+    listed = [(row.method, row.path) for row in ROUTES if row.in_document]
+    assert sorted(listed) == sorted(document)
+
+
+@pytest.fixture
+async def places(edge: Edge) -> dict[str, str]:
+    """Alice's things."""
+    async with await edge.client("alice") as alice:
+        ids = {}
+        for name, path, request in (
+            ("diffusion", "/diffusion/v1/generate", PARAMETERS),
+            ("workflow", "/workflow/v1/generate", GRAPH),
+            ("called", f"/diffusion/v1/generate?callback_url={NOBODY}", PARAMETERS),
+        ):
+            answer = await alice.post(path, **request)
+            ids[name] = answer.json()["request_id"]
+            await edge.run(ids[name])
+        assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
+    await edge.project()
+    secret = edge.services.settings.secret_bytes
+    token = file_token(secret, ids["diffusion"], "0.png")
+    return {**ids, "token": token, "key": (await edge.key("alice")).split("_")[1]}
+
+
+async def call(client: httpx.AsyncClient, row: Row, places: dict[str, str]) -> httpx.Response:
+    url = (row.url or row.path).format(**places)
+    return await client.request(row.method, url, **row.request)
+
+
+async def refusals(client: httpx.AsyncClient, row: Row, places: dict[str, str]) -> list[Any]:
+    """Status and error of the call, and of one without query and body where it needs a key: nothing
+    may be looked at before that.
+    """
+    answers = [await call(client, row, places)]
+    if row.scope is not None:
+        bare = (row.url or row.path).partition("?")[0].format(**places)
+        answers.append(await client.request(row.method, bare))
+    return [
+        (each.status_code, each.json()["error"]["type"] if each.status_code >= 400 else None)
+        for each in answers
+    ]
+
+
+@every_route
+class TestEveryRoute:
+    @pytest.mark.parametrize("admin", [False, True])
+    async def test_a_key_of_its_scope_is_enough_and_admin_is_every_scope(
+        self, edge: Edge, row: Row, places: dict[str, str], admin: bool
+    ) -> None:
+        scopes = [ADMIN] if admin else [row.scope] if row.scope else []
+        async with await edge.client("alice", scopes=scopes) as alice:
+            assert (await call(alice, row, places)).status_code == row.own
+
+    async def test_a_caller_without_a_key_that_lives_is_401(
+        self, edge: Edge, row: Row, places: dict[str, str]
+    ) -> None:
+        everything = tuple(Scope)
+        revoked = await edge.key("alice", scopes=everything)
+        assert await edge.services.keys.revoke(revoked.split("_")[1], datetime.now(UTC))
+        expired = await edge.key("alice", scopes=everything, expires_at=PAST)
+        unknown = mint("alice", "laptop", everything, created_at=PAST)[0]
+        for key in (None, "nonsense", unknown, revoked, expired):
+            async with edge.client_with(key) as client:
+                for refusal in await refusals(client, row, places):
+                    assert refusal == ((401, "unauthorized") if row.scope else (row.own, None))
+
+    async def test_every_other_scope_is_403(
+        self, edge: Edge, row: Row, places: dict[str, str]
+    ) -> None:
+        others = [scope for scope in Scope if scope not in {row.scope, ADMIN}]
+        async with await edge.client("alice", scopes=others) as client:
+            for refusal in await refusals(client, row, places):
+                assert refusal == ((403, "forbidden") if row.scope else (row.own, None))
+
+    @pytest.mark.parametrize("admin", [False, True])
+    async def test_another_owner_sees_nothing_of_alices_jobs(
+        self, edge: Edge, row: Row, places: dict[str, str], admin: bool
+    ) -> None:
+        scopes = [ADMIN] if admin else [row.scope] if row.scope else []
+        async with await edge.client("bob", scopes=scopes) as bob:
+            answer = await call(bob, row, places)
+            assert answer.status_code == row.foreign
+            assert places["diffusion"] not in answer.text
+            assert places["workflow"] not in answer.text
+            if row.foreign == 404:
+                nobodys = places | dict.fromkeys(("diffusion", "workflow", "called"), UNKNOWN_JOB)
+                unknown = await call(bob, row, nobodys)
+                assert (unknown.status_code, unknown.json()) == (404, answer.json())

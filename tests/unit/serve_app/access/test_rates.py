@@ -1,0 +1,121 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.log import utc_now
+from events.store.records import ApiKey, KeyLimits, Scope
+from serve_app.access.api_keys import mint
+from serve_app.access.rates import Rates
+from serve_app.errors import ApiError
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(**limits: float) -> ApiKey:
+    chosen = KeyLimits(**limits)  # type: ignore[arg-type]  # the tests name them rightly
+    return mint("alice", "test", [Scope.READ], created_at=utc_now(), limits=chosen)[1]
+
+
+def taken_at_once(rates: Rates, key: ApiKey) -> tuple[int, int]:
+    """How many, and the Retry-After of the first refusal."""
+    for number in range(10_000):
+        try:
+            rates.take(key)
+        except ApiError as refusal:
+            return number, int(refusal.headers["Retry-After"])
+    pytest.fail("never refused")
+
+
+def test_a_burst_then_the_rate() -> None:
+    clock = Clock()
+    rates, mine = Rates(replicas=1, clock=clock), key(rate_per_s=2, burst=5)
+    assert taken_at_once(rates, mine) == (5, 1)
+    clock.now += 1.5
+    assert taken_at_once(rates, mine) == (3, 1)
+    clock.now += 3600
+    assert taken_at_once(rates, mine) == (5, 1)
+
+
+@given(
+    rate=st.floats(0.001, 1000),
+    burst=st.integers(1, 50),
+    replicas=st.integers(1, 8),
+)
+def test_after_retry_after_it_works_and_a_second_before_it_does_not(
+    rate: float, burst: int, replicas: int
+) -> None:
+    clock = Clock()
+    rates, mine = Rates(replicas=replicas, clock=clock), key(rate_per_s=rate, burst=burst)
+    _, wait_s = taken_at_once(rates, mine)
+    began = clock.now
+    clock.now = began + wait_s - 1 - 1e-5
+    with pytest.raises(ApiError):
+        rates.take(mine)
+    clock.now = began + wait_s
+    rates.take(mine)
+
+
+def test_refusals_cost_nothing() -> None:
+    clock = Clock()
+    rates, mine = Rates(replicas=1, clock=clock), key(rate_per_s=1, burst=1)
+    rates.take(mine)
+    for _ in range(100):
+        with pytest.raises(ApiError):
+            rates.take(mine)
+    clock.now += 1
+    rates.take(mine)
+
+
+def test_keys_do_not_share_a_bucket() -> None:
+    rates = Rates(replicas=1, clock=Clock())
+    for _ in range(3):
+        assert taken_at_once(rates, key(rate_per_s=1, burst=2))[0] == 2
+
+
+@pytest.mark.parametrize("limits", [{}, {"rate_per_s": 0, "burst": 1}])
+def test_without_a_rate_there_is_no_limit(limits: dict[str, float]) -> None:
+    rates, mine = Rates(replicas=1, clock=Clock()), key(**limits)
+    for _ in range(1000):
+        rates.take(mine)
+
+
+def test_a_limit_that_changes_holds_at_once() -> None:
+    rates = Rates(replicas=1, clock=Clock())
+    fast = key(rate_per_s=10, burst=10)
+    for _ in range(4):
+        rates.take(fast)
+    slow = ApiKey(
+        **{name: getattr(fast, name) for name in fast.__slots__} | {"limits": KeyLimits(1, 1)}
+    )
+    with pytest.raises(ApiError):
+        rates.take(slow)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_all_replicas_together_grant_the_rate(replicas: int) -> None:
+    clock = Clock()
+    mine = key(rate_per_s=8, burst=8)
+    every = [Rates(replicas=replicas, clock=clock) for _ in range(replicas)]
+    assert sum(taken_at_once(each, mine)[0] for each in every) == 8
+    clock.now += 10
+    total = 0
+    for _ in range(100):
+        clock.now += 0.1
+        for each in every:
+            try:
+                each.take(mine)
+            except ApiError:
+                continue
+            total += 1
+    assert total == pytest.approx(8 + 8 * 10, abs=replicas)
+
+
+def test_a_burst_smaller_than_the_replicas_is_one_for_each() -> None:
+    every = [Rates(replicas=3, clock=Clock()) for _ in range(3)]
+    mine = key(rate_per_s=1, burst=2)
+    assert [taken_at_once(each, mine)[0] for each in every] == [1, 1, 1]

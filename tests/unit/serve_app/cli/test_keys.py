@@ -1,0 +1,137 @@
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from events.log import utc_now
+from events.store.records import ApiKey, KeyLimits, Scope
+from events.webhook_secret import webhook_secret
+from serve_app.access.api_keys import parse
+from serve_app.cli.keys import ADMIN_KEY_FILE, with_keys
+from serve_app.cli.main import app, ensure_admin_key
+from serve_app.local.embedded import with_secret
+from settings import Settings
+
+Darkroom = Callable[..., Result]
+
+
+@pytest.fixture
+def darkroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Darkroom:
+    monkeypatch.setenv("DARKROOM_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: CliRunner().invoke(app, ["keys", *words])
+
+
+def rows() -> dict[str, ApiKey]:
+    """By id."""
+    return {key.id: key for key in asyncio.run(with_keys(Settings(), lambda keys: keys.all()))}
+
+
+def printed(result: Result) -> ApiKey:
+    """The row of the key that was printed, with its webhook secret below."""
+    assert result.exit_code == 0, result.output
+    text, secret = result.stdout.split()
+    parsed = parse(text)
+    assert parsed is not None
+    key = rows()[parsed.id]
+    assert parsed.opens(key)
+    assert secret == webhook_secret(with_secret(Settings()).secret_bytes, key.id)
+    return key
+
+
+def test_a_key_has_what_was_asked_for(darkroom: Darkroom) -> None:
+    options = (
+        "--scope read --days 2 --rate 0.5 --burst 3 --max-open-jobs 7"
+        " --endpoint a --endpoint b --callback-host *.A.example"
+    )
+    key = printed(darkroom("create", "alice", *options.split()))
+    assert (key.owner, key.name, key.scopes) == ("alice", "alice", {Scope.READ})
+    assert key.expires_at is not None
+    assert key.expires_at - key.created_at < timedelta(days=2, seconds=1)
+    assert key.limits == KeyLimits(0.5, 3, 7, ("a", "b"), ("*.a.example",))
+
+
+def test_a_key_has_the_settings_limits_unless_it_is_told_otherwise(darkroom: Darkroom) -> None:
+    assert printed(darkroom("create", "alice")).limits == KeyLimits()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--rate", "-1"), ("--burst", "0"), ("--callback-host", "http://a.b")]
+)
+def test_a_limit_that_makes_no_sense_is_told(darkroom: Darkroom, option: str, value: str) -> None:
+    result = darkroom("create", "alice", option, value)
+    assert result.exit_code == 1
+    assert option.strip("-").replace("-", "_")[:4] in result.stderr
+    assert rows() == {}
+
+
+def test_the_list_has_every_key_and_no_secret(darkroom: Darkroom) -> None:
+    texts = [darkroom("create", owner, "--name", "[red]").stdout for owner in ("alice", "bob")]
+    listed = darkroom("list").stdout
+    for text in texts:
+        _, id, secret, _ = text.split()[0].split("_")
+        assert id in listed
+        assert secret not in listed
+    assert listed.count("[red]") == 2
+
+
+class TestRotate:
+    @pytest.mark.parametrize(
+        ("grace", "seconds"),
+        [
+            ((), 604800),
+            (("--grace", "0s"), 0),
+            (("--grace", "90m"), 5400),
+            (("--grace", "2d"), 172800),
+        ],
+    )
+    def test_the_old_key_lives_on_for_the_grace(
+        self, darkroom: Darkroom, grace: tuple[str, ...], seconds: int
+    ) -> None:
+        old = printed(darkroom("create", "alice", "--scope", "read", "--burst", "3"))
+        new = printed(darkroom("rotate", old.id, *grace))
+        assert (new.owner, new.scopes, new.limits) == (old.owner, old.scopes, old.limits)
+        rotated = rows()[old.id]
+        assert rotated.replaced_by == new.id
+        assert rotated.expires_at is not None
+        left_s = (rotated.expires_at - utc_now()).total_seconds()
+        assert seconds - 60 < left_s <= seconds
+
+    @pytest.mark.parametrize("grace", ["7", "d", "-1d", "1.5d", "1w", "367d"])
+    def test_a_grace_that_makes_no_sense_is_told(self, darkroom: Darkroom, grace: str) -> None:
+        old = printed(darkroom("create", "alice"))
+        result = darkroom("rotate", old.id, f"--grace={grace}")
+        assert result.exit_code == 1
+        assert "grace" in result.stderr
+        assert rows() == {old.id: old}
+
+    def test_an_unknown_key_is_told(self, darkroom: Darkroom) -> None:
+        result = darkroom("rotate", "aaaaaaaaaaaa")
+        assert result.exit_code == 1
+        assert "no such key" in result.stderr
+
+    def test_the_admin_key_is_replaced_in_its_file(
+        self, darkroom: Darkroom, tmp_path: Path
+    ) -> None:
+        text = asyncio.run(ensure_admin_key(Settings()))
+        assert text is not None
+        other = printed(darkroom("create", "alice"))
+        darkroom("rotate", other.id)
+        path = tmp_path / ADMIN_KEY_FILE
+        assert path.read_text().strip() == text
+        result = darkroom("rotate", text.split("_")[1])
+        assert path.read_text().strip() == result.stdout.split()[0]
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert asyncio.run(ensure_admin_key(Settings())) is None
+
+
+def test_a_key_is_revoked_once(darkroom: Darkroom) -> None:
+    key = printed(darkroom("create", "alice"))
+    assert darkroom("revoke", key.id).exit_code == 0
+    again = darkroom("revoke", key.id)
+    assert again.exit_code == 1
+    assert "no live key" in again.stderr

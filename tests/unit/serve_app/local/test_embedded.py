@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+from serve_app.local.embedded import UnsafeFolder, make_private
+
+
+def test_a_private_folder_is_made_once_and_taken_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    for _ in range(2):
+        make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sockets").mkdir()
+    (tmp_path / "sockets").chmod(0o755)
+    with pytest.raises(UnsafeFolder, match="remove it"):
+        make_private(tmp_path / "sockets")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_refused(tmp_path: Path, *, exists: bool) -> None:
+    if exists:
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "sockets").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeFolder):
+        make_private(tmp_path / "sockets")
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sockets").touch(mode=0o700)
+    with pytest.raises(UnsafeFolder):
+        make_private(tmp_path / "sockets")
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_private(tmp_path / "sockets")
+    monkeypatch.setattr("os.getuid", lambda: (tmp_path / "sockets").stat().st_uid + 1)
+    with pytest.raises(UnsafeFolder):
+        make_private(tmp_path / "sockets")

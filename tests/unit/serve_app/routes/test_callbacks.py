@@ -1,0 +1,189 @@
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from events.ids import new_id
+from events.store.records import Scope
+from events.types import (
+    CallbackAttempted,
+    CallbackDelivered,
+    CallbackExhausted,
+    CallbackWithheld,
+    DeliveryFact,
+    Event,
+    RedeliveryRequested,
+)
+from tests.support.services import Edge, diffusion_body
+
+URL = "http://127.0.0.1:9000/hook"
+RETRY_AT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+async def submit(client: httpx.AsyncClient, callback_url: str | None = URL) -> str:
+    query = {} if callback_url is None else {"callback_url": callback_url}
+    answer = await client.post("/diffusion/v1/generate", json=diffusion_body(), params=query)
+    assert answer.status_code == 202
+    return str(answer.json()["request_id"])
+
+
+async def record(edge: Edge, job_id: str, *facts: DeliveryFact) -> None:
+    log = edge.services.deliveries
+    history = await log.read(job_id)
+    for version, fact in enumerate(facts, len(history) + 1):
+        event = Event(
+            id=new_id(), job_id=job_id, version=version, time=datetime.now(UTC), fact=fact
+        )
+        last = await log.last(job_id)
+        await log.append(event, expected=last.position if last else 0)
+
+
+async def facts_of(edge: Edge, job_id: str) -> list[object]:
+    return [event.fact for event in await edge.services.deliveries.read(job_id)]
+
+
+def tried(attempt: int, status: int | None, error: str | None = None) -> CallbackAttempted:
+    return CallbackAttempted(
+        attempt=attempt, status=status, latency_s=0.5, error=error, retry_at=RETRY_AT
+    )
+
+
+class TestTries:
+    async def test_each_is_shown_with_time_status_latency_and_error(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        await record(edge, job_id, tried(1, 503), CallbackWithheld(), tried(2, None, "reset"))
+        report = (await client.get(f"/v1/jobs/{job_id}/callbacks")).json()
+        times = [datetime.fromisoformat(each.pop("at")) for each in report["tries"]]
+        assert times == sorted(times)
+        assert datetime.now(UTC) - times[0] < timedelta(minutes=1)
+        assert datetime.fromisoformat(report.pop("withheld_since")) >= times[0]
+        assert report == {
+            "state": "pending",
+            "callback_url": URL,
+            "tries": [{"status": 503, "latency_s": 0.5}, {"latency_s": 0.5, "error": "reset"}],
+            "next_try_at": "2030-01-01T00:00:00Z",
+        }
+
+    async def test_an_end_says_how_it_ended(self, edge: Edge, client: httpx.AsyncClient) -> None:
+        taken, given_up = await submit(client), await submit(client)
+        await record(edge, taken, tried(1, 200), CallbackDelivered(attempt=1))
+        await record(edge, given_up, tried(1, 410), CallbackExhausted(attempts=1, message="Gone."))
+        first = (await client.get(f"/v1/jobs/{taken}/callbacks")).json()
+        second = (await client.get(f"/v1/jobs/{given_up}/callbacks")).json()
+        assert (first["state"], first.get("message")) == ("delivered", None)
+        assert (second["state"], second["message"]) == ("exhausted", "Gone.")
+        assert "next_try_at" not in first
+        assert "next_try_at" not in second
+
+    async def test_a_job_without_a_callback_has_no_tries(self, client: httpx.AsyncClient) -> None:
+        job_id = await submit(client, None)
+        report = (await client.get(f"/v1/jobs/{job_id}/callbacks")).json()
+        assert report == {"state": "none", "tries": []}
+
+
+class TestRedelivery:
+    async def test_it_is_recorded_and_parked_for_now(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
+        answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
+        assert answer.status_code == 202
+        assert answer.json()["state"] == "pending"
+        assert len(answer.json()["tries"]) == 1, "the earlier ones stay in sight"
+        assert (await facts_of(edge, job_id))[-1] == RedeliveryRequested()
+        [(parked, until)] = edge.callback_queue.parked
+        assert parked == job_id
+        assert until <= datetime.now(UTC)
+
+    async def test_asked_for_twice_it_is_recorded_once_and_parked_again(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        """The first may have died between the two."""
+        job_id = await submit(client)
+        await edge.run(job_id)
+        await record(edge, job_id, tried(1, 410), CallbackExhausted(attempts=1, message="Gone."))
+        for _ in range(2):
+            await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
+        facts = await facts_of(edge, job_id)
+        assert facts.count(RedeliveryRequested()) == 1
+        assert len(edge.callback_queue.parked) == 2
+
+    @pytest.mark.parametrize("url", [None, URL])
+    async def test_there_must_be_something_to_deliver(
+        self, edge: Edge, client: httpx.AsyncClient, url: str | None
+    ) -> None:
+        job_id = await submit(client, url)
+        if url is None:
+            await edge.run(job_id)
+        answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (409, "nothing_to_deliver")
+        assert await facts_of(edge, job_id) == []
+        assert edge.callback_queue.parked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "callbacks"), ("POST", "callbacks/redeliver")]
+)
+async def test_a_foreign_job_is_answered_like_an_unknown_one(
+    edge: Edge, client: httpx.AsyncClient, method: str, path: str
+) -> None:
+    job_id = await submit(client)
+    await edge.run(job_id)
+    async with await edge.client("bob") as bob:
+        foreign = await bob.request(method, f"/v1/jobs/{job_id}/{path}")
+        unknown = await bob.request(method, f"/v1/jobs/{new_id()}/{path}")
+    assert foreign.status_code == unknown.status_code == 404
+    assert foreign.json() == unknown.json()
+    assert await facts_of(edge, job_id) == []
+    assert edge.callback_queue.parked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "jobs/x/callbacks", Scope.READ),
+        ("POST", "jobs/x/callbacks/redeliver", Scope.GENERATE),
+        ("POST", f"callbacks/test?callback_url={URL}", Scope.GENERATE),
+    ],
+)
+async def test_a_key_of_another_scope_is_refused(
+    edge: Edge, method: str, path: str, needed: Scope
+) -> None:
+    others = [scope for scope in (Scope.GENERATE, Scope.READ, Scope.CANCEL) if scope != needed]
+    async with await edge.client(scopes=others) as client:
+        answer = await client.request(method, f"/v1/{path}")
+    assert answer.status_code == 403
+
+
+class TestSample:
+    @pytest.mark.parametrize(
+        "url",
+        ["http://10.0.0.1/", "http://user@127.0.0.1/", "ftp://127.0.0.1/", "http://inside.test/"],
+    )
+    async def test_an_address_that_is_not_allowed_is_refused(
+        self, edge: Edge, client: httpx.AsyncClient, url: str
+    ) -> None:
+        edge.name_server.answers["inside.test"] = ("127.0.0.1", "10.0.0.1")
+        answer = await client.post("/v1/callbacks/test", params={"callback_url": url})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "callback_url_not_allowed"
+
+    async def test_an_owner_may_send_only_so_many(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        async def post(sender: httpx.AsyncClient) -> httpx.Response:
+            query = {"callback_url": "http://10.0.0.1/"}
+            return await sender.post("/v1/callbacks/test", params=query)
+
+        allowed = edge.services.settings.callback_tests_per_minute
+        assert {(await post(client)).status_code for _ in range(allowed)} == {400}
+        refused = await post(client)
+        assert refused.status_code == 429
+        assert 0 < int(refused.headers["Retry-After"]) <= 60
+        async with await edge.client("bob") as bob:
+            assert (await post(bob)).status_code == 400

@@ -1,0 +1,371 @@
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+from standardwebhooks.webhooks import Webhook
+
+from events.memory import MemoryLog, MemorySubscription
+from events.store.database import Database
+from events.store.records import Scope
+from events.store.registry import ApiKeys
+from events.webhook_secret import webhook_secret
+from serve_app.access.auth import Authenticator
+from serve_app.errors import ApiError
+from tests.support.services import Edge, running_edge, workflow_body
+
+UNKNOWN = "aaaaaaaaaaaa"
+GENERATE = "/workflow/v1/generate"
+
+
+@pytest.fixture
+async def admin(edge: Edge) -> AsyncGenerator[httpx.AsyncClient]:
+    async with await edge.client("root", scopes=[Scope.ADMIN]) as client:
+        yield client
+
+
+class WatchedLog(MemoryLog):
+    """Says when somebody waits for a job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = asyncio.Event()
+
+    @asynccontextmanager
+    async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:
+        async with super().watch(job_id) as subscription:
+            self.watched.set()
+            yield subscription
+
+
+async def created(admin: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    answer = await admin.post("/v1/keys", json={"owner": "alice", **body})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def shown(admin: httpx.AsyncClient, key_id: str) -> dict[str, Any]:
+    answer = await admin.get(f"/v1/keys/{key_id}")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+class TestCreate:
+    async def test_the_key_works_and_is_shown_this_once(
+        self, edge: Edge, admin: httpx.AsyncClient
+    ) -> None:
+        answer = await admin.post("/v1/keys", json={"owner": "alice"})
+        body = answer.json()
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Location"] == f"/v1/keys/{body['id']}"
+        text, secret = body.pop("key"), body.pop("webhook_secret")
+        assert secret == webhook_secret(edge.services.settings.secret_bytes, body["id"])
+        Webhook(secret)
+        assert (await admin.get(answer.headers["Location"])).json() == body
+        listed = await admin.get("/v1/keys")
+        assert body in listed.json()["keys"]
+        assert text.split("_")[2] not in listed.text
+        assert "webhook_secret" not in listed.text
+        async with edge.client_with(text) as alice:
+            assert (await alice.post(GENERATE, json=workflow_body())).status_code == 202
+            assert (await alice.get("/v1/keys")).status_code == 403
+
+    async def test_what_is_left_out_has_its_usual_value(self, admin: httpx.AsyncClient) -> None:
+        body = await created(admin)
+        assert body["name"] == "alice"
+        assert body["scopes"] == ["cancel", "generate", "read"]
+        assert body["state"] == "live"
+        assert body["limits"] == {}
+        assert "expires_at" not in body
+
+    async def test_what_is_said_is_kept(self, admin: httpx.AsyncClient) -> None:
+        limits = {
+            "rate_per_s": 0.5,
+            "burst": 3,
+            "max_open_jobs": 7,
+            "endpoints": ["default", "fast"],
+            "callback_hosts": ["*.example.com", "2001:db8::1"],
+        }
+        asked = {
+            "owner": "Bob ●",
+            "name": "phone",
+            "scopes": ["read"],
+            "expires_at": "2999-12-31T23:59:59Z",
+            "limits": limits,
+        }
+        body = await created(admin, **asked)
+        assert asked.items() <= body.items()
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"owner": ""}, "owner"),
+            ({"owner": "a\x00b"}, "owner"),
+            ({"owner": None}, "owner"),
+            ({"scopes": ["root"]}, "0"),
+            ({"expires_at": "2030-01-01T00:00:00"}, "expires_at"),
+            ({"expires_at": "9999-12-31T23:59:59-12:00"}, "expires_at"),
+            ({"expires_at": "0001-01-01T00:00:00+14:00"}, "expires_at"),
+            ({"colour": "red"}, "colour"),
+            ({"limits": {"rate": 1}}, "rate"),
+            ({"limits": {"rate_per_s": -1}}, "rate_per_s"),
+            ({"limits": {"burst": 0}}, "burst"),
+            ({"limits": {"endpoints": []}}, "endpoints"),
+            ({"limits": {"endpoints": ["a b"]}}, "0"),
+            ({"limits": {"callback_hosts": ["https://example.com"]}}, "0"),
+            ({"limits": {"callback_hosts": ["a.*.example.com"]}}, "0"),
+        ],
+    )
+    async def test_a_body_that_makes_no_sense_is_a_bad_request(
+        self, admin: httpx.AsyncClient, change: dict[str, Any], field: str
+    ) -> None:
+        answer = await admin.post("/v1/keys", json={"owner": "alice", **change})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request"
+        assert field in {each["field"] for each in error["extra_info"]["fields"]}
+
+    @pytest.mark.parametrize(
+        ("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b"{}" + b" " * 600_000, 413)]
+    )
+    async def test_a_body_that_is_none_is_refused(
+        self, admin: httpx.AsyncClient, body: bytes, status: int
+    ) -> None:
+        headers = {"Content-Type": "application/json"}
+        answer = await admin.post("/v1/keys", content=body, headers=headers)
+        assert answer.status_code == status
+
+
+class TestList:
+    async def test_pages_join_without_gap_or_repeat(self, admin: httpx.AsyncClient) -> None:
+        ids = [(await created(admin, owner="alice"))["id"] for _ in range(5)]
+        await created(admin, owner="bob")
+        seen: list[str] = []
+        cursor = ""
+        while True:
+            page = (await admin.get(f"/v1/keys?owner=alice&limit=2{cursor}")).json()
+            seen += [key["id"] for key in page["keys"]]
+            if "next_cursor" not in page:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        assert seen == ids
+
+    @pytest.mark.parametrize("query", ["limit=0", "limit=201", "cursor=x", "owner=%00", "owner="])
+    async def test_a_bad_filter_is_a_bad_request(
+        self, admin: httpx.AsyncClient, query: str
+    ) -> None:
+        assert (await admin.get(f"/v1/keys?{query}")).status_code == 400
+
+
+class TestChange:
+    async def test_what_is_absent_stays(self, admin: httpx.AsyncClient) -> None:
+        limits = {"burst": 3, "max_open_jobs": 7, "endpoints": ["default"]}
+        before = await created(admin, expires_at="2999-01-01T00:00:00Z", limits=limits)
+        change = {"name": "phone", "limits": {"max_open_jobs": 8, "endpoints": None}}
+        answer = await admin.patch(f"/v1/keys/{before['id']}", json=change)
+        assert answer.status_code == 200
+        after = answer.json()
+        assert after == await shown(admin, before["id"])
+        assert after["limits"] == {"burst": 3, "max_open_jobs": 8}
+        assert after["name"] == "phone"
+        for name in ("owner", "scopes", "expires_at", "created_at", "state"):
+            assert after[name] == before[name]
+
+    async def test_an_expiry_can_be_taken_back(self, admin: httpx.AsyncClient) -> None:
+        body = await created(admin, expires_at="2020-01-01T00:00:00Z")
+        assert body["state"] == "expired"
+        answer = await admin.patch(f"/v1/keys/{body['id']}", json={"expires_at": None})
+        assert answer.json()["state"] == "live"
+        assert "expires_at" not in answer.json()
+
+    async def test_it_holds_here_at_once(self, edge: Edge, admin: httpx.AsyncClient) -> None:
+        body = await created(admin)
+        async with edge.client_with(body["key"]) as alice:
+            assert (await alice.get("/v1/jobs")).status_code == 200
+            await admin.patch(f"/v1/keys/{body['id']}", json={"scopes": ["generate"]})
+            assert (await alice.get("/v1/jobs")).status_code == 403
+
+    async def test_an_empty_change_changes_nothing(self, admin: httpx.AsyncClient) -> None:
+        body = await created(admin)
+        for change in ({}, {"limits": {}}, {"name": None, "scopes": None}):
+            answer = await admin.patch(f"/v1/keys/{body['id']}", json=change)
+            assert answer.json() == await shown(admin, body["id"])
+
+    async def test_it_does_not_bring_a_revoked_key_back(
+        self, edge: Edge, admin: httpx.AsyncClient
+    ) -> None:
+        body = await created(admin)
+        await admin.delete(f"/v1/keys/{body['id']}")
+        answer = await admin.patch(f"/v1/keys/{body['id']}", json={"expires_at": None})
+        assert answer.json()["state"] == "revoked"
+        async with edge.client_with(body["key"]) as alice:
+            assert (await alice.get("/v1/jobs")).status_code == 401
+
+
+class TestRevoke:
+    async def test_it_holds_here_at_once_and_the_first_time_stands(
+        self, edge: Edge, admin: httpx.AsyncClient
+    ) -> None:
+        body = await created(admin)
+        async with edge.client_with(body["key"]) as alice:
+            assert (await alice.get("/v1/jobs")).status_code == 200
+            first = await admin.delete(f"/v1/keys/{body['id']}")
+            assert (await alice.get("/v1/jobs")).status_code == 401
+        assert first.json()["state"] == "revoked"
+        again = await admin.delete(f"/v1/keys/{body['id']}")
+        assert (again.status_code, again.json()) == (200, first.json())
+
+    async def test_it_holds_on_every_replica_within_ten_seconds(
+        self, edge: Edge, admin: httpx.AsyncClient, tmp_path: Path
+    ) -> None:
+        """Each with a connection and a cache of its own, on one clock."""
+        clock_s = 0.0
+        body = await created(admin)
+        header = f"Bearer {body['key']}"
+        settings = edge.services.settings
+        async with AsyncExitStack() as stack:
+            replicas = []
+            for _ in range(2):
+                database = Database(f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}")
+                stack.push_async_callback(database.close)
+                replicas.append(
+                    Authenticator(
+                        ApiKeys(database), ttl_s=settings.key_cache_s, clock=lambda: clock_s
+                    )
+                )
+            for replica in replicas:
+                await replica.authenticate(header)
+            await admin.delete(f"/v1/keys/{body['id']}")
+            for replica in replicas:  # remembered: nobody was asked
+                assert (await replica.authenticate(header)).revoked_at is None
+            clock_s = settings.key_cache_s
+            assert clock_s < 10
+            for replica in replicas:
+                with pytest.raises(ApiError, match="revoked"):
+                    await replica.authenticate(header)
+
+    async def test_an_answer_that_waited_asks_again(self, tmp_path: Path) -> None:
+        log = WatchedLog()
+        async with AsyncExitStack() as stack:
+            edge = await stack.enter_async_context(running_edge(tmp_path, log=log))
+            admin = await stack.enter_async_context(await edge.client(scopes=[Scope.ADMIN]))
+            body = await created(admin)
+            alice = await stack.enter_async_context(edge.client_with(body["key"]))
+            job_id = (await alice.post(GENERATE, json=workflow_body())).json()["request_id"]
+            path = f"/workflow/v1/result?request_id={job_id}&wait=60"
+            waiting = asyncio.create_task(alice.get(path))
+            await asyncio.wait_for(log.watched.wait(), 10)
+            await admin.delete(f"/v1/keys/{body['id']}")
+            await edge.run(job_id)
+            assert (await asyncio.wait_for(waiting, 10)).status_code == 401
+
+
+class TestRotate:
+    async def test_both_keys_work_until_the_grace_is_over(
+        self, edge: Edge, admin: httpx.AsyncClient
+    ) -> None:
+        limits = {"rate_per_s": 100, "burst": 50, "endpoints": ["default"]}
+        old = await created(admin, name="site", scopes=["read"], limits=limits)
+        answer = await admin.post(f"/v1/keys/{old['id']}/rotate")
+        assert answer.status_code == 201
+        new = answer.json()
+        for name in ("owner", "name", "scopes", "limits"):
+            assert new[name] == old[name]
+        assert new["webhook_secret"] != old["webhook_secret"]
+        after = await shown(admin, old["id"])
+        assert (after["replaced_by"], after["state"]) == (new["id"], "live")
+        left = datetime.fromisoformat(after["expires_at"]) - datetime.now(UTC)
+        assert timedelta(days=6.9) < left <= timedelta(days=7)
+        for each in (old, new):
+            async with edge.client_with(each["key"]) as alice:
+                assert (await alice.get("/v1/jobs")).status_code == 200
+
+    async def test_without_grace_the_old_one_ends_at_once(
+        self, edge: Edge, admin: httpx.AsyncClient
+    ) -> None:
+        old = await created(admin)
+        async with edge.client_with(old["key"]) as alice:
+            assert (await alice.get("/v1/jobs")).status_code == 200
+            await admin.post(f"/v1/keys/{old['id']}/rotate?grace_s=0")
+            answer = await alice.get("/v1/jobs")
+        assert answer.status_code == 401
+        assert "expired" in answer.json()["error"]["message"]
+
+    async def test_the_grace_of_the_settings_holds_where_none_is_given(
+        self, tmp_path: Path
+    ) -> None:
+        async with (
+            running_edge(tmp_path, key_rotation_grace_s=0) as edge,
+            await edge.client("root", scopes=[Scope.ADMIN]) as admin,
+        ):
+            old = await created(admin)
+            await admin.post(f"/v1/keys/{old['id']}/rotate")
+            assert (await shown(admin, old["id"]))["state"] == "expired"
+
+    async def test_the_new_key_lives_as_long_as_the_old_was_made_to(
+        self, admin: httpx.AsyncClient
+    ) -> None:
+        end = datetime.now(UTC) + timedelta(days=30)
+        old = await created(admin, expires_at=end.isoformat())
+        new = (await admin.post(f"/v1/keys/{old['id']}/rotate")).json()
+        lives = [
+            datetime.fromisoformat(each["expires_at"]) - datetime.fromisoformat(each["created_at"])
+            for each in (old, new)
+        ]
+        assert lives[0] == lives[1]
+
+    @pytest.mark.parametrize("way", ["rotated", "revoked", "expired"])
+    async def test_a_key_that_ended_or_was_rotated_is_a_conflict(
+        self, admin: httpx.AsyncClient, way: str
+    ) -> None:
+        expires_at = "2020-01-01T00:00:00Z" if way == "expired" else None
+        key_id = (await created(admin, expires_at=expires_at))["id"]
+        if way == "rotated":
+            await admin.post(f"/v1/keys/{key_id}/rotate")
+        elif way == "revoked":
+            await admin.delete(f"/v1/keys/{key_id}")
+        answer = await admin.post(f"/v1/keys/{key_id}/rotate")
+        assert answer.status_code == 409
+        assert answer.json()["error"]["type"] == "key_not_rotatable"
+        assert way in answer.json()["error"]["message"]
+
+    @pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e9", "x"])
+    async def test_a_grace_that_makes_no_sense_is_a_bad_request(
+        self, admin: httpx.AsyncClient, grace: str
+    ) -> None:
+        key_id = (await created(admin))["id"]
+        answer = await admin.post(f"/v1/keys/{key_id}/rotate?grace_s={grace}")
+        assert answer.status_code == 400
+        assert "replaced_by" not in await shown(admin, key_id)
+
+
+@pytest.mark.parametrize("key_id", [UNKNOWN, "%00", "x", "A" * 12])
+@pytest.mark.parametrize(
+    ("method", "tail"), [("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/rotate")]
+)
+async def test_an_unknown_key_is_404(
+    admin: httpx.AsyncClient, key_id: str, method: str, tail: str
+) -> None:
+    json = {"name": "a"} if method == "PATCH" else None
+    answer = await admin.request(method, f"/v1/keys/{key_id}{tail}", json=json)
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize(("path", "method"), [("/v1/keys", "post"), ("/v1/keys/{id}", "patch")])
+async def test_the_examples_of_the_document_are_taken(
+    edge: Edge, admin: httpx.AsyncClient, path: str, method: str
+) -> None:
+    document = edge.app.openapi()
+    content = document["paths"][path][method]["requestBody"]["content"]["application/json"]
+    Draft202012Validator(content["schema"]).validate(content["example"])
+    key_id = (await created(admin))["id"]
+    answer = await admin.request(method, path.format(id=key_id), json=content["example"])
+    assert answer.status_code in {200, 201}
+    for name in ("KeyInfo", "NewKeyInfo"):
+        schema = document["components"]["schemas"][name]
+        assert "example" in schema

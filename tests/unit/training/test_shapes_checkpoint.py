@@ -1,0 +1,42 @@
+"""The shipped checkpoint draws the asked colour; `benchmarks.shapes_score` has the whole score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from training.shapes.export import CHECKPOINT
+from training.shapes.judge import judge
+from training.shapes.scenes import COLOUR_NAMES
+from training.shapes.studio import studio
+
+MOST_BYTES = 25_000_000
+ASKED = {
+    "a large red circle on a white background": ("red", "white"),
+    "on a blue background, a big yellow star": ("yellow", "blue"),
+    "a green square over black": ("green", "black"),
+    "a white heart on a purple background": ("white", "purple"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _shipped() -> None:
+    if not CHECKPOINT.exists():
+        pytest.skip("train it: python -m training.shapes")
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    assert CHECKPOINT.stat().st_size <= MOST_BYTES
+
+
+def test_it_draws_the_asked_colour_on_the_asked_background() -> None:
+    requests = [
+        {"prompt": prompt, "seed": seed, "cfg_scale": 5.0, "steps": 10}
+        for seed, prompt in enumerate(ASKED)
+    ]
+    with studio(CHECKPOINT) as room:
+        pictures = room.paint(requests)
+    for picture, (colour, background) in zip(pictures, ASKED.values(), strict=True):
+        seen = judge((picture / 255).astype(np.float32))
+        assert COLOUR_NAMES[seen.background] == background
+        assert COLOUR_NAMES[seen.patches[0].colour] == colour

@@ -1,0 +1,109 @@
+"""Each stage with tiny settings, and what they make as a checkpoint for the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.text.encoding import END, START
+from engine.graph.models_folder import ModelsFolder
+from training.shapes import vocabulary
+from training.shapes.export import export
+from training.shapes.scenes import draw_scenes
+from training.shapes.studio import studio
+from training.shapes.text_encoder import train_text_encoder
+from training.shapes.unet import Painter, train_unet
+from training.shapes.vae import SCALING_FACTOR, latents_of, train_vae
+
+STEPS = 2
+SCENES = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def vae(folder: Path) -> AutoencoderKL:
+    return train_vae(folder, steps=STEPS, seed=1)
+
+
+@pytest.fixture(scope="module")
+def painter(folder: Path, vae: AutoencoderKL) -> Painter:
+    encoder = train_text_encoder(folder, steps=STEPS, seed=1)
+    return train_unet(folder, vae, encoder, steps=STEPS, scenes=SCENES, seed=1)
+
+
+@pytest.fixture(scope="module")
+def exported(
+    vae: AutoencoderKL, painter: Painter, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("models") / "checkpoints" / "shapes.safetensors"
+    export(vae, painter, out)
+    return out
+
+
+def test_latents_have_unit_spread_after_the_usual_factor(vae: AutoencoderKL) -> None:
+    scenes = draw_scenes(np.random.default_rng(5), 256)
+    latents = latents_of(vae, scenes, seed=5) * SCALING_FACTOR
+    assert torch.allclose(latents.std(dim=(0, 2, 3)), torch.ones(4), atol=0.2)
+    assert torch.allclose(latents.mean(dim=(0, 2, 3)), torch.zeros(4), atol=0.2)
+
+
+def test_stages_keep_a_journal(painter: Painter, folder: Path) -> None:
+    for stage in ("vae", "text_encoder", "unet"):
+        lines = (folder / f"{stage}.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["step"] == STEPS
+
+
+def test_the_engine_loads_what_was_exported(
+    exported: Path, vae: AutoencoderKL, painter: Painter
+) -> None:
+    checkpoint = _loaded(exported)
+    assert checkpoint.model.latent_scale == SCALING_FACTOR
+    pairs = ((vae, checkpoint.vae.autoencoder), (painter.unet, checkpoint.model.unet))
+    for trained, loaded in pairs:
+        assert _same(_halved(trained.state_dict()), _halved(loaded.state_dict()))
+
+
+def test_the_exported_encoder_reads_clip_tokens_as_the_trained_one_its_rows(
+    exported: Path, painter: Painter
+) -> None:
+    tokens = vocabulary.tokens_of(["a tiny star, yellow, top left, over green", ""])
+    assert tokens[0, 0] == START
+    assert (tokens[1, 1:] == END).all()
+    (loaded,) = _loaded(exported).clip.encoders
+    with torch.no_grad():
+        own = painter.text.eval()(vocabulary.rows()[tokens]).last_hidden_state
+        theirs = loaded.text_model(tokens).last_hidden_state
+    assert torch.allclose(own, theirs, atol=0.02)
+
+
+def test_the_engine_paints_with_what_was_exported(exported: Path) -> None:
+    with studio(exported) as room:
+        (picture,) = room.paint([{"prompt": "a red circle", "seed": 1, "steps": 2}])
+    assert picture.shape == (64, 64, 3)
+
+
+def _loaded(path: Path) -> Checkpoint:
+    store = ModelStore(ModelsFolder(path.parent), torch.device("cpu"), 2**30)
+    return load_checkpoint(store, path.name)
+
+
+def _halved(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.half() for name, tensor in state.items()}
+
+
+def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )

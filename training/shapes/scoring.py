@@ -1,0 +1,68 @@
+"""What was asked for against what the judge sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+
+from training.shapes.judge import Patch, Picture, judge
+from training.shapes.scenes import Relation, Scenes
+
+_CLEARLY_APART = 8.0
+"""Pixels between the middles of what is left of, or above, another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One picture: right or not, and the shares of its shapes with the right colour and outline."""
+
+    background: float
+    colours: float
+    shapes: float
+    relation: float
+
+    @property
+    def all_right(self) -> float:
+        return float(min(self.background, self.colours, self.shapes, self.relation) == 1)
+
+
+def score(picture: Picture, scenes: Scenes, row: int) -> Score:
+    """How well the picture shows the scene in `row`."""
+    seen = judge(picture)
+    count = int(scenes.count[row])
+    shapes, colours = scenes.shapes[row, :count], scenes.colours[row, :count]
+    patches = [*seen.patches[:count], *[None] * (count - len(seen.patches))]
+
+    def right(order: Sequence[Patch | None]) -> tuple[int, int]:
+        """How many have the colour of their place, and how many the outline."""
+        there = [(place, patch) for place, patch in enumerate(order) if patch is not None]
+        return (
+            sum(patch.colour == colours[place] for place, patch in there),
+            sum(patch.shape == shapes[place] for place, patch in there),
+        )
+
+    # Which patch is meant by which words: as many right as can be, colours first.
+    best = max(permutations(patches), key=right)
+    right_colours, right_shapes = right(best)
+    return Score(
+        background=float(seen.background == scenes.background[row]),
+        colours=right_colours / count,
+        shapes=right_shapes / count,
+        relation=float(_in_order(best, Relation(scenes.relation[row]))),
+    )
+
+
+def mean(scores: Iterable[float]) -> float:
+    listed = list(scores)
+    return sum(listed) / len(listed)
+
+
+def _in_order(patches: Sequence[Patch | None], relation: Relation) -> bool:
+    if relation == Relation.ALONE:
+        return patches[0] is not None
+    places = [None if p is None else p.x if relation == Relation.LEFT_OF else p.y for p in patches]
+    return all(
+        one is not None and other is not None and other - one > _CLEARLY_APART
+        for one, other in pairwise(places)
+    )

@@ -1,0 +1,72 @@
+"""Pictures made by the service's own engine, from the parameters that a user would send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import Limits, validate
+from engine.options import DeviceOptions
+from engine.webui.compiler import compile_parameters
+from engine.webui.parameters import parse_parameters
+from training.shapes.scenes import SIDE
+
+_DEADLINE_S = 600.0
+
+
+class Studio:
+    """Takes many requests at once; the engine batches them."""
+
+    def __init__(self, engine: Engine, catalogue: Catalogue, checkpoint: str) -> None:
+        self._engine = engine
+        self._catalogue = catalogue
+        self._checkpoint = checkpoint
+
+    def paint(self, requests: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
+        """(n, height, width, 3), a picture per request; 64x64 where it names no size."""
+        queues = [self._submit(request) for request in requests]
+        return np.stack([_picture(queue) for queue in queues])
+
+    def _submit(self, request: Mapping[str, Any]) -> SimpleQueue[EngineEvent]:
+        parameters = parse_parameters({"width": SIDE, "height": SIDE, **request})
+        compiled = compile_parameters(
+            parameters, self._catalogue, Limits(), default_checkpoint=self._checkpoint
+        )
+        events: SimpleQueue[EngineEvent] = SimpleQueue()
+        graph = validate(compiled.prompt, self._catalogue, Limits())
+        self._engine.submit(graph, on_event=events.put)
+        return events
+
+
+@contextmanager
+def studio(checkpoint: Path, threads: int | None = None) -> Iterator[Studio]:
+    """A studio with an engine of its own; `checkpoint` lies in a models folder's `checkpoints`."""
+    models = ModelsFolder(checkpoint.parents[1])
+    engine = Engine(models=models, options=DeviceOptions(threads=threads))
+    engine.start()
+    try:
+        yield Studio(engine, Catalogue(models), checkpoint.name)
+    finally:
+        engine.stop()
+
+
+def _picture(events: SimpleQueue[EngineEvent]) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] | None = None
+    while True:
+        match events.get(timeout=_DEADLINE_S):
+            case ImageReady(pixels=pixels):
+                found = pixels
+            case Errored(error=error):
+                raise error
+            case Finished():
+                assert found is not None
+                return found

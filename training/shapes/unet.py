@@ -1,0 +1,126 @@
+"""The noise predictor, trained together with the text encoder that it listens to.
+
+Latent diffusion: Rombach et al. 2022 (arXiv:2112.10752); guidance without a classifier: Ho and
+Salimans 2022 (arXiv:2207.12598); the weights of the steps: Hang et al. 2023 (arXiv:2303.09556).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from torch import Tensor, nn
+from transformers import CLIPTextModel
+
+from training.shapes import vocabulary
+from training.shapes.course import Course
+from training.shapes.scenes import HELD_OUT, Scenes, draw_scenes
+from training.shapes.text_encoder import captions_of, encode
+from training.shapes.vae import SCALING_FACTOR, latents_of
+from training.single_file import SCHEDULER
+
+CONFIG: dict[str, Any] = {
+    "sample_size": 8,
+    "in_channels": 4,
+    "out_channels": 4,
+    "block_out_channels": [96, 128],
+    "layers_per_block": 1,
+    "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+    "cross_attention_dim": 64,
+    "attention_head_dim": 8,
+}
+_BATCH = 32
+_RATE = 1e-3
+_TEXT_RATE = 4e-4
+_DROPPED_PROMPTS = 0.1
+_EARLIER_LAYER = 0.1
+"""Rows conditioned as clip_skip 2 does."""
+_MOST_SIGNAL = 5.0
+_TEST_SCENES = 128
+_NAME = "unet"
+
+
+class Painter(nn.Module):
+    """The two models that learn in this stage."""
+
+    def __init__(self, encoder: CLIPTextModel) -> None:
+        super().__init__()
+        self.text = encoder
+        self.unet = UNet2DConditionModel(**CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Examples:
+    scenes: Scenes
+    latents: Tensor
+    """(n, 4, 8, 8) of unit spread."""
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+
+def train_unet(
+    folder: Path, vae: AutoencoderKL, encoder: CLIPTextModel, *, steps: int, scenes: int, seed: int
+) -> Painter:
+    """The noise predictor and its text encoder, after `steps` over pictures of `scenes` scenes."""
+    torch.manual_seed(seed)
+    painter = Painter(encoder)
+    examples = _examples(folder / "latents.pt", vae, n=scenes, seed=seed)
+    rng = np.random.default_rng((seed, 21))
+    drawn = draw_scenes(rng, _TEST_SCENES, allowed=HELD_OUT, textured=0)
+    test = _Examples(drawn, latents_of(vae, drawn, seed) * SCALING_FACTOR)
+    noising = DDPMScheduler(**SCHEDULER)
+
+    def loss_of(step: int) -> Tensor:
+        chosen = np.random.default_rng((seed, 22, step)).integers(len(examples), size=_BATCH)
+        batch = _Examples(examples.scenes.take(chosen), examples.latents[chosen])
+        return _loss(painter, noising, batch, f"{seed} {step}")
+
+    def scores_of() -> dict[str, float]:
+        return {"held_out_loss": _loss(painter, noising, test, f"{seed} test").item()}
+
+    rates = {"unet": _RATE, "text": _TEXT_RATE}
+    Course(_NAME, folder, painter, steps, rates).run(loss_of, scores_of)
+    return painter
+
+
+def _examples(path: Path, vae: AutoencoderKL, *, n: int, seed: int) -> _Examples:
+    """Drawn and encoded once, then kept in `path`."""
+    drawn = draw_scenes(np.random.default_rng((seed, 23)), n)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(latents_of(vae, drawn, seed) * SCALING_FACTOR, path)
+    return _Examples(drawn, torch.load(path, weights_only=True))
+
+
+def _loss(painter: Painter, noising: DDPMScheduler, batch: _Examples, seed: str) -> Tensor:
+    rng = Random(seed)
+    generator = torch.Generator().manual_seed(rng.getrandbits(62))
+    context = _context(painter.text, batch.scenes, rng)
+    # Evenly over all noise levels, which makes the loss less noisy than independent draws.
+    even = (torch.arange(len(batch)) + torch.rand(len(batch), generator=generator)) / len(batch)
+    times = (even * len(noising.betas)).long()
+    noise = torch.randn(batch.latents.shape, generator=generator)
+    noisy = noising.add_noise(batch.latents, noise, times)
+    guess = painter.unet(noisy, times, context, return_dict=False)[0]
+    kept = noising.alphas_cumprod[times]
+    signal = kept / (1 - kept)
+    weights = signal.clamp(max=_MOST_SIGNAL) / signal
+    return (weights * (guess - noise).square().mean(dim=(1, 2, 3))).mean()
+
+
+def _context(encoder: CLIPTextModel, scenes: Scenes, rng: Random) -> Tensor:
+    """(n, 77, width), some of empty prompts, some from the layer before the last."""
+    rows = captions_of(scenes, rng)
+    empty = vocabulary.rows()[vocabulary.tokens_of([""])]
+    dropped = torch.tensor([rng.random() < _DROPPED_PROMPTS for _ in range(len(scenes))])
+    rows = torch.where(dropped[:, None], empty, rows)
+    last, earlier = encode(encoder, rows)
+    early = torch.tensor([rng.random() < _EARLIER_LAYER for _ in range(len(scenes))])
+    return torch.where(early[:, None, None], earlier, last)

@@ -1,0 +1,138 @@
+"""The autoencoder: 64x64 pictures to 8x8 latents of 4 channels, and back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+from torch.nn import functional
+
+from training.shapes.course import Course
+from training.shapes.drawing import draw
+from training.shapes.scenes import Scenes, draw_scenes
+
+SCALING_FACTOR = 0.18215
+"""Stable Diffusion's; the weights are scaled so that it is right for this model too."""
+CONFIG: dict[str, Any] = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "latent_channels": 4,
+    # 8 groups: of 32 channels the usual 32 would forget how bright a flat colour is.
+    "norm_num_groups": 8,
+    "block_out_channels": [32, 32, 64, 96],
+    "layers_per_block": 1,
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "sample_size": 64,
+    "scaling_factor": SCALING_FACTOR,
+}
+_BATCH = 8
+_RATE = 1.5e-3
+_SQUARES = 2.0
+_KL = 2e-6
+_EDGES = 2.0
+"""How much more the pixels near an edge count: they are few, and tell the shapes apart."""
+_HINTED_STEPS = 1000
+_FIRST_LOG_VARIANCE = -8.0
+_TEST_PICTURES = 64
+_MEASURED_PICTURES = 512
+_ENCODED_AT_ONCE = 64
+_NAME = "vae"
+
+
+def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
+    """The trained autoencoder, its latents of unit spread after SCALING_FACTOR."""
+    torch.manual_seed(seed)
+    vae = AutoencoderKL(**CONFIG)
+    with torch.no_grad():
+        vae.quant_conv.bias[CONFIG["latent_channels"] :] = _FIRST_LOG_VARIANCE
+    test = pictures(draw_scenes(np.random.default_rng((seed, 1)), _TEST_PICTURES), seed)
+
+    def loss_of(step: int) -> Tensor:
+        rng = np.random.default_rng((seed, 2, step))
+        return _loss(vae, _to_tensor(draw(draw_scenes(rng, _BATCH, textured=0.1), rng)), step)
+
+    def scores_of() -> dict[str, float]:
+        return {"psnr_db": psnr(vae.decode(vae.encode(test).latent_dist.mode()).sample, test)}
+
+    Course(_NAME, folder, vae, steps, {"": _RATE}).run(loss_of, scores_of)
+    scenes = draw_scenes(np.random.default_rng((seed, 3)), _MEASURED_PICTURES)
+    _scale_latents(vae, latents_of(vae, scenes, seed))
+    return vae.eval().requires_grad_(False)
+
+
+def pictures(scenes: Scenes, seed: int) -> Tensor:
+    """(n, 3, 64, 64) of -1..1."""
+    return _to_tensor(draw(scenes, np.random.default_rng((seed, 4))))
+
+
+def _to_tensor(drawn: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(drawn).movedim(-1, 1).contiguous() * 2 - 1
+
+
+def latents_of(vae: AutoencoderKL, scenes: Scenes, seed: int) -> Tensor:
+    """(n, 4, 8, 8): the mode of each picture's encoding."""
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(scenes), _ENCODED_AT_ONCE):
+            part = scenes.take(slice(start, start + _ENCODED_AT_ONCE))
+            found.append(vae.encode(pictures(part, seed + start)).latent_dist.mode())
+    return torch.cat(found)
+
+
+def psnr(one: Tensor, other: Tensor) -> float:
+    """Peak signal to noise in dB of pictures of -1..1."""
+    error = functional.mse_loss(one.clamp(-1, 1) / 2, other / 2).item()
+    return -10 * math.log10(error)
+
+
+def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
+    encoding = vae.encode(batch).latent_dist
+    decoded = vae.decode(encoding.sample(torch.Generator().manual_seed(step))).sample
+    error = decoded - batch
+    wrong = (_importance(batch) * (error.abs() + _SQUARES * error.square())).mean()
+    loss = wrong + _KL * encoding.kl().mean()
+    if step < _HINTED_STEPS:
+        loss = loss + (1 - step / _HINTED_STEPS) * _off_hint(encoding.mean, batch)
+    return loss
+
+
+def _off_hint(latents: Tensor, batch: Tensor) -> Tensor:
+    """How far the first latent channels are from the picture made small.
+
+    With this in the beginning, both halves know at once where the colours are.
+    """
+    small = functional.avg_pool2d(batch, batch.shape[-1] // latents.shape[-1])
+    return functional.mse_loss(latents[:, : small.shape[1]], small)
+
+
+def _importance(batch: Tensor) -> Tensor:
+    """(n, 1, h, w) of mean 1."""
+    padded = functional.pad(batch, (1, 1, 1, 1), mode="replicate")
+    highest = functional.max_pool2d(padded, 3, stride=1)
+    lowest = -functional.max_pool2d(-padded, 3, stride=1)
+    edge = ((highest - lowest).amax(dim=1, keepdim=True) > 0.05).to(batch.dtype)
+    weights = 1 + _EDGES * edge
+    return weights / weights.mean()
+
+
+def _scale_latents(vae: AutoencoderKL, latents: Tensor) -> None:
+    """Give each latent channel a mean of 0 and, after SCALING_FACTOR, a spread of 1.
+
+    The two 1x1 convolutions around the latent take the change in, so no picture changes.
+    """
+    channels = latents.shape[1]
+    mean = latents.mean(dim=(0, 2, 3))
+    unit = latents.std(dim=(0, 2, 3)) * SCALING_FACTOR
+    into, out_of = vae.quant_conv, vae.post_quant_conv
+    with torch.no_grad():
+        into.weight[:channels] /= unit[:, None, None, None]
+        into.bias[:channels] = (into.bias[:channels] - mean) / unit
+        into.bias[channels:] -= 2 * unit.log()
+        out_of.bias += (out_of.weight[:, :, 0, 0] * mean).sum(dim=1)
+        out_of.weight *= unit[:, None, None]

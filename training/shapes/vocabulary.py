@@ -1,0 +1,49 @@
+"""CLIP's tokens, of which captions use few: those, and one for all others, are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import CLIPTokenizer
+
+from engine.diffusion.text.encoding import END, START, chunks_of, load_tokenizer
+from training.shapes.captions import wordings
+
+SIZE = 49408
+UNKNOWN = 0
+"""The row of every token that no caption has."""
+
+
+@cache
+def tokenizer() -> CLIPTokenizer:
+    return load_tokenizer()
+
+
+def tokens_of(texts: Sequence[str]) -> Tensor:
+    """(n, 77) tokens, just as the engine makes them; a caption fits into one chunk."""
+    chunks = [chunks_of(text, tokenizer())[0] for text in texts]
+    return torch.tensor([[token for token, _ in chunk] for chunk in chunks])
+
+
+@cache
+def _used() -> tuple[int, ...]:
+    # Also followed by commas: the tokenizer knows a word at its end and within another one.
+    texts = [text for wording in wordings() for text in (wording, f"{wording},")]
+    found = set(tokens_of(texts).flatten().tolist())
+    return tuple(sorted(found | {START, END}))
+
+
+@cache
+def rows() -> Tensor:
+    """(49408,) the trained row of each token."""
+    table = np.full(SIZE, UNKNOWN)
+    table[list(_used())] = np.arange(1, len(_used()) + 1)
+    return torch.from_numpy(table)
+
+
+def trained_rows() -> int:
+    return len(_used()) + 1

@@ -1,0 +1,122 @@
+"""Writes models of diffusers and transformers as one file in Stable Diffusion's key layout.
+
+What that file cannot say lies beside it in `name.config/`, where the engine looks for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.diffusion.loading import layout
+from engine.diffusion.loading.checkpoint_info import STYLES
+from engine.diffusion.loading.layout import Sources
+from engine.graph.families import TEXT_ENCODERS, UNET, VAE, Family
+
+State = Mapping[str, Tensor]
+SCHEDULER: dict[str, Any] = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "num_train_timesteps": 1000,
+    "prediction_type": "epsilon",
+}
+"""Stable Diffusion's noise levels, as diffusers configures them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the three models: its configuration and its weights by the library's own names."""
+
+    config: Mapping[str, Any]
+    state: State
+
+
+def write_single_file(
+    out: Path,
+    *,
+    unet: Part,
+    vae: Part,
+    text_encoders: Sequence[Part],
+    scheduler: Mapping[str, Any],
+    family: Family = Family.SD1,
+) -> None:
+    """Write the weights in half precision to `out` and the configurations to `name.config/`."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    configs = configs_of(
+        unet=unet, vae=vae, text_encoders=text_encoders, scheduler=scheduler, family=family
+    )
+    for name, config in configs.items():
+        write_json(out.with_suffix(".config") / name, config)
+    tensors = _packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
+    for part, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
+        tensors |= _text_keys(part.state, prefix)
+    half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
+    # Renamed into place, so that a watcher of the folder never sees half a file.
+    unfinished = out.with_suffix(".unfinished")
+    save_file(half, unfinished, metadata={"format": "pt"})
+    unfinished.replace(out)
+
+
+def configs_of(
+    *,
+    unet: Part,
+    vae: Part,
+    text_encoders: Sequence[Part],
+    scheduler: Mapping[str, Any],
+    family: Family,
+) -> dict[str, dict[str, Any]]:
+    """The configurations by their paths in a diffusers folder."""
+    configs: dict[str, dict[str, Any]] = {
+        "unet/config.json": {"_class_name": "UNet2DConditionModel", **unet.config},
+        "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
+        "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler", **scheduler},
+    }
+    for part, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
+        configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **part.config}
+    return configs
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _packed(state: State, sources: Sources) -> dict[str, Tensor]:
+    """By the file's names, with query, key and value on top of each other where it has them so."""
+    thirds: dict[str, list[Tensor]] = {}
+    packed = {}
+    for name, tensor in state.items():
+        source = sources[name]
+        if source.third is not None:
+            thirds.setdefault(source.key, [tensor] * 3)[source.third] = tensor
+        else:
+            packed[source.key] = tensor.T if source.transposed else tensor
+    return packed | {key: torch.cat(tensors) for key, tensors in thirds.items()}
+
+
+def _vae_keys(vae: Part) -> dict[str, Tensor]:
+    packed = _packed(vae.state, layout.vae(vae.state, vae.config, VAE))
+    # The single file has the attention's projections as 1x1 convolutions.
+    return {
+        key: tensor[:, :, None, None] if "attn_1" in key and tensor.ndim == 2 else tensor
+        for key, tensor in packed.items()
+    }
+
+
+def _text_keys(state: State, prefix: str) -> dict[str, Tensor]:
+    named = {
+        name if name.startswith("text_") else f"text_model.{name}": tensor
+        for name, tensor in state.items()
+    }
+    is_open_clip = prefix.endswith("model.")
+    keys = {f"{prefix}{name}" for name in named}
+    sources = layout.open_clip(named, prefix) if is_open_clip else layout.clip(named, keys, prefix)
+    return _packed(named, sources)
