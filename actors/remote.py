@@ -159,7 +159,7 @@ class JobProcess:
         self._jobs_run = 0
 
     async def ready(self) -> str:
-        """Connected; the name under which this actor writes facts."""
+        """Connected; the name under which this actor writes events."""
         if self._runner is None:
             self._runner = await build_job_runner(
                 self._settings, self._endpoint, actor=actor_name(), engine=self._engine

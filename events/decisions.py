@@ -19,7 +19,7 @@ from events.types import (
     Erased,
     Failed,
     ImageStored,
-    JobFact,
+    JobEvent,
     Started,
     Submitted,
 )
@@ -89,8 +89,8 @@ Command = (
 )
 
 
-def decide(command: Command, job: Job | None) -> tuple[JobFact, ...]:
-    """The facts that `command` adds to `job`, in order; none where it changes nothing."""
+def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
+    """The events that `command` adds to `job`, in order; none where it changes nothing."""
     if isinstance(command, Submit):
         return () if job is not None else (command.submitted,)
     if isinstance(command, Erase):
@@ -110,7 +110,7 @@ def decide(command: Command, job: Job | None) -> tuple[JobFact, ...]:
             assert_never(never)
 
 
-def _start(command: Start, job: Job) -> tuple[JobFact, ...]:
+def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
     if job.cancel_requested:
         return (Cancelled(),)
     if command.now >= job.deadline:
@@ -121,13 +121,13 @@ def _start(command: Start, job: Job) -> tuple[JobFact, ...]:
     return (Started(attempt=job.attempts + 1, actor=command.actor),)
 
 
-def _cancel(job: Job) -> tuple[JobFact, ...]:
+def _cancel(job: Job) -> tuple[JobEvent, ...]:
     if job.attempts == 0:
         return (Cancelled(),)
     return () if job.cancel_requested else (CancelRequested(),)
 
 
-def _erase(job: Job) -> tuple[JobFact, ...]:
+def _erase(job: Job) -> tuple[JobEvent, ...]:
     """Whoever runs the job meets the end and writes nothing more."""
     erased = Erased(
         flavour=job.submitted.flavour,
@@ -140,7 +140,7 @@ def _erase(job: Job) -> tuple[JobFact, ...]:
 
 def _write(
     command: StoreImage | FailAttempt | Complete | ConfirmCancel, job: Job
-) -> tuple[JobFact, ...]:
+) -> tuple[JobEvent, ...]:
     match command:
         case StoreImage(image=image):
             return () if job.image(image.index) is not None else (image,)

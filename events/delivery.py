@@ -1,4 +1,4 @@
-"""The state of a callback's delivery, folded from its own facts. Pure."""
+"""The state of a callback's delivery, folded from its own events. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from events.types import (
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the delivery facts of one job say so far."""
+    """What the delivery events of one job say so far."""
 
     version: int = 0
     position: int = 0
@@ -50,7 +50,7 @@ def request_redelivery(delivery: Delivery) -> tuple[RedeliveryRequested, ...]:
 
 def _next(delivery: Delivery, event: Event) -> Delivery:
     delivery = replace(delivery, version=event.version, position=event.position)
-    match event.fact:
+    match event.data:
         case CallbackAttempted(retry_at=retry_at):
             return replace(delivery, tries=delivery.tries + 1, retry_at=retry_at)
         case CallbackDelivered():

@@ -5,7 +5,7 @@ ServiceError
 ├── LogFull             nothing was stored: the event log has no room
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
-├── HistoryGone         the facts that a write builds on were removed from the log
+├── HistoryGone         the events that a write builds on were removed from the log
 ├── DatabaseUnavailable the database is away
 └── AddressNotAllowed   a URL that this service must not call
 """

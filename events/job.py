@@ -1,4 +1,4 @@
-"""A job's state, folded from its facts. Pure."""
+"""A job's state, folded from its events. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from events.types import (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the facts of one job say so far."""
+    """What the events of one job say so far."""
 
     id: str
     version: int
-    """Number of facts folded."""
+    """Number of events folded."""
     position: int
-    """Stream sequence of the last fact: what the next append expects."""
+    """Stream sequence of the last event: what the next append expects."""
     submitted: Submitted
     submitted_at: datetime
     traceparent: str | None = None
@@ -69,7 +69,7 @@ def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
 
 
 def _first(event: Event) -> Job | None:
-    match event.fact:
+    match event.data:
         case Submitted() as submitted:
             return Job(
                 id=event.job_id,
@@ -85,14 +85,14 @@ def _first(event: Event) -> Job | None:
             return None
 
 
-def _erased(event: Event, fact: Erased) -> Job:
+def _erased(event: Event, data: Erased) -> Job:
     """The same from this event alone as from all that stood before it."""
     blank = Submitted(
-        flavour=fact.flavour,
-        owner=fact.owner,
+        flavour=data.flavour,
+        owner=data.owner,
         key_id="",
-        endpoint=fact.endpoint,
-        lane=lane_of(fact.owner),
+        endpoint=data.endpoint,
+        lane=lane_of(data.owner),
         request={},
         fingerprint="",
     )
@@ -101,7 +101,7 @@ def _erased(event: Event, fact: Erased) -> Job:
         version=event.version,
         position=event.position,
         submitted=blank,
-        submitted_at=fact.submitted_at,
+        submitted_at=data.submitted_at,
         end=Cancelled(message="The job was erased."),
         ended_at=event.time,
         erased=True,
@@ -109,12 +109,12 @@ def _erased(event: Event, fact: Erased) -> Job:
 
 
 def _next(job: Job, event: Event) -> Job:
-    if isinstance(event.fact, Erased):
-        return _erased(event, event.fact)
+    if isinstance(event.data, Erased):
+        return _erased(event, event.data)
     job = replace(job, version=event.version, position=event.position)
     if job.end is not None:
         return job
-    match event.fact:
+    match event.data:
         case Started(attempt=attempt, actor=actor):
             started_at = job.started_at or event.time
             return replace(job, attempts=attempt, actor=actor, started_at=started_at)

@@ -13,7 +13,7 @@ from events.decisions import Command, Submit, decide
 from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
-from events.types import Event, Fact, JobFact
+from events.types import Event, EventData, JobEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EventReader(Protocol):
 
 
 class EventLog(Protocol):
-    """The facts of every job, one exact subject each."""
+    """The events of every job, one exact subject each."""
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         """Store `event` durably if the job's last position is still `expected` (0: no event yet).
@@ -54,16 +54,16 @@ class EventLog(Protocol):
         """
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every fact of the job, oldest first; empty where it is unknown.
+        """Every event of the job, oldest first; empty where it is unknown.
 
         Raises LogUnavailable, ReadTimeout.
         """
 
     async def last(self, job_id: str) -> Event | None:
-        """The job's last fact, as the leader has it. Raises LogUnavailable."""
+        """The job's last event, as the leader has it. Raises LogUnavailable."""
 
     async def purge(self, job_id: str, *, keep: int = 0) -> None:
-        """Remove all facts of the job but the last `keep`. Raises LogUnavailable."""
+        """Remove all events of the job but the last `keep`. Raises LogUnavailable."""
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         """Follow the whole log from the position behind `after`."""
@@ -87,7 +87,7 @@ class Folded(Protocol):
 
 
 S = TypeVar("S", bound=Folded | None)
-F = TypeVar("F", bound=Fact)
+E = TypeVar("E", bound=EventData)
 
 
 class Writer(Generic[S]):
@@ -110,24 +110,24 @@ class Writer(Generic[S]):
         self,
         job_id: str,
         state: S,
-        decide: Callable[[S], Sequence[F]],
+        decide: Callable[[S], Sequence[E]],
         *,
         traceparent: str | None = None,
-    ) -> tuple[S, tuple[F, ...]]:
-        """The state behind the facts, and those of them that were stored here.
+    ) -> tuple[S, tuple[E, ...]]:
+        """The state behind the events, and those of them that were stored here.
 
         Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone.
         """
-        added: list[F] = []
-        while facts := decide(state):
-            for fact in facts:
+        added: list[E] = []
+        while decided := decide(state):
+            for data in decided:
                 behind: Folded | None = state
                 event = Event(
                     id=self._new_id(),
                     job_id=job_id,
                     version=(behind.version if behind else 0) + 1,
                     time=self._now(),
-                    fact=fact,
+                    data=data,
                     traceparent=traceparent,
                 )
                 expected = behind.position if behind else 0
@@ -136,7 +136,7 @@ class Writer(Generic[S]):
                     state = self._fold_news(outcome, state, expected)
                     break
                 state = self._fold([outcome.event], state)
-                added.append(fact)
+                added.append(data)
             else:
                 break
         return state, tuple(added)
@@ -152,10 +152,10 @@ class Writer(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The job after a command, and the facts that the command itself added."""
+    """The job after a command, and the events that the command itself added."""
 
     job: Job | None
-    added: tuple[JobFact, ...]
+    added: tuple[JobEvent, ...]
 
 
 class JobWriter:

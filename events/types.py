@@ -1,4 +1,4 @@
-"""The facts of a job and of its delivery, and their wire form.
+"""The events of a job and of its delivery, and their wire form.
 
 Wire form: CloudEvents 1.0, JSON event format, structured mode
 (https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md).
@@ -24,19 +24,19 @@ class Flavour(StrEnum):
     DIFFUSION = "diffusion"
 
 
-class Fact(BaseModel):
-    """Something that happened, in the past tense. Immutable."""
+class EventData(BaseModel):
+    """What an event says: something that happened, in the past tense. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     type_name: ClassVar[str]
 
 
-class JobFact(Fact):
-    """A fact of the job itself, stored in `JOBS`."""
+class JobEvent(EventData):
+    """What happened to a job; stored in `JOBS`."""
 
 
-class DeliveryFact(Fact):
-    """A fact of the delivery of a job's callback, stored in `DELIVERIES`."""
+class DeliveryEvent(EventData):
+    """What happened to the delivery of a job's callback; stored in `DELIVERIES`."""
 
 
 class InputFile(BaseModel):
@@ -49,7 +49,7 @@ class InputFile(BaseModel):
     """`sha256:` and hex."""
 
 
-class Submitted(JobFact):
+class Submitted(JobEvent):
     type_name = "darkroom.job.submitted.v1"
     flavour: Flavour
     owner: str
@@ -71,13 +71,13 @@ class Submitted(JobFact):
     """It shares no call of the model with other jobs; None where it was not asked for."""
 
 
-class Started(JobFact):
+class Started(JobEvent):
     type_name = "darkroom.job.started.v1"
     attempt: int
     actor: str
 
 
-class ImageStored(JobFact):
+class ImageStored(JobEvent):
     type_name = "darkroom.job.image_stored.v1"
     index: int
     attempt: int
@@ -92,33 +92,33 @@ class ImageStored(JobFact):
     """None: `image/png`. A latent has the sides of the image that it decodes to."""
 
 
-class AttemptFailed(JobFact):
+class AttemptFailed(JobEvent):
     type_name = "darkroom.job.attempt_failed.v1"
     attempt: int
     message: str
 
 
-class CancelRequested(JobFact):
+class CancelRequested(JobEvent):
     type_name = "darkroom.job.cancel_requested.v1"
 
 
-class Completed(JobFact):
+class Completed(JobEvent):
     type_name = "darkroom.job.completed.v1"
     images: int
 
 
-class Failed(JobFact):
+class Failed(JobEvent):
     type_name = "darkroom.job.failed.v1"
     message: str
 
 
-class Cancelled(JobFact):
+class Cancelled(JobEvent):
     type_name = "darkroom.job.cancelled.v1"
     message: str = "The job was cancelled."
 
 
-class Erased(JobFact):
-    """The last fact of a job, and in the end the only one: nothing of its content is in it."""
+class Erased(JobEvent):
+    """The last event of a job, and in the end the only one: nothing of its content is in it."""
 
     type_name = "darkroom.job.erased.v1"
     flavour: Flavour
@@ -127,7 +127,7 @@ class Erased(JobFact):
     submitted_at: AwareDatetime
 
 
-class CallbackAttempted(DeliveryFact):
+class CallbackAttempted(DeliveryEvent):
     type_name = "darkroom.callback.attempted.v1"
     attempt: int
     status: int | None = None
@@ -136,29 +136,29 @@ class CallbackAttempted(DeliveryFact):
     retry_at: datetime | None = None
 
 
-class CallbackDelivered(DeliveryFact):
+class CallbackDelivered(DeliveryEvent):
     type_name = "darkroom.callback.delivered.v1"
     attempt: int
 
 
-class CallbackExhausted(DeliveryFact):
+class CallbackExhausted(DeliveryEvent):
     type_name = "darkroom.callback.exhausted.v1"
     attempts: int
     message: str
 
 
-class CallbackWithheld(DeliveryFact):
+class CallbackWithheld(DeliveryEvent):
     """Stored once, when a receiver's breaker first keeps a delivery from it."""
 
     type_name = "darkroom.callback.withheld.v1"
 
 
-class RedeliveryRequested(DeliveryFact):
+class RedeliveryRequested(DeliveryEvent):
     type_name = "darkroom.callback.redelivery_requested.v1"
 
 
-class Unknown(Fact):
-    """A fact of a later version of Darkroom: counted, otherwise passed over."""
+class Unknown(EventData):
+    """An event of a later version of Darkroom. It is counted, and otherwise passed over."""
 
     type_name = "unknown"
     original_type: str
@@ -166,22 +166,22 @@ class Unknown(Fact):
 
 End = Completed | Failed | Cancelled
 
-FACTS: dict[str, type[Fact]] = {
-    fact.type_name: fact for base in (JobFact, DeliveryFact) for fact in base.__subclasses__()
+EVENT_TYPES: dict[str, type[EventData]] = {
+    each.type_name: each for base in (JobEvent, DeliveryEvent) for each in base.__subclasses__()
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A fact with its place in one job's history."""
+    """One thing that happened, with its place in the history of a job."""
 
     id: str
     """UUIDv7, also `Nats-Msg-Id`: one per event instance, kept across retries."""
     job_id: str
     version: int
-    """The place among the facts on the same subject, from 1."""
+    """The place among the events on the same subject, from 1."""
     time: datetime
-    fact: Fact
+    data: EventData
     traceparent: str | None = None
     position: int = 0
     """Sequence in its stream; 0 while not stored. Not part of the wire form."""
@@ -208,12 +208,12 @@ def encode(event: Event) -> bytes:
     """The wire form. `sequence` is the CloudEvents extension, zero-padded so that it sorts."""
     envelope = _Envelope(
         id=event.id,
-        type=event.fact.type_name,
+        type=event.data.type_name,
         subject=event.job_id,
         time=event.time,
         sequence=f"{event.version:010d}",
         traceparent=event.traceparent,
-        data=event.fact.model_dump(mode="json", exclude_none=True),
+        data=event.data.model_dump(mode="json", exclude_none=True),
     )
     return envelope.model_dump_json(exclude_none=True).encode()
 
@@ -222,11 +222,11 @@ def decode(payload: bytes, *, position: int = 0) -> Event:
     """Raises MalformedEvent."""
     try:
         envelope = _Envelope.model_validate_json(payload)
-        fact_type = FACTS.get(envelope.type)
-        fact: Fact = (
+        data_type = EVENT_TYPES.get(envelope.type)
+        data: EventData = (
             Unknown(original_type=envelope.type)
-            if fact_type is None
-            else fact_type.model_validate(envelope.data)
+            if data_type is None
+            else data_type.model_validate(envelope.data)
         )
         version = int(envelope.sequence)
     except (ValidationError, ValueError) as error:
@@ -236,7 +236,7 @@ def decode(payload: bytes, *, position: int = 0) -> Event:
         job_id=envelope.subject,
         version=version,
         time=envelope.time,
-        fact=fact,
+        data=data,
         traceparent=envelope.traceparent,
         position=position,
     )

@@ -36,7 +36,7 @@ class LostCallbacks:
         self._now = now
         self._open: set[str] = set()
         self._position = 0
-        """In the log, of the last fact of the last job that was looked at."""
+        """In the log, of the last event of the last job that was looked at."""
 
     async def put_back(self) -> int:
         """How many. Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout."""

@@ -1,12 +1,12 @@
 """Callbacks: takes what is due from the callback queue and delivers it, at least once.
 
 The entry on the queue says only that something is left to do; what was done is in the delivery's
-own facts. An entry is acknowledged last, when its successor is stored or there is none, so a death
+own events. An entry is acknowledged last, when its successor is stored or there is none, so a death
 between any two steps loses nothing:
 
 | dies after                          | the entry comes again and finds                           |
 |-------------------------------------|-----------------------------------------------------------|
-| sending                             | no new fact: sends again, with the same id                |
+| sending                             | no new event: sends again, with the same id               |
 | `CallbackAttempted`, it was taken   | no end: sends again, with the same id                     |
 | `CallbackAttempted` with `retry_at` | it is early: parks it, or late: tries                     |
 | `CallbackDelivered` or `…Exhausted` | the end: acknowledges                                     |

@@ -81,7 +81,7 @@ class Router:
         await self._bus.ack(message.ack_subject)
 
     async def _follow(self, event: Event) -> None:
-        match event.fact:
+        match event.data:
             case Submitted():
                 step = self._queue_job
             case Completed() | Failed() | Cancelled():

@@ -81,7 +81,7 @@ class Slot:
         self.job_id: str | None = None
         """The job it was given, or was found to run."""
         self.actor: str | None = None
-        """The name under which the actor writes facts."""
+        """The name under which the actor writes events."""
         self._create = create
         self._jobs_per_actor = jobs_per_actor
         self._on_change = on_change

@@ -1,6 +1,6 @@
-"""JobRunner: takes one job after another to its end on one worker; the writer of their facts.
+"""JobRunner: takes one job after another to its end on one worker; the writer of their events.
 
-Every fact is appended under the job's own sequence and in the runner's own name. So a runner that
+Every event is appended under the job's own sequence and in the runner's own name. So a runner that
 lost a job (it was stopped past its lease, say) adds nothing any more: it folds, sees another name,
 and stops without a word, an ack or a renewal.
 """

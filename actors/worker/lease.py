@@ -1,7 +1,7 @@
 """A job's lease on its queue entry, and the fence in front of every renewal.
 
 An ack subject is no fence: whoever holds an old one can still renew or ack the new delivery. So
-before every renewal the holder reads the job's last fact, and stops where the job has ended or
+before every renewal the holder reads the job's last event, and stops where the job has ended or
 another actor has started it. The same read notices a request to cancel.
 """
 

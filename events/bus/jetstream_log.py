@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class JetStreamLog:
-    """Facts of one kind: of jobs (`JOBS`) or of deliveries (`DELIVERIES`)."""
+    """Events of one kind: of jobs (`JOBS`) or of deliveries (`DELIVERIES`)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class JetStreamLog:
         last = await self.last(job_id)
         if last is None:
             return []
-        if last.version == 1 or isinstance(last.fact, Erased):
+        if last.version == 1 or isinstance(last.data, Erased):
             return [last]
         subject = self._subject_of(job_id)
         events: list[Event] = []
@@ -113,7 +113,7 @@ class JetStreamLog:
                 timeout_s=self._try_timeout_s,
             )
             events += [decode(message.data, position=message.sequence) for message in messages]
-            if events and isinstance(events[-1].fact, Erased):
+            if events and isinstance(events[-1].data, Erased):
                 return events
             if len(events) < last.version:
                 if time.monotonic() >= give_up_at:

@@ -2,11 +2,11 @@
 
 | stream       | subjects                             | is                                      |
 |--------------|--------------------------------------|-----------------------------------------|
-| `JOBS`       | `jobs.<p>.<job_id>`                  | the log: every fact of a job            |
-| (republished)| `events.<p>.<job_id>`                | stored facts, for subscribers           |
+| `JOBS`       | `jobs.<p>.<job_id>`                  | the log: every event of a job           |
+| (republished)| `events.<p>.<job_id>`                | stored events, for subscribers           |
 | `QUEUE`      | `queue.<endpoint>.<lane>.<job_id>`   | what waits or runs; rebuildable         |
 | `CALLBACKS`  | `callbacks.due|scheduled.<job_id>`   | deliveries that wait, now or later      |
-| `DELIVERIES` | `deliveries.<p>.<job_id>`            | the facts of each delivery              |
+| `DELIVERIES` | `deliveries.<p>.<job_id>`            | the events of each delivery              |
 | `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
 | (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
 """

@@ -214,7 +214,7 @@ def _image_rows(events: Iterable[Event], jobs: dict[str, Job]) -> list[dict[str,
             "position": event.position,
         }
         for event in events
-        if isinstance(image := event.fact, ImageStored)
+        if isinstance(image := event.data, ImageStored)
         and (job := jobs.get(event.job_id)) is not None
         and job.image(image.index) == image
     ]

@@ -34,7 +34,7 @@ class Removal:
         return await self.erase(job.id) and hidden
 
     async def erase(self, job_id: str) -> bool:
-        """Remove images, deliveries and all facts but `Erased`; False where something is left."""
+        """Remove images, deliveries and all events but `Erased`; False where something is left."""
         erased = True
         for step in (self._remove_files, self._erase_log):
             try:
@@ -45,7 +45,7 @@ class Removal:
         return erased
 
     async def remove(self, job_id: str) -> None:
-        """Remove images, deliveries, facts and rows. The rows last: they say what is left to do.
+        """Remove images, deliveries, events and rows. The rows last: they say what is left to do.
 
         Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
         """
@@ -58,9 +58,9 @@ class Removal:
         await self._deliveries.purge(job_id)
 
     async def _erase_log(self, job_id: str) -> None:
-        """The last fact stays: a writer that comes late meets it instead of an empty subject."""
+        """The last event stays: a writer that comes late meets it instead of an empty subject."""
         last = await self._log.last(job_id)
-        if last is not None and isinstance(last.fact, Erased):
+        if last is not None and isinstance(last.data, Erased):
             await self._log.purge(job_id, keep=1)
 
 

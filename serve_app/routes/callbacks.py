@@ -160,9 +160,9 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
         state=state,
         callback_url=job.submitted.callback_url,
         tries=[
-            _try(event.time, event.fact)
+            _try(event.time, event.data)
             for event in events
-            if isinstance(event.fact, CallbackAttempted)
+            if isinstance(event.data, CallbackAttempted)
         ],
         next_try_at=delivery.retry_at,
         withheld_since=None if delivery.ended else delivery.withheld_at,
@@ -170,9 +170,9 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
     )
 
 
-def _try(at: datetime, fact: CallbackAttempted) -> CallbackTry:
-    return CallbackTry(at=at, status=fact.status, latency_s=fact.latency_s, error=fact.error)
+def _try(at: datetime, data: CallbackAttempted) -> CallbackTry:
+    return CallbackTry(at=at, status=data.status, latency_s=data.latency_s, error=data.error)
 
 
 def _last_message(events: Iterable[Event]) -> str:
-    return [each.fact.message for each in events if isinstance(each.fact, CallbackExhausted)][-1]
+    return [each.data.message for each in events if isinstance(each.data, CallbackExhausted)][-1]

@@ -154,7 +154,7 @@ async def erase_job(
 
 async def _drop_entry(services: Services, job: Job, outcome: Outcome) -> None:
     """Whoever pulls the entry of a job that has ended sees that, so this only spares a pull."""
-    if job.actor is None and any(isinstance(fact, Cancelled) for fact in outcome.added):
+    if job.actor is None and any(isinstance(data, Cancelled) for data in outcome.added):
         with suppress(LogUnavailable):
             await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
 

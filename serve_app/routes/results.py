@@ -109,7 +109,7 @@ async def _gone(request: Request, subscription: Subscription, *, for_s: float) -
     deadline = loop.time() + for_s
     while (left_s := deadline - loop.time()) > 0:
         event = await subscription.next(min(left_s, _SLICE_S))
-        if event is not None and isinstance(event.fact, _ENDS):
+        if event is not None and isinstance(event.data, _ENDS):
             return False
         if event is None and await request.is_disconnected():
             return True

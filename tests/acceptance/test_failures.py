@@ -72,9 +72,9 @@ def wait_running(service: Service, job_id: str) -> None:
 
 
 def check_ended_once(service: Service, job_id: str) -> None:
-    facts = service.facts(job_id)
-    assert [fact for fact in facts if fact in ENDS] == ["completed"], facts
-    assert facts[-1] == "completed"
+    events = service.event_names(job_id)
+    assert [name for name in events if name in ENDS] == ["completed"], events
+    assert events[-1] == "completed"
     indexes = [e["data"]["index"] for e in service.events(job_id) if "image_stored" in e["type"]]
     assert sorted(indexes) == list(range(len(indexes)))
 
@@ -125,7 +125,7 @@ def test_nats_killed_in_the_middle_of_a_job(
         assert json.loads(receiver.bodies.get(timeout=60)) == result
     check_ended_once(chaos, job_id)
     # The actor lived, and kept the job.
-    assert chaos.facts(job_id).count("started") == 1
+    assert chaos.event_names(job_id).count("started") == 1
 
 
 def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
@@ -148,7 +148,7 @@ def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
         assert result["status"] == 1, (result, chaos.events(job_id))
         assert json.loads(receiver.bodies.get(timeout=60)) == result
     check_ended_once(chaos, job_id)
-    assert chaos.facts(job_id).count("started") == 2
+    assert chaos.event_names(job_id).count("started") == 2
 
 
 def test_while_the_log_is_down_nothing_is_accepted_and_no_job_appears_later(
@@ -190,7 +190,7 @@ def test_a_frozen_log_leaves_the_outcome_unknown_until_the_same_key_asks_again(
     asyncio.run(eventually(chaos.is_ready, within_s=30))
     job_id = chaos.submit("diffusion", diffusion(seed=4712), idempotency_key="frozen-1")
     assert chaos.ended(job_id)["status"] == 1
-    assert chaos.facts(job_id).count("submitted") == 1
+    assert chaos.event_names(job_id).count("submitted") == 1
 
 
 def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(

@@ -136,7 +136,7 @@ def test_the_same_idempotency_key_finds_the_same_job(service: Service) -> None:
     )
     assert other.status_code == 409
     assert service.ended(first)["status"] == 1
-    assert service.facts(first).count("submitted") == 1
+    assert service.event_names(first).count("submitted") == 1
 
 
 def test_a_failed_job_says_why_in_result_and_callback(service: Service, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Servic
     results = [fresh.ended(job_id) for job_id in ids]
     assert [result["status"] for result in results] == [1] * 6
     for job_id in ids:
-        assert fresh.facts(job_id).count("completed") == 1
+        assert fresh.event_names(job_id).count("completed") == 1
 
     # Killed outright: what it started may live on, and the next start copes with that.
     job_id = fresh.submit("diffusion", diffusion(steps=80))

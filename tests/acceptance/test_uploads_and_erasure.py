@@ -38,7 +38,7 @@ def test_a_job_that_has_ended_is_erased(service: Service) -> None:
     assert service.http.get("/diffusion/v1/result", params=result).status_code == 404
     assert service.http.get(f"/v1/jobs/{job_id}").status_code == 404
     assert service.http.get(image["url"]).status_code == 404
-    assert service.facts(job_id) == ["erased"]
+    assert service.event_names(job_id) == ["erased"]
     assert not (service.data_dir / "images" / job_id).exists()
     again = service.http.post(
         "/diffusion/v1/generate", json=diffusion(), headers={"Idempotency-Key": "erase-1"}
@@ -52,6 +52,6 @@ def test_a_job_that_runs_is_erased_and_makes_room(service: Service) -> None:
     asyncio.run(eventually(lambda: "started_at" in service.result(ids[0]), within_s=60))
     for job_id in ids:
         assert service.http.delete(f"/v1/jobs/{job_id}").status_code == 200
-        assert service.facts(job_id) == ["erased"]
+        assert service.event_names(job_id) == ["erased"]
     assert service.ended(service.submit("diffusion", diffusion()))["status"] == 1
-    assert [service.facts(job_id) for job_id in ids] == [["erased"]] * 3
+    assert [service.event_names(job_id) for job_id in ids] == [["erased"]] * 3

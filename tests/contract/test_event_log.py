@@ -14,14 +14,14 @@ from events.errors import HistoryGone
 from events.ids import new_id
 from events.log import Appended, Conflict, EventLog, EventReader, utc_now
 from events.memory import MemoryLog
-from events.types import CancelRequested, Erased, Event, Flavour, JobFact, Started
+from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
 from serve_app.local.nats_server import NatsServer
 from tests.support.jobs import submitted
 
 
-def event(job_id: str, version: int, fact: JobFact | None = None) -> Event:
+def event(job_id: str, version: int, data: JobEvent | None = None) -> Event:
     return Event(
-        id=new_id(), job_id=job_id, version=version, time=utc_now(), fact=fact or submitted()
+        id=new_id(), job_id=job_id, version=version, time=utc_now(), data=data or submitted()
     )
 
 
@@ -104,8 +104,8 @@ async def test_a_long_history_is_read_whole(log: EventLog) -> None:
     job_id = new_id()
     last = await appended(log, event(job_id, 1), 0)
     for version in range(2, 60):
-        fact = Started(attempt=version, actor="a")
-        last = await appended(log, event(job_id, version, fact), last.position)
+        data = Started(attempt=version, actor="a")
+        last = await appended(log, event(job_id, version, data), last.position)
     history = await log.read(job_id)
     assert [known.version for known in history] == list(range(1, 60))
 
@@ -134,7 +134,7 @@ async def test_a_watch_sees_what_is_stored_for_its_job_once(log: EventLog) -> No
         assert await subscription.next(0.2) is None
 
 
-async def test_a_purge_keeps_the_last_fact_and_its_place(log: EventLog) -> None:
+async def test_a_purge_keeps_the_last_event_and_its_place(log: EventLog) -> None:
     job_id = new_id()
     first = await appended(log, event(job_id, 1), 0)
     second = await appended(log, event(job_id, 2, CancelRequested()), first.position)

@@ -55,7 +55,7 @@ def log(bus: LossyBus) -> JetStreamLog:
 
 
 def event() -> Event:
-    return Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), fact=submitted())
+    return Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
 
 
 @pytest.mark.parametrize("then", [LogFull, LogUnavailable, NoAnswer])

@@ -44,10 +44,10 @@ EVENTS = [
         job_id=JOB_ID,
         version=number,
         time=datetime(2026, 3, 1, tzinfo=UTC),
-        fact=fact,
+        data=data,
         position=number,
     )
-    for number, fact in enumerate([submitted(key_id="old"), Started(attempt=1, actor="a")], 1)
+    for number, data in enumerate([submitted(key_id="old"), Started(attempt=1, actor="a")], 1)
 ]
 
 

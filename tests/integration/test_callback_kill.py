@@ -73,7 +73,7 @@ async def test_each_delivery_ends_once_and_has_one_id(world: World, tmp_path: Pa
             await eventually(lambda: is_drained(world), DEADLINE_S)
         received = [*healthy.received, *gone.received, *shaky.received]
 
-    ends = [(await world.facts(job_id))[-1] for job_id in jobs]
+    ends = [(await world.events(job_id))[-1] for job_id in jobs]
     expected = [CallbackExhausted if url == gone.url else CallbackDelivered for url in urls]
     assert [type(end) for end in ends] == expected
     bodies = defaultdict(set)
@@ -81,8 +81,8 @@ async def test_each_delivery_ends_once_and_has_one_id(world: World, tmp_path: Pa
         bodies[request.headers["webhook-id"]].add(request.body)
     assert set(bodies) == {f"msg_{job_id}" for job_id in jobs}
     assert all(len(each) == 1 for each in bodies.values())
-    facts = [fact for job_id in jobs for fact in await world.facts(job_id)]
-    kinds = Counter(type(fact) for fact in facts)
+    events = [data for job_id in jobs for data in await world.events(job_id)]
+    kinds = Counter(type(data) for data in events)
     assert kinds[CallbackDelivered] + kinds[CallbackExhausted] == JOBS, "each ended once"
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from events.types import CallbackAttempted, CallbackDelivered, CallbackExhausted, Fact
+from events.types import CallbackAttempted, CallbackDelivered, CallbackExhausted, EventData
 from events.webhook_secret import webhook_secret
 from tests.support.callbacks import SECRET, SETTINGS, World, running_world
 from tests.support.receiver import (
@@ -49,8 +49,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-def tries_of(facts: list[Fact]) -> list[CallbackAttempted]:
-    return [fact for fact in facts if isinstance(fact, CallbackAttempted)]
+def tries_of(events: list[EventData]) -> list[CallbackAttempted]:
+    return [each for each in events if isinstance(each, CallbackAttempted)]
 
 
 def verify(request: Received) -> None:
@@ -84,16 +84,16 @@ async def test_what_fails_is_tried_as_often_as_the_policy_says(
     world: World, answer: Answer, tries: int, outcome: str
 ) -> None:
     async with Receiver([answer]) as receiver, world.callbacks(settings=SHORT):
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert len(receiver.received) == tries
         for request in receiver.received:
             verify(request)
-    assert len(tries_of(facts)) == tries
-    end = facts[-1]
+    assert len(tries_of(events)) == tries
+    end = events[-1]
     assert isinstance(end, CallbackExhausted)
     assert end.attempts == tries
     assert any(part in end.message for part in outcome.split("|"))
-    assert all(fact.latency_s < 5 for fact in tries_of(facts))
+    assert all(data.latency_s < 5 for data in tries_of(events))
 
 
 @pytest.mark.parametrize("answer", [drip_body, Large(100_000_000)], ids=["drip", "large"])
@@ -101,9 +101,9 @@ async def test_what_took_it_is_not_tried_again_whatever_becomes_of_its_answer(
     world: World, answer: Answer
 ) -> None:
     async with Receiver([answer]) as receiver, world.callbacks(settings=SHORT):
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert len(receiver.received) == 1
-    assert facts[-1] == CallbackDelivered(attempt=1)
+    assert events[-1] == CallbackDelivered(attempt=1)
 
 
 async def test_bad_tls_is_tried_again_and_nothing_is_told_to_it(world: World) -> None:
@@ -111,20 +111,19 @@ async def test_bad_tls_is_tried_again_and_nothing_is_told_to_it(world: World) ->
     context.load_cert_chain(CERTIFICATE)
     async with Receiver(ssl_context=context) as receiver, world.callbacks(settings=SHORT):
         url = receiver.url.replace("http://", "https://")
-        facts = await world.end(await world.ended_job(url))
-        assert len(tries_of(facts)) == 5
+        events = await world.end(await world.ended_job(url))
+        assert len(tries_of(events)) == 5
         assert receiver.received == []
-    assert isinstance(facts[-1], CallbackExhausted)
-    assert "certificate" in facts[-1].message.lower()
+    assert isinstance(events[-1], CallbackExhausted)
+    assert "certificate" in events[-1].message.lower()
 
 
 async def test_retry_after_is_waited_for(world: World) -> None:
     answers = [status(429, headers="Retry-After: 2\r\n"), status(200)]
     async with Receiver(answers) as receiver, world.callbacks(settings=SHORT):
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert len(receiver.received) == 2
-    events = [fact for fact in facts if isinstance(fact, CallbackAttempted)]
-    assert [fact.status for fact in events] == [429, 200]
+    assert [each.status for each in tries_of(events)] == [429, 200]
     first, second = (int(each.headers["webhook-timestamp"]) for each in receiver.received)
     assert second - first >= 1, "whole seconds, rounded down"
 
@@ -133,10 +132,10 @@ async def test_nobody_listens_and_it_is_tried_again(world: World) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         async with world.callbacks(settings=SHORT):
-            facts = await world.end(
+            events = await world.end(
                 await world.ended_job(f"http://127.0.0.1:{free.getsockname()[1]}/")
             )
-    assert len(tries_of(facts)) == 5
+    assert len(tries_of(events)) == 5
 
 
 async def test_memory_stays_flat_however_much_is_answered(world: World) -> None:

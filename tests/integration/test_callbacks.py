@@ -26,7 +26,7 @@ from events.types import (
     CallbackExhausted,
     CallbackWithheld,
     Event,
-    Fact,
+    EventData,
     Failed,
     RedeliveryRequested,
 )
@@ -55,7 +55,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def test_a_callback_is_the_result_body_signed_with_the_keys_secret(world: World) -> None:
     async with Receiver() as receiver, world.callbacks():
         job_id = await world.ended_job(receiver.url, key_id="k7")
-        facts = await world.end(job_id)
+        events = await world.end(job_id)
         (request,) = receiver.received
 
     job = fold(await world.jobs.read(job_id))
@@ -65,9 +65,9 @@ async def test_a_callback_is_the_result_body_signed_with_the_keys_secret(world: 
     assert request.headers["webhook-id"] == f"msg_{job_id}"
     assert request.headers["content-type"] == "application/json"
     assert request.headers["traceparent"] == TRACEPARENT
-    assert isinstance(facts[0], CallbackAttempted)
-    assert (facts[0].attempt, facts[0].status) == (1, 200)
-    assert facts[1:] == [CallbackDelivered(attempt=1)]
+    assert isinstance(events[0], CallbackAttempted)
+    assert (events[0].attempt, events[0].status) == (1, 200)
+    assert events[1:] == [CallbackDelivered(attempt=1)]
 
     webhook = Webhook(webhook_secret(SECRET, "k7"))
     webhook.verify(request.body, request.headers)
@@ -81,8 +81,8 @@ async def test_a_callback_is_the_result_body_signed_with_the_keys_secret(world: 
 async def test_a_job_that_failed_is_called_back_too(world: World) -> None:
     async with Receiver() as receiver, world.callbacks():
         job_id = new_id()
-        facts = (submitted(callback_url=receiver.url), Failed(message="no such model"))
-        await world.store(world.jobs, job_id, *facts)
+        events = (submitted(callback_url=receiver.url), Failed(message="no such model"))
+        await world.store(world.jobs, job_id, *events)
         await world.queue.add(job_id)
         await world.end(job_id)
         body = ResultResponse.model_validate_json(receiver.received[0].body)
@@ -92,47 +92,47 @@ async def test_a_job_that_failed_is_called_back_too(world: World) -> None:
 async def test_a_failed_try_is_repeated_with_the_same_id(world: World) -> None:
     answers = [status(500), status(429, headers="Retry-After: 0\r\n"), status(200)]
     async with Receiver(answers) as receiver, world.callbacks():
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert len(set(ids(receiver.received))) == 1
         assert len({request.body for request in receiver.received}) == 1
-    tries = [fact for fact in facts if isinstance(fact, CallbackAttempted)]
-    assert [fact.status for fact in tries] == [500, 429, 200]
-    assert [fact.retry_at is not None for fact in tries] == [True, True, False]
-    assert facts[-1] == CallbackDelivered(attempt=3)
+    tries = [data for data in events if isinstance(data, CallbackAttempted)]
+    assert [data.status for data in tries] == [500, 429, 200]
+    assert [data.retry_at is not None for data in tries] == [True, True, False]
+    assert events[-1] == CallbackDelivered(attempt=3)
 
 
 async def test_a_receiver_that_never_takes_it_exhausts_the_tries(world: World) -> None:
     async with Receiver([status(503)]) as receiver, world.callbacks():
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert len(receiver.received) == 4
-    assert isinstance(facts[-1], CallbackExhausted)
-    assert facts[-1].attempts == 4
-    assert "503" in facts[-1].message
+    assert isinstance(events[-1], CallbackExhausted)
+    assert events[-1].attempts == 4
+    assert "503" in events[-1].message
 
 
 async def test_410_is_not_tried_again(world: World) -> None:
     async with Receiver([status(410)]) as receiver, world.callbacks():
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert len(receiver.received) == 1
-    assert isinstance(facts[-1], CallbackExhausted)
+    assert isinstance(events[-1], CallbackExhausted)
 
 
 async def test_a_redirect_is_not_followed_and_stops_after_three_tries(world: World) -> None:
     async with Receiver() as inside:
         redirect = status(307, headers=f"Location: {inside.url}\r\n")
         async with Receiver([redirect]) as receiver, world.callbacks():
-            facts = await world.end(await world.ended_job(receiver.url))
+            events = await world.end(await world.ended_job(receiver.url))
             assert len(receiver.received) == 3
         assert inside.connections == 0
-    assert isinstance(facts[-1], CallbackExhausted)
+    assert isinstance(events[-1], CallbackExhausted)
 
 
 async def test_a_private_address_is_never_dialled(world: World) -> None:
     async with Receiver() as receiver, world.callbacks(rule=AddressRule()):
-        facts = await world.end(await world.ended_job(receiver.url))
+        events = await world.end(await world.ended_job(receiver.url))
         assert receiver.connections == 0
-    assert isinstance(facts[-1], CallbackExhausted)
-    assert "127.0.0.1 is not a public address" in facts[-1].message
+    assert isinstance(events[-1], CallbackExhausted)
+    assert "127.0.0.1 is not a public address" in events[-1].message
 
 
 async def test_a_receiver_that_hangs_costs_the_others_nothing(world: World) -> None:
@@ -181,7 +181,7 @@ async def test_what_has_no_end_no_address_or_no_job_leaves_the_queue(world: Worl
 
         await eventually(queue_is_empty)
     for job_id in (without_url, unended, unknown):
-        assert await world.facts(job_id) == []
+        assert await world.events(job_id) == []
 
 
 async def test_an_ended_delivery_is_not_sent_again_unless_asked_for(world: World) -> None:
@@ -219,15 +219,15 @@ async def is_parked(world: World, job_id: str) -> bool:
 
 
 class StopsBefore:
-    """A delivery log whose writer is never answered once it comes to one kind of fact."""
+    """A delivery log whose writer is never answered once it comes to one kind of event."""
 
-    def __init__(self, log: EventLog, kind: type[Fact]) -> None:
+    def __init__(self, log: EventLog, kind: type[EventData]) -> None:
         self._log = log
         self._kind = kind
         self.stopped = asyncio.Event()
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
-        if isinstance(event.fact, self._kind):
+        if isinstance(event.data, self._kind):
             self.stopped.set()
             await asyncio.Event().wait()
         return await self._log.append(event, expected=expected)
@@ -236,19 +236,19 @@ class StopsBefore:
         return getattr(self._log, name)
 
 
-@pytest.mark.parametrize("fact", [CallbackAttempted, CallbackDelivered])
-async def test_a_death_before_a_fact_is_stored_loses_no_delivery(
-    world: World, fact: type[Fact]
+@pytest.mark.parametrize("data", [CallbackAttempted, CallbackDelivered])
+async def test_a_death_before_an_event_is_stored_loses_no_delivery(
+    world: World, data: type[EventData]
 ) -> None:
-    stopping: Any = StopsBefore(world.deliveries, fact)
+    stopping: Any = StopsBefore(world.deliveries, data)
     async with Receiver() as receiver:
         job_id = await world.ended_job(receiver.url)
         async with world.callbacks(deliveries=stopping):
             await asyncio.wait_for(stopping.stopped.wait(), DEADLINE_S)
         assert not (await world.delivery(job_id)).ended
         async with world.callbacks():
-            facts = await world.end(job_id)
-        assert isinstance(facts[-1], CallbackDelivered)
+            events = await world.end(job_id)
+        assert isinstance(events[-1], CallbackDelivered)
         assert len(receiver.received) == 2
         assert len(set(ids(receiver.received))) == 1
 
@@ -281,8 +281,8 @@ async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World
             await world.queue.park(job_id, utc_now())
             await receiver.wait_for(2)
             both_came.set()
-            facts = await world.end(job_id)
-    assert sum(isinstance(fact, CallbackDelivered) for fact in facts) == 1
+            events = await world.end(job_id)
+    assert sum(isinstance(data, CallbackDelivered) for data in events) == 1
     assert len(set(ids(receiver.received))) == 1
 
 
@@ -327,14 +327,14 @@ async def test_a_receiver_that_fails_is_left_alone_and_what_was_withheld_is_no_t
     async with Receiver([status(500)] * 4 + [status(200)]) as receiver:
         jobs = [await world.ended_job(receiver.url) for _ in range(12)]
         async with world.callbacks(settings=settings):
-            facts = {job_id: await world.end(job_id) for job_id in jobs}
+            events = {job_id: await world.end(job_id) for job_id in jobs}
         assert len(receiver.received) == 4 + len(jobs)
-    for each in facts.values():
-        tries = [fact for fact in each if isinstance(fact, CallbackAttempted)]
-        assert [fact.attempt for fact in tries] == list(range(1, len(tries) + 1))
+    for each in events.values():
+        tries = [data for data in each if isinstance(data, CallbackAttempted)]
+        assert [data.attempt for data in tries] == list(range(1, len(tries) + 1))
         assert each[-1] == CallbackDelivered(attempt=len(tries))
-        assert sum(isinstance(fact, CallbackWithheld) for fact in each) <= 1
-    untried = [each[:-2] for each in facts.values() if each[-1] == CallbackDelivered(attempt=1)]
+        assert sum(isinstance(data, CallbackWithheld) for data in each) <= 1
+    untried = [each[:-2] for each in events.values() if each[-1] == CallbackDelivered(attempt=1)]
     assert [CallbackWithheld()] in untried, "withheld, then taken at the first try"
 
 

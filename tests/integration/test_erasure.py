@@ -143,7 +143,7 @@ async def test_a_rebuild_of_the_read_model_does_not_bring_the_content_back(bench
     async with projecting(bench.log, bench.database):
         await eventually(lambda: _reached(bench, kept))
     await bench.erase(job_id)
-    assert [type(event.fact) for event in await bench.log.read(job_id)] == [Erased]
+    assert [type(event.data) for event in await bench.log.read(job_id)] == [Erased]
     (bench.folder / "anew").mkdir()
     async with database_in(bench.folder / "anew") as anew, projecting(bench.log, anew):
         bench.database = anew
@@ -205,7 +205,7 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
         return not await queue.job_ids()
 
     await eventually(nothing_queued)
-    assert [type(event.fact) for event in await bench.log.read(job_id)] == [Erased]
+    assert [type(event.data) for event in await bench.log.read(job_id)] == [Erased]
     assert await bench.has_image(f"{job_id}/1/1.png")
     janitor = Janitor(
         holder="j",

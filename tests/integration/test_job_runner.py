@@ -75,8 +75,8 @@ class Bench:
         assert job is not None
         return job
 
-    async def facts(self, job_id: str) -> list[type]:
-        return [type(event.fact) for event in await self.log.read(job_id)]
+    async def events(self, job_id: str) -> list[type]:
+        return [type(event.data) for event in await self.log.read(job_id)]
 
     def runner(
         self, engine: ScriptedEngine, *, actor: str = "a", plan: Callable[[Job], Plan] | None = None
@@ -217,7 +217,7 @@ async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: 
     job = await bench.job(job_id)
     assert job.images[0] == first
     assert [image.attempt for image in job.images] == [1, 2]
-    assert await bench.facts(job_id) == [
+    assert await bench.events(job_id) == [
         type(job.submitted), Started, ImageStored, AttemptFailed, Started, ImageStored, Completed,
     ]  # fmt: skip
 
@@ -348,12 +348,12 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     assert again.subject == entry.subject
     start = Start("heir", max_attempts=3, now=utc_now() + timedelta())
     await bench.writer.execute(start, await bench.job(job_id))
-    before = await bench.facts(job_id)
+    before = await bench.events(job_id)
     engine.advance(10)
     bus.going.set()
     log.going.set()
     assert await zombie is RunOutcome.LOST
-    assert await bench.facts(job_id) == before
+    assert await bench.events(job_id) == before
     assert await bench.queue.job_ids() == {job_id}
     # Neither renewed nor acked: the heir's own lease runs out on time.
     third = await bench.entry(within_s=2 * LEASE_S)

@@ -82,39 +82,39 @@ async def test_the_reader_sees_stored_events(reader: Reader, bus: Bus) -> None:
     subscription = await reader.client.subscribe("events.>")
     await reader.client.flush()
     job_id = new_id()
-    await bus.store(job_subject(job_id), b"a fact", timeout_s=2)
+    await bus.store(job_subject(job_id), b"an event", timeout_s=2)
     message = await subscription.next_msg(timeout=5)
-    assert (message.subject, message.data) == (event_subject(job_id), b"a fact")
+    assert (message.subject, message.data) == (event_subject(job_id), b"an event")
 
 
 async def test_the_reader_replays_by_direct_get(reader: Reader, bus: Bus) -> None:
     job_id = new_id()
-    for fact in (b"one", b"two", b"three"):
-        await bus.store(job_subject(job_id), fact, timeout_s=2)
+    for data in (b"one", b"two", b"three"):
+        await bus.store(job_subject(job_id), data, timeout_s=2)
     js = reader.client.jetstream()
     assert (await js.get_msg(JOBS, seq=2, direct=True)).data == b"two"
     assert (await js.get_last_msg(JOBS, job_subject(job_id), direct=True)).data == b"three"
 
-    facts, after = [], 0
+    events, after = [], 0
     with suppress(nats.js.errors.NotFoundError):
         while True:
             message = await js.get_msg(
                 JOBS, seq=after + 1, next=True, subject="jobs.*.*", direct=True
             )
-            facts.append(message.data)
+            events.append(message.data)
             after = message.seq or 0
-    assert facts == [b"one", b"two", b"three"]
+    assert events == [b"one", b"two", b"three"]
 
 
 async def test_the_reader_replays_in_batches(reader: Reader, bus: Bus) -> None:
-    facts = [f"{n}".encode() for n in range(200)]
-    for fact in facts:
-        await bus.store(job_subject("a-job"), fact, timeout_s=2)
+    events = [f"{n}".encode() for n in range(200)]
+    for data in events:
+        await bus.store(job_subject("a-job"), data, timeout_s=2)
     inbox = reader.client.new_inbox()
     answers = await reader.client.subscribe(inbox)
-    request = {"seq": 1, "next_by_subj": "jobs.*.*", "batch": len(facts)}
+    request = {"seq": 1, "next_by_subj": "jobs.*.*", "batch": len(events)}
     await reader.client.publish(DIRECT_GET, json.dumps(request).encode(), reply=inbox)
-    assert [(await answers.next_msg(timeout=5)).data for _ in facts] == facts
+    assert [(await answers.next_msg(timeout=5)).data for _ in events] == events
 
 
 # What it may not.

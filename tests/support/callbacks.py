@@ -27,7 +27,7 @@ from events.log import Appended, EventLog, utc_now
 from events.store.database import Database
 from events.store.records import ApiKey, Scope
 from events.store.registry import ApiKeys
-from events.types import Completed, Event, Fact, ImageStored, Started
+from events.types import Completed, Event, EventData, ImageStored, Started
 from serve_app.local.nats_server import NatsServer
 from settings import Settings
 from storage.tokens import url_for
@@ -65,29 +65,29 @@ class World:
     ) -> str:
         """A completed job with one image, its callback on the queue."""
         job_id = new_id()
-        facts = (
+        events = (
             submitted(callback_url=callback_url, **changes),
             Started(attempt=1, actor="a"),
             IMAGE,
             Completed(images=1),
         )
-        await self.store(self.jobs, job_id, *facts, traceparent=traceparent)
+        await self.store(self.jobs, job_id, *events, traceparent=traceparent)
         await self.queue.add(job_id)
         return job_id
 
     @staticmethod
     async def store(
-        log: EventLog, job_id: str, *facts: Fact, traceparent: str | None = TRACEPARENT
+        log: EventLog, job_id: str, *events: EventData, traceparent: str | None = TRACEPARENT
     ) -> None:
         history = await log.read(job_id)
         position = history[-1].position if history else 0
-        for version, fact in enumerate(facts, len(history) + 1):
+        for version, data in enumerate(events, len(history) + 1):
             event = Event(
                 id=new_id(),
                 job_id=job_id,
                 version=version,
                 time=utc_now(),
-                fact=fact,
+                data=data,
                 traceparent=traceparent,
             )
             outcome = await log.append(event, expected=position)
@@ -97,13 +97,13 @@ class World:
     async def delivery(self, job_id: str) -> Delivery:
         return fold_delivery(await self.deliveries.read(job_id))
 
-    async def facts(self, job_id: str) -> list[Fact]:
-        return [event.fact for event in await self.deliveries.read(job_id)]
+    async def events(self, job_id: str) -> list[EventData]:
+        return [event.data for event in await self.deliveries.read(job_id)]
 
-    async def end(self, job_id: str) -> list[Fact]:
-        """The delivery's facts once it has ended and nothing of it is left on the queue."""
+    async def end(self, job_id: str) -> list[EventData]:
+        """The delivery's events once it has ended and nothing of it is left on the queue."""
         await eventually(lambda: self._is_over(job_id))
-        return await self.facts(job_id)
+        return await self.events(job_id)
 
     async def _is_over(self, job_id: str) -> bool:
         with suppress(LogUnavailable):

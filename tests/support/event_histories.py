@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from events.job import Job, fold
-from events.types import Event, Fact, ImageStored
+from events.types import Event, EventData, ImageStored
 
 JOB_ID = "0199aaaa-0000-7000-8000-000000000001"
 START = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
 
 
-def history(*facts: Fact) -> list[Event]:
+def history(*events: EventData) -> list[Event]:
     """Versions from 1, a second apart; between the positions there is room for other jobs."""
     return [
         Event(
@@ -20,15 +20,15 @@ def history(*facts: Fact) -> list[Event]:
             job_id=JOB_ID,
             version=version,
             time=START + timedelta(seconds=version - 1),
-            fact=fact,
+            data=data,
             position=version * 10,
         )
-        for version, fact in enumerate(facts, start=1)
+        for version, data in enumerate(events, start=1)
     ]
 
 
-def folded(facts: Iterable[Fact]) -> Job:
-    job = fold(history(*facts))
+def folded(events: Iterable[EventData]) -> Job:
+    job = fold(history(*events))
     assert job is not None
     return job
 

@@ -10,7 +10,7 @@ from events.ids import new_id
 from events.store.database import Database
 from events.types import (
     Event,
-    Fact,
+    EventData,
     ImageStored,
 )
 
@@ -24,9 +24,9 @@ class History:
         self.events: list[Event] = []
         self._versions: Counter[str] = Counter()
 
-    def add(self, job_id: str, *facts: Fact, at: datetime = MORNING) -> list[Event]:
+    def add(self, job_id: str, *events: EventData, at: datetime = MORNING) -> list[Event]:
         new: list[Event] = []
-        for fact in facts:
+        for data in events:
             self._versions[job_id] += 1
             new.append(
                 Event(
@@ -34,7 +34,7 @@ class History:
                     job_id=job_id,
                     version=self._versions[job_id],
                     time=at,
-                    fact=fact,
+                    data=data,
                     position=len(self.events) + len(new) + 1,
                 )
             )

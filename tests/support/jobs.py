@@ -1,4 +1,4 @@
-"""Facts and jobs for tests."""
+"""Events and jobs for tests."""
 
 from __future__ import annotations
 

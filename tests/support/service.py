@@ -100,7 +100,7 @@ class Service(examples.service.Service):
             time.sleep(0.1)
         raise AssertionError(f"{request_id} has not ended: {result}")
 
-    def facts(self, request_id: str) -> list[str]:
+    def event_names(self, request_id: str) -> list[str]:
         """The job's stored events by name, in order, straight from the log."""
         return [event["type"].split(".")[-2] for event in self.events(request_id)]
 

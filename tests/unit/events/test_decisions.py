@@ -22,7 +22,7 @@ from events.types import (
     CancelRequested,
     Completed,
     Erased,
-    Fact,
+    EventData,
     Failed,
     Flavour,
     Started,
@@ -33,7 +33,7 @@ from tests.support.jobs import submitted
 SUBMITTED = submitted(images=2, deadline_s=60.0)
 FIRST = Started(attempt=1, actor="a")
 LOST = AttemptFailed(attempt=1, message="Out of memory.")
-ENDS: list[Fact] = [Completed(images=2), Failed(message="No."), Cancelled()]
+ENDS: list[EventData] = [Completed(images=2), Failed(message="No."), Cancelled()]
 
 WAITS = [SUBMITTED]
 RUNS = [SUBMITTED, FIRST]
@@ -65,9 +65,9 @@ def test_a_submission_makes_a_job() -> None:
     assert decide(Submit(SUBMITTED), None) == (SUBMITTED,)
 
 
-@pytest.mark.parametrize("facts", [WAITS, RUNS, [*RUNS, Completed(images=2)]])
-def test_a_job_is_submitted_once(facts: list[Fact]) -> None:
-    assert decide(Submit(SUBMITTED), folded(facts)) == ()
+@pytest.mark.parametrize("events", [WAITS, RUNS, [*RUNS, Completed(images=2)]])
+def test_a_job_is_submitted_once(events: list[EventData]) -> None:
+    assert decide(Submit(SUBMITTED), folded(events)) == ()
 
 
 @pytest.mark.parametrize("command", [start(), Cancel(), *of_the_writer("a")], ids=name)
@@ -77,14 +77,16 @@ def test_an_unknown_job_stays_unknown(command: Command) -> None:
 
 @pytest.mark.parametrize("command", [start(), Cancel(), *of_the_writer("a")], ids=name)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
-def test_nothing_is_added_behind_an_end(command: Command, end: Fact) -> None:
+def test_nothing_is_added_behind_an_end(command: Command, end: EventData) -> None:
     assert decide(command, folded([*RUNS, end])) == ()
 
 
 @pytest.mark.parametrize("command", of_the_writer("a"), ids=name)
-@pytest.mark.parametrize("facts", [WAITS, RUNS_AGAIN], ids=["before a start", "replaced"])
-def test_an_actor_that_is_not_the_writer_adds_nothing(command: Command, facts: list[Fact]) -> None:
-    assert decide(command, folded(facts)) == ()
+@pytest.mark.parametrize("events", [WAITS, RUNS_AGAIN], ids=["before a start", "replaced"])
+def test_an_actor_that_is_not_the_writer_adds_nothing(
+    command: Command, events: list[EventData]
+) -> None:
+    assert decide(command, folded(events)) == ()
 
 
 @pytest.mark.parametrize("command", of_the_writer("b"), ids=name)
@@ -96,9 +98,9 @@ def test_the_first_start() -> None:
     assert decide(start("a"), folded(WAITS)) == (FIRST,)
 
 
-@pytest.mark.parametrize("facts", [RUNS, WAITS_AGAIN], ids=["writer vanished", "attempt failed"])
-def test_a_later_start_counts_on_and_names_the_new_writer(facts: list[Fact]) -> None:
-    assert decide(start("b"), folded(facts)) == (Started(attempt=2, actor="b"),)
+@pytest.mark.parametrize("events", [RUNS, WAITS_AGAIN], ids=["writer vanished", "attempt failed"])
+def test_a_later_start_counts_on_and_names_the_new_writer(events: list[EventData]) -> None:
+    assert decide(start("b"), folded(events)) == (Started(attempt=2, actor="b"),)
 
 
 def test_attempts_run_out() -> None:
@@ -111,11 +113,11 @@ def test_attempts_that_ended_without_a_word_run_out_too() -> None:
     assert end == Failed(message="Gave up after 1 attempts: the worker died")
 
 
-@pytest.mark.parametrize("facts", [WAITS, WAITS_AGAIN])
-def test_no_start_at_the_deadline_or_behind_it(facts: list[Fact]) -> None:
-    assert isinstance(decide(start(after_s=59.999), folded(facts))[0], Started)
+@pytest.mark.parametrize("events", [WAITS, WAITS_AGAIN])
+def test_no_start_at_the_deadline_or_behind_it(events: list[EventData]) -> None:
+    assert isinstance(decide(start(after_s=59.999), folded(events))[0], Started)
     for after_s in (60, 3600):
-        [end] = decide(start(after_s=after_s), folded(facts))
+        [end] = decide(start(after_s=after_s), folded(events))
         assert end == Failed(message="Timed out: the job did not end within 60 s.")
 
 
@@ -123,9 +125,9 @@ def test_a_cancel_before_the_start_ends_the_job() -> None:
     assert decide(Cancel(), folded(WAITS)) == (Cancelled(),)
 
 
-@pytest.mark.parametrize("facts", [RUNS, WAITS_AGAIN, RUNS_AGAIN])
-def test_a_cancel_after_the_start_is_a_request(facts: list[Fact]) -> None:
-    assert decide(Cancel(), folded(facts)) == (CancelRequested(),)
+@pytest.mark.parametrize("events", [RUNS, WAITS_AGAIN, RUNS_AGAIN])
+def test_a_cancel_after_the_start_is_a_request(events: list[EventData]) -> None:
+    assert decide(Cancel(), folded(events)) == (CancelRequested(),)
 
 
 def test_a_cancel_is_requested_once() -> None:
@@ -175,12 +177,12 @@ ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", su
 
 
 @pytest.mark.parametrize("before", [WAITS, RUNS, IS_LEAVING, WAITS_AGAIN])
-def test_a_job_that_has_not_ended_is_cancelled_and_erased(before: list[Fact]) -> None:
+def test_a_job_that_has_not_ended_is_cancelled_and_erased(before: list[EventData]) -> None:
     assert decide(Erase(), folded(before)) == (Cancelled(), ERASED)
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_job_that_has_ended_is_erased(end: Fact) -> None:
+def test_a_job_that_has_ended_is_erased(end: EventData) -> None:
     assert decide(Erase(), folded([*RUNS, end])) == (ERASED,)
 
 

@@ -7,7 +7,7 @@ from events.types import (
     CallbackExhausted,
     CallbackWithheld,
     Event,
-    Fact,
+    EventData,
     RedeliveryRequested,
 )
 
@@ -15,17 +15,17 @@ BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
 TRIED = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=BEGAN)
 
 
-def history(*facts: Fact) -> list[Event]:
+def history(*events: EventData) -> list[Event]:
     return [
         Event(
             id=str(version),
             job_id="job",
             version=version,
             time=BEGAN + timedelta(seconds=version),
-            fact=fact,
+            data=data,
             position=10 * version,
         )
-        for version, fact in enumerate(facts, 1)
+        for version, data in enumerate(events, 1)
     ]
 
 

@@ -16,7 +16,7 @@ from events.types import (
     Completed,
     Erased,
     Event,
-    Fact,
+    EventData,
     Failed,
     Flavour,
     Started,
@@ -26,11 +26,11 @@ from events.types import (
 from tests.support.event_histories import JOB_ID, START, folded, history, image
 from tests.support.jobs import submitted
 
-ENDS: list[Fact] = [Completed(images=1), Failed(message="No."), Cancelled()]
+ENDS: list[EventData] = [Completed(images=1), Failed(message="No."), Cancelled()]
 
 ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=START)
 
-later_facts = st.one_of(
+later_events = st.one_of(
     st.builds(Started, attempt=st.integers(1, 4), actor=st.sampled_from("ab")),
     st.builds(image, st.integers(0, 3), attempt=st.integers(1, 4)),
     st.builds(AttemptFailed, attempt=st.integers(1, 4), message=st.text(max_size=5)),
@@ -38,9 +38,9 @@ later_facts = st.one_of(
     st.just(Unknown(original_type="darkroom.job.paused.v2")),
     st.sampled_from(ENDS),
 )
-histories = st.lists(later_facts, max_size=12).map(lambda facts: history(submitted(), *facts))
-erasable = st.lists(later_facts | st.just(ERASED), max_size=12).map(
-    lambda facts: history(submitted(), *facts)
+histories = st.lists(later_events, max_size=12).map(lambda events: history(submitted(), *events))
+erasable = st.lists(later_events | st.just(ERASED), max_size=12).map(
+    lambda events: history(submitted(), *events)
 )
 places = st.integers(0, 13)
 
@@ -88,7 +88,7 @@ def test_the_first_image_of_an_index_stays(events: list[Event]) -> None:
 
 
 @given(histories)
-def test_a_job_counts_every_fact(events: list[Event]) -> None:
+def test_a_job_counts_every_event(events: list[Event]) -> None:
     job = fold(events)
     assert job is not None
     assert (job.version, job.position) == (events[-1].version, events[-1].position)
@@ -98,7 +98,7 @@ def test_nothing_folds_to_no_job() -> None:
     assert fold([]) is None
 
 
-def test_facts_without_a_submission_fold_to_no_job() -> None:
+def test_events_without_a_submission_fold_to_no_job() -> None:
     assert fold(history(Started(attempt=1, actor="a"), Cancelled())) is None
 
 
@@ -122,7 +122,7 @@ def test_a_second_attempt_keeps_images_and_the_first_start() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
-def test_an_end_has_its_time(end: Fact) -> None:
+def test_an_end_has_its_time(end: EventData) -> None:
     job = folded([submitted(), Started(attempt=1, actor="a"), end])
     assert job.end == end
     assert type(job.end) is type(end)
@@ -130,21 +130,21 @@ def test_an_end_has_its_time(end: Fact) -> None:
 
 
 @pytest.mark.parametrize("late", ENDS, ids=lambda end: type(end).__name__)
-def test_a_job_comes_to_one_end(late: Fact) -> None:
+def test_a_job_comes_to_one_end(late: EventData) -> None:
     job = folded([submitted(), Cancelled(message="first"), late])
     assert job.end == Cancelled(message="first")
     assert job.ended_at == START + timedelta(seconds=1)
 
 
-def test_a_fact_of_a_later_version_is_passed_over() -> None:
+def test_an_event_of_a_later_version_is_passed_over() -> None:
     unknown = Unknown(original_type="darkroom.job.paused.v1")
     job = folded([submitted(), unknown])
     assert job == replace(folded([submitted()]), version=2, position=20)
 
 
 @given(histories)
-def test_an_erased_job_is_what_its_last_fact_alone_says(events: list[Event]) -> None:
-    erased = history(*(event.fact for event in events), ERASED)
+def test_an_erased_job_is_what_its_last_event_alone_says(events: list[Event]) -> None:
+    erased = history(*(event.data for event in events), ERASED)
     job = fold(erased[-1:])
     assert fold(erased) == job
     assert job is not None
@@ -156,7 +156,7 @@ def test_an_erased_job_is_what_its_last_fact_alone_says(events: list[Event]) -> 
 
 @given(histories)
 def test_nothing_comes_back_behind_an_erasure(events: list[Event]) -> None:
-    job = fold(history(submitted(), ERASED, *(event.fact for event in events)))
+    job = fold(history(submitted(), ERASED, *(event.data for event in events)))
     assert job is not None
     assert job.erased
     assert job.images == ()

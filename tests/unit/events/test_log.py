@@ -98,7 +98,7 @@ async def test_submits_at_the_same_time_create_one_job(log: MemoryLog, writer: J
     assert len(await log.read(JOB_ID)) == 1
 
 
-async def test_facts_of_a_job_keep_its_trace_and_count_up(
+async def test_events_of_a_job_keep_its_trace_and_count_up(
     log: MemoryLog, writer: JobWriter
 ) -> None:
     job = (await writer.submit(JOB_ID, Submit(submitted()), traceparent="00-trace-01")).job
@@ -142,7 +142,7 @@ async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(
     assert outcome.added == ()
     assert outcome.job is not None
     assert outcome.job.actor == "b"
-    assert not any(isinstance(event.fact, ImageStored) for event in await log.read(JOB_ID))
+    assert not any(isinstance(event.data, ImageStored) for event in await log.read(JOB_ID))
 
 
 async def test_a_writer_that_meets_a_cancel_goes_on(log: MemoryLog, writer: JobWriter) -> None:
@@ -176,9 +176,9 @@ async def test_a_cancel_and_a_start_at_the_same_time(log: MemoryLog, writer: Job
     """Either the job ends before it starts, or it starts and is asked to stop; never both."""
     job = await submit(writer)
     await asyncio.gather(writer.execute(Cancel(), job), writer.execute(start("a"), job))
-    facts = [event.fact for event in await log.read(JOB_ID)][1:]
+    events = [event.data for event in await log.read(JOB_ID)][1:]
     started = Started(attempt=1, actor="a")
-    assert facts in ([Cancelled()], [started, CancelRequested()])
+    assert events in ([Cancelled()], [started, CancelRequested()])
 
 
 async def test_actors_that_start_at_the_same_time_are_two_attempts(
@@ -186,8 +186,8 @@ async def test_actors_that_start_at_the_same_time_are_two_attempts(
 ) -> None:
     job = await submit(writer)
     await asyncio.gather(*(writer.execute(start(actor), job) for actor in "ab"))
-    facts = [event.fact for event in await log.read(JOB_ID)][1:]
-    assert [fact.attempt for fact in facts if isinstance(fact, Started)] == [1, 2]
+    events = [event.data for event in await log.read(JOB_ID)][1:]
+    assert [data.attempt for data in events if isinstance(data, Started)] == [1, 2]
 
 
 async def test_an_end_that_was_stored_is_not_added_again(log: MemoryLog, writer: JobWriter) -> None:

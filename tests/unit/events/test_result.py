@@ -13,7 +13,7 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
-    Fact,
+    EventData,
     Failed,
     Flavour,
     ImageStored,
@@ -29,12 +29,12 @@ def url_for(job_id: str, stored: ImageStored) -> str:
     return f"http://host/files/{job_id}/{stored.index}.png"
 
 
-def result(*facts: Fact) -> ResultResponse:
-    return result_of(folded(facts), url_for)
+def result(*events: EventData) -> ResultResponse:
+    return result_of(folded(events), url_for)
 
 
-def body(*facts: Fact) -> dict[str, Any]:
-    decoded: dict[str, Any] = json.loads(result(*facts).body())
+def body(*events: EventData) -> dict[str, Any]:
+    decoded: dict[str, Any] = json.loads(result(*events).body())
     return decoded
 
 
@@ -105,7 +105,7 @@ def test_a_job_that_failed_before_any_image() -> None:
     assert "started_at" not in answer
 
 
-later_facts = st.sampled_from(
+later_events = st.sampled_from(
     [
         STARTED,
         image(0),
@@ -125,9 +125,9 @@ def shows_null(value: Any) -> bool:
     return any(map(shows_null, value)) if isinstance(value, list) else value is None
 
 
-@given(st.integers(0, 3), st.lists(later_facts, max_size=6))
-def test_every_answer_keeps_the_documents_rules(images: int, facts: list[Fact]) -> None:
-    job = folded([submitted(images=images), *facts])
+@given(st.integers(0, 3), st.lists(later_events, max_size=6))
+def test_every_answer_keeps_the_documents_rules(images: int, events: list[EventData]) -> None:
+    job = folded([submitted(images=images), *events])
     answer = json.loads(result_of(job, url_for).body())
     assert ("message" in answer) == (answer["status"] == 2)
     assert ("ended_at" in answer) == (answer["status"] != 0)

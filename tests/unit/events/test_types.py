@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from events.types import (
-    FACTS,
+    EVENT_TYPES,
     AttemptFailed,
     CallbackAttempted,
     CallbackDelivered,
@@ -24,7 +24,7 @@ from events.types import (
     Completed,
     Erased,
     Event,
-    Fact,
+    EventData,
     Failed,
     Flavour,
     ImageStored,
@@ -40,7 +40,7 @@ from events.types import (
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "events"
 
-EXAMPLES: list[Fact] = [
+EXAMPLES: list[EventData] = [
     Submitted(
         flavour=Flavour.DIFFUSION,
         owner="alice",
@@ -88,7 +88,7 @@ EXAMPLES: list[Fact] = [
     RedeliveryRequested(),
 ]
 
-ADDITIONS: dict[str, Fact] = {
+ADDITIONS: dict[str, EventData] = {
     "input_files": Submitted(
         flavour=Flavour.WORKFLOW,
         owner="alice",
@@ -121,16 +121,16 @@ ADDITIONS: dict[str, Fact] = {
         media_type="application/x-safetensors",
     ),
 }
-"""Facts with what was added to their type later."""
+"""Events with what was added to their type later."""
 
 
-def event(fact: Fact, **changes: Any) -> Event:
+def event(data: EventData, **changes: Any) -> Event:
     values: dict[str, Any] = {
         "id": "0199aaaa-0000-7000-8000-0000000000e1",
         "job_id": "0199aaaa-0000-7000-8000-000000000001",
         "version": 12,
         "time": datetime(2026, 3, 1, 8, 30, 0, 120_000, tzinfo=UTC),
-        "fact": fact,
+        "data": data,
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     }
     return Event(**(values | changes))
@@ -143,28 +143,28 @@ def wire(**changes: Any) -> bytes:
 
 
 def test_every_type_has_an_example_and_a_golden_file() -> None:
-    assert {fact.type_name for fact in EXAMPLES} == FACTS.keys()
-    pinned = {f"{fact.type_name}.{addition}" for addition, fact in ADDITIONS.items()}
-    assert {path.stem for path in GOLDEN.glob("*.json")} == FACTS.keys() | pinned
+    assert {data.type_name for data in EXAMPLES} == EVENT_TYPES.keys()
+    pinned = {f"{data.type_name}.{addition}" for addition, data in ADDITIONS.items()}
+    assert {path.stem for path in GOLDEN.glob("*.json")} == EVENT_TYPES.keys() | pinned
 
 
 @pytest.mark.parametrize(
-    ("file", "fact"),
-    [(fact.type_name, fact) for fact in EXAMPLES]
-    + [(f"{fact.type_name}.{addition}", fact) for addition, fact in ADDITIONS.items()],
+    ("file", "data"),
+    [(data.type_name, data) for data in EXAMPLES]
+    + [(f"{data.type_name}.{addition}", data) for addition, data in ADDITIONS.items()],
 )
-def test_the_wire_form_is_pinned(file: str, fact: Fact) -> None:
+def test_the_wire_form_is_pinned(file: str, data: EventData) -> None:
     pinned = (GOLDEN / f"{file}.json").read_bytes()
-    assert encode(event(fact)) == pinned
-    assert decode(pinned) == event(fact)
+    assert encode(event(data)) == pinned
+    assert decode(pinned) == event(data)
 
 
-@pytest.mark.parametrize("fact", EXAMPLES, ids=lambda fact: fact.type_name)
-def test_what_was_encoded_is_decoded(fact: Fact) -> None:
-    original = event(fact, traceparent=None, position=99)
+@pytest.mark.parametrize("data", EXAMPLES, ids=lambda data: data.type_name)
+def test_what_was_encoded_is_decoded(data: EventData) -> None:
+    original = event(data, traceparent=None, position=99)
     decoded = decode(encode(original), position=99)
     assert decoded == original
-    assert type(decoded.fact) is type(fact)
+    assert type(decoded.data) is type(data)
 
 
 json_values = st.recursive(
@@ -199,7 +199,7 @@ def test_sequences_sort_as_text() -> None:
 
 def test_a_type_of_a_later_version_is_unknown_and_counted() -> None:
     decoded = decode(wire(type="darkroom.job.paused.v2", data={"why": "maintenance"}), position=5)
-    assert decoded.fact == Unknown(original_type="darkroom.job.paused.v2")
+    assert decoded.data == Unknown(original_type="darkroom.job.paused.v2")
     assert (decoded.version, decoded.position) == (12, 5)
 
 
@@ -241,6 +241,6 @@ def test_no_bytes_raise_anything_else(payload: bytes) -> None:
         decode(payload)
 
 
-def test_facts_do_not_change() -> None:
+def test_events_do_not_change() -> None:
     with pytest.raises(ValidationError):
         Started(attempt=1, actor="a").attempt = 2  # type: ignore[misc]  # that is the test

@@ -86,7 +86,7 @@ class House:
         await self.writer.execute(Cancel(), job)
         await self.writer.execute(Start("b", max_attempts=9, now=NOON), await self.load(job_id))
         delivered = CallbackDelivered(attempt=1)
-        event = Event(id=new_id(), job_id=job_id, version=1, time=self.clock(), fact=delivered)
+        event = Event(id=new_id(), job_id=job_id, version=1, time=self.clock(), data=delivered)
         await self.deliveries.append(event, expected=0)
         return job_id
 

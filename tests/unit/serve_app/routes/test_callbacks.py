@@ -10,7 +10,7 @@ from events.types import (
     CallbackDelivered,
     CallbackExhausted,
     CallbackWithheld,
-    DeliveryFact,
+    DeliveryEvent,
     Event,
     RedeliveryRequested,
 )
@@ -27,19 +27,19 @@ async def submit(client: httpx.AsyncClient, callback_url: str | None = URL) -> s
     return str(answer.json()["request_id"])
 
 
-async def record(edge: Edge, job_id: str, *facts: DeliveryFact) -> None:
+async def record(edge: Edge, job_id: str, *events: DeliveryEvent) -> None:
     log = edge.services.deliveries
     history = await log.read(job_id)
-    for version, fact in enumerate(facts, len(history) + 1):
+    for version, data in enumerate(events, len(history) + 1):
         event = Event(
-            id=new_id(), job_id=job_id, version=version, time=datetime.now(UTC), fact=fact
+            id=new_id(), job_id=job_id, version=version, time=datetime.now(UTC), data=data
         )
         last = await log.last(job_id)
         await log.append(event, expected=last.position if last else 0)
 
 
-async def facts_of(edge: Edge, job_id: str) -> list[object]:
-    return [event.fact for event in await edge.services.deliveries.read(job_id)]
+async def events_of(edge: Edge, job_id: str) -> list[object]:
+    return [event.data for event in await edge.services.deliveries.read(job_id)]
 
 
 def tried(attempt: int, status: int | None, error: str | None = None) -> CallbackAttempted:
@@ -95,7 +95,7 @@ class TestRedelivery:
         assert answer.status_code == 202
         assert answer.json()["state"] == "pending"
         assert len(answer.json()["tries"]) == 1, "the earlier ones stay in sight"
-        assert (await facts_of(edge, job_id))[-1] == RedeliveryRequested()
+        assert (await events_of(edge, job_id))[-1] == RedeliveryRequested()
         [(parked, until)] = edge.callback_queue.parked
         assert parked == job_id
         assert until <= datetime.now(UTC)
@@ -109,8 +109,8 @@ class TestRedelivery:
         await record(edge, job_id, tried(1, 410), CallbackExhausted(attempts=1, message="Gone."))
         for _ in range(2):
             await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
-        facts = await facts_of(edge, job_id)
-        assert facts.count(RedeliveryRequested()) == 1
+        events = await events_of(edge, job_id)
+        assert events.count(RedeliveryRequested()) == 1
         assert len(edge.callback_queue.parked) == 2
 
     @pytest.mark.parametrize("url", [None, URL])
@@ -122,7 +122,7 @@ class TestRedelivery:
             await edge.run(job_id)
         answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
         assert (answer.status_code, answer.json()["error"]["type"]) == (409, "nothing_to_deliver")
-        assert await facts_of(edge, job_id) == []
+        assert await events_of(edge, job_id) == []
         assert edge.callback_queue.parked == []
 
 
@@ -139,7 +139,7 @@ async def test_a_foreign_job_is_answered_like_an_unknown_one(
         unknown = await bob.request(method, f"/v1/jobs/{new_id()}/{path}")
     assert foreign.status_code == unknown.status_code == 404
     assert foreign.json() == unknown.json()
-    assert await facts_of(edge, job_id) == []
+    assert await events_of(edge, job_id) == []
     assert edge.callback_queue.parked == []
 
 

@@ -178,7 +178,7 @@ class TestErase:
         with pytest.raises(ImageNotFound):
             await edge.services.images.get(f"{job_id}/1/0.png")
         [left] = await edge.log.read(job_id)
-        assert isinstance(left.fact, Erased)
+        assert isinstance(left.data, Erased)
         await edge.project()
         assert (await client.get(result)).status_code == 404
 
