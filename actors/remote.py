@@ -19,8 +19,9 @@ from ray.exceptions import RayError
 
 from actors.assembly import build_engine_host, build_job_runner
 from actors.logs import set_up_logging
-from actors.worker.engine_host import AllDone, EngineDied, EngineHost, EngineMessage, Order, Refused
+from actors.worker.engine_host import EngineDied, EngineHost, Order
 from actors.worker.job import JobRunner, RunOutcome
+from engine.reports import EngineEvent, Errored, Finished
 from events.store.records import Endpoint
 from settings import Settings
 
@@ -59,10 +60,10 @@ class EngineProcess:
         build = partial(build_engine_host, settings, endpoint, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
-    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
+    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         host = await self._host()
-        async for message in host.run(order):
-            yield message
+        async for event in host.run(order):
+            yield event
         if host.is_broken:
             logger.error("engine is broken", extra={"action": "engine_exit"})
             os._exit(1)
@@ -99,15 +100,15 @@ class RemoteEngine:
         self._answer_timeout_s = answer_timeout_s
         self._found: Any = None
 
-    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
+    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         handle = await self._handle()
         method: Any = handle.run.options(num_returns="streaming")
         ended = False
         try:
             async for reference in method.remote(order):
-                message: EngineMessage = await reference
-                ended = isinstance(message, AllDone | Refused)
-                yield message
+                event: EngineEvent = await reference
+                ended = isinstance(event, Finished | Errored)
+                yield event
         except RayError as error:
             ended = True
             raise self._died(error) from error

@@ -1,4 +1,4 @@
-"""Attempt: one try at a job. The engine's messages on one side, the lease on the other."""
+"""Attempt: one try at a job. The engine's events on one side, the lease on the other."""
 
 from __future__ import annotations
 
@@ -15,21 +15,12 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
-from actors.worker.engine_host import (
-    AllDone,
-    EngineClient,
-    EngineDied,
-    EngineMessage,
-    LatentTensor,
-    Order,
-    Picture,
-    Refused,
-    StepDone,
-)
+from actors.worker.engine_host import EngineClient, EngineDied, Order
 from actors.worker.lease import Lease, Loss
 from actors.worker.plan import Plan, plan_text
 from actors.worker.result_file import encode_result
-from engine.errors import EngineError, InputFileUnavailable
+from engine.errors import EngineError, InputFileUnavailable, NodeFailed
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from events.bus.connection import Bus
 from events.bus.streams import progress_subject
 from events.decisions import (
@@ -124,10 +115,10 @@ class Attempt:
                 input_files=await self._read_input_files(),
                 is_alone=bool(self._job.submitted.alone),
             )
-            async with aclosing(self._engine.run(order)) as messages:
-                async for message in messages:
+            async with aclosing(self._engine.run(order)) as events:
+                async for event in events:
                     self._is_handling = True
-                    await self._take(message, plan)
+                    await self._take(event, plan)
                     self._is_handling = False
                     self._heard_at = time.monotonic()
                     if self._job.end is not None:
@@ -160,19 +151,21 @@ class Attempt:
     async def _complete(self) -> None:
         await self._write(Complete(self._actor, images=len(self._job.images)))
 
-    async def _take(self, message: EngineMessage, plan: Plan) -> None:
-        match message:
-            case StepDone(done=done, total=total):
+    async def _take(self, event: EngineEvent, plan: Plan) -> None:
+        match event:
+            case Progress(done=done, total=total):
                 self._stepping = True
                 await self._tell_progress(done, total)
-            case Picture() | LatentTensor():
-                await self._store(message, plan)
-            case AllDone():
+            case ImageReady() | LatentReady():
+                await self._store(event, plan)
+            case Finished():
                 await self._complete()
-            case Refused(message=text, is_final=final):
-                await self._write(FailAttempt(self._actor, text, final=final))
+            case Errored(error=error):
+                # A failed node may be the device's fault as well as the request's: try again.
+                final = not isinstance(error, NodeFailed)
+                await self._write(FailAttempt(self._actor, str(error), final=final))
 
-    async def _store(self, result: Picture | LatentTensor, plan: Plan) -> None:
+    async def _store(self, result: ImageReady | LatentReady, plan: Plan) -> None:
         """What an earlier attempt has stored is not stored again."""
         if self._job.image(result.index) is not None:
             return

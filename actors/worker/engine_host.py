@@ -7,62 +7,14 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from engine.engine import (
-    Engine,
-    EngineEvent,
-    Errored,
-    Finished,
-    ImageReady,
-    LatentReady,
-    Progress,
-    Run,
-)
+from engine.engine import Engine
 from engine.errors import EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.validation import Limits, validate
+from engine.reports import EngineEvent, Errored, Finished
+from engine.run import Run
 
 _BROKEN_AFTER = 3
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    index: int
-    pixels: NDArray[np.uint8]
-    """(height, width, 3)"""
-    seed: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LatentTensor:
-    index: int
-    samples: NDArray[np.float32]
-    """(batch, 4, height/8, width/8)"""
-    seed: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class AllDone:
-    images: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The engine says no; `is_final`: and would say so again."""
-
-    message: str
-    is_final: bool = True
-
-
-EngineMessage = StepDone | Picture | LatentTensor | AllDone | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +37,7 @@ class EngineDied(Exception):
 class EngineClient(Protocol):
     """A worker's engine, seen from a job: in this process (`EngineHost`) or in its own actor."""
 
-    def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
+    def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """Raises EngineDied."""
 
     async def steps_done(self) -> int:
@@ -96,7 +48,7 @@ class EngineClient(Protocol):
 
 
 class EngineHost:
-    """Runs graphs on one engine; what a run says is streamed to whoever asked for it."""
+    """Runs graphs on one engine and streams the events of each run to its job actor."""
 
     def __init__(self, *, engine: Engine, catalogue: Catalogue, limits: Limits) -> None:
         self._engine = engine
@@ -106,8 +58,8 @@ class EngineHost:
         """By job: attempt and run."""
         self._failures_in_a_row = 0
 
-    async def run(self, order: Order) -> AsyncGenerator[EngineMessage]:
-        """Messages of one run, `AllDone` or `Refused` last.
+    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+        """The events of one run; the last is `Finished` or `Errored`.
 
         A later attempt at the same job ends an earlier one, whose actor died or lost the job.
         """
@@ -116,18 +68,18 @@ class EngineHost:
                 validate, order.prompt, self._catalogue, self._limits, order.input_files
             )
         except EngineError as error:
-            yield Refused(str(error))
+            yield Errored(error)
             return
-        messages: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        events: asyncio.Queue[EngineEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         job_id = order.job_id
         if job_id in self._runs and order.attempt <= self._runs[job_id][0]:
-            yield Refused("a later attempt is running")
+            yield Errored(EngineError("a later attempt is running"))
             return
         self._cancel(job_id)
         run = self._engine.submit(
             graph,
-            on_event=lambda event: _hand_over(loop, messages, event),
+            on_event=lambda event: _hand_over(loop, events, event),
             first_index=order.first_index,
             input_files=order.input_files,
             is_alone=order.is_alone,
@@ -135,10 +87,10 @@ class EngineHost:
         self._runs[job_id] = (order.attempt, run)
         try:
             while True:
-                message = _translate(await messages.get())
-                self._note(message)
-                yield message
-                if isinstance(message, AllDone | Refused):
+                event = await events.get()
+                self._count_failures(event)
+                yield event
+                if isinstance(event, Finished | Errored):
                     return
         finally:
             run.cancel()
@@ -149,11 +101,11 @@ class EngineHost:
         if job_id in self._runs and self._runs[job_id][0] == attempt:
             self._cancel(job_id)
 
-    def _note(self, message: EngineMessage) -> None:
-        match message:
-            case AllDone():
+    def _count_failures(self, event: EngineEvent) -> None:
+        match event:
+            case Finished():
                 self._failures_in_a_row = 0
-            case Refused(is_final=False):
+            case Errored(error=NodeFailed()):
                 self._failures_in_a_row += 1
 
     @property
@@ -171,24 +123,7 @@ class EngineHost:
 
 
 def _hand_over(
-    loop: asyncio.AbstractEventLoop, messages: asyncio.Queue[EngineEvent], event: EngineEvent
+    loop: asyncio.AbstractEventLoop, events: asyncio.Queue[EngineEvent], event: EngineEvent
 ) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(messages.put_nowait, event)
-
-
-def _translate(event: EngineEvent) -> EngineMessage:
-    match event:
-        case Progress(done=done, total=total):
-            return StepDone(done, total)
-        case ImageReady(index=index, pixels=pixels, seed=seed):
-            return Picture(index, pixels, seed)
-        case LatentReady(index=index, samples=samples, seed=seed):
-            return LatentTensor(index, samples, seed)
-        case Finished(images=images):
-            return AllDone(images)
-        case Errored(error=NodeFailed() as error):
-            # Nothing the engine knows of: a fault of the device as likely as one of the request.
-            return Refused(str(error), is_final=False)
-        case Errored(error=error):
-            return Refused(str(error))
+        loop.call_soon_threadsafe(events.put_nowait, event)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.worker.engine_host import LatentTensor, Picture
 from engine.graph.catalogue import Catalogue
 from engine.graph.validation import Limits
+from engine.reports import ImageReady, LatentReady
 from engine.webui.compiler import compile_parameters
 from engine.webui.infotext import infotext
 from engine.webui.parameters import parse_parameters
@@ -57,7 +57,7 @@ def planner(
     return plan
 
 
-def plan_text(plan: Plan, result: Picture | LatentTensor) -> dict[str, str]:
+def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
     """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
 
     In the diffusion flavour the WebUI's `parameters` too.

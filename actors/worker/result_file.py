@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from actors.worker.engine_host import LatentTensor, Picture
 from actors.worker.png import encode_png
+from engine.reports import ImageReady, LatentReady
 from storage.keys import SAFETENSORS
 
 _PIXELS_PER_CELL = 8
@@ -25,13 +25,13 @@ class ResultFile:
     """None: an image."""
 
 
-def encode_result(result: Picture | LatentTensor, text: Mapping[str, str]) -> ResultFile:
+def encode_result(result: ImageReady | LatentReady, text: Mapping[str, str]) -> ResultFile:
     """`text` is what the file says of itself."""
     match result:
-        case Picture(pixels=pixels):
+        case ImageReady(pixels=pixels):
             height, width, _ = pixels.shape
             return ResultFile(encode_png(pixels, text), width, height)
-        case LatentTensor(samples=samples):
+        case LatentReady(samples=samples):
             height, width = (side * _PIXELS_PER_CELL for side in samples.shape[-2:])
             return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)
 

@@ -14,9 +14,10 @@ import pytest
 from safetensors.numpy import load
 
 from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import AllDone, LatentTensor, Refused, StepDone
 from actors.worker.job import JobRunner, RunOutcome
 from actors.worker.plan import Plan
+from engine.errors import CheckpointUnavailable, NodeFailed
+from engine.reports import Errored, Finished, LatentReady, Progress
 from events.bus.connection import Bus
 from events.bus.jetstream_log import JetStreamLog, PersistentLog
 from events.bus.puller import Message, Puller
@@ -122,7 +123,7 @@ async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None
 async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([Refused("no such checkpoint: x.safetensors")])
+    engine = ScriptedEngine([Errored(CheckpointUnavailable("no such checkpoint: x.safetensors"))])
     assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
     job = await bench.job(job_id)
     assert job.end == Failed(message="no such checkpoint: x.safetensors")
@@ -131,9 +132,9 @@ async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench)
 async def test_a_job_on_a_faulty_device_is_tried_again(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([Refused("VAEDecode: CUDA error", is_final=False)])
+    engine = ScriptedEngine([Errored(NodeFailed("8", "VAEDecode", "CUDA error"))])
     assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.RETRY
-    assert (await bench.job(job_id)).last_failure == "VAEDecode: CUDA error"
+    assert (await bench.job(job_id)).last_failure == "node 8 (VAEDecode): CUDA error"
 
 
 class Refusing(ImageStore):
@@ -163,7 +164,7 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
     samples = np.ones((1, 4, 2, 3), np.float32)
-    engine = ScriptedEngine([picture(0), LatentTensor(1, samples, 7), AllDone(2)])
+    engine = ScriptedEngine([picture(0), LatentReady(1, "9", samples, 7), Finished(2)])
     assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
     image, latent = (await bench.job(job_id)).images
     assert (image.media_type, latent.media_type) == (None, SAFETENSORS)
@@ -205,7 +206,7 @@ async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) ->
 async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
-    dying = ScriptedEngine([StepDone(1, 2), picture(0), None])
+    dying = ScriptedEngine([Progress(1, 2), picture(0), None])
     assert await bench.runner(dying).run(job_id, entry.ack_subject) is RunOutcome.RETRY
     first = (await bench.job(job_id)).images[0]
 
@@ -251,7 +252,7 @@ async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Ben
 async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([StepDone(1, 2), AllDone(0)], gated=True)
+    engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
     run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
     await eventually(lambda: engine.orders)
@@ -263,7 +264,7 @@ async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
 async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
     job_id = await bench.submit(deadline_s=0.5)
     entry = await bench.entry()
-    engine = ScriptedEngine([StepDone(1, 2)], gated=True)
+    engine = ScriptedEngine([Progress(1, 2)], gated=True)
     assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
     end = (await bench.job(job_id)).end
     assert end == Failed(message="Timed out: the job did not end within 0.5 s.")
@@ -272,7 +273,7 @@ async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
 async def test_a_wedged_engine_is_killed_and_the_job_tried_again(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([StepDone(1, 2), AllDone(0)], gated=True)
+    engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
     assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.RETRY
     assert engine.kills == 1
@@ -282,7 +283,7 @@ async def test_a_wedged_engine_is_killed_and_the_job_tried_again(bench: Bench) -
 async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([StepDone(n, 30) for n in range(30)] + pictures(1), gated=True)
+    engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
     run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
     for _ in range(5):
         engine.advance()
@@ -294,7 +295,7 @@ async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
 async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([StepDone(n, 30) for n in range(30)] + pictures(1), gated=True)
+    engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
     runner = bench.runner(engine)
     run = asyncio.create_task(runner.run(job_id, entry.ack_subject))
     await eventually(lambda: engine.orders)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from actors.worker.engine_host import LatentTensor
 from actors.worker.result_file import encode_result
 from engine.diffusion.images.latent_files import read_latent
 from engine.graph.inputs import Limits
+from engine.reports import LatentReady
 from serve_app.input_images import UploadRefused
 from serve_app.input_latents import read_input_latent
 
@@ -36,7 +36,7 @@ def test_the_tensor_and_its_scale_are_kept_and_nothing_else(version: Mapping[str
 
 
 def test_what_a_job_saved_comes_back_as_it_was() -> None:
-    saved = encode_result(LatentTensor(0, SAMPLES, None), {"prompt": "{}"})
+    saved = encode_result(LatentReady(0, "9", SAMPLES, None), {"prompt": "{}"})
     found = read_input_latent(saved.content, max_pixels=MAX_PIXELS)
     latent = read_latent(found.data, "x.latent", Limits())
     assert np.array_equal(latent.samples.numpy(), SAMPLES)

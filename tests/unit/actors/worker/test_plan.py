@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.worker.engine_host import Picture
 from actors.worker.plan import plan_text, planner
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import Limits
+from engine.reports import ImageReady
 from events.job import Job
 from events.types import Flavour
 from settings.version import VERSION
@@ -32,7 +32,7 @@ def text_of(catalogue: Catalogue, index: int, **fields: Any) -> dict[str, str]:
     """The PNG text of one image of a job."""
     job = Job("j", 1, 1, submitted(**fields), datetime(2026, 1, 1, tzinfo=UTC))
     plan = planner(catalogue, Limits(), CHECKPOINT)(job)
-    return plan_text(plan, Picture(index, np.zeros((8, 8, 3), np.uint8), seed=7 + index))
+    return plan_text(plan, ImageReady(index, "9", np.zeros((8, 8, 3), np.uint8), seed=7 + index))
 
 
 def test_a_diffusion_image_says_graph_seed_and_parameters(catalogue: Catalogue) -> None:

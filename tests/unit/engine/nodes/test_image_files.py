@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from actors.worker.engine_host import LatentTensor
 from actors.worker.result_file import encode_result
 from engine.errors import InputFileUnavailable, TooLarge
 from engine.graph.validation import Limits
+from engine.reports import LatentReady
 from tests.support.engine.bodies import outputs_of
 
 COLOURS = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3
@@ -157,7 +157,7 @@ def test_a_saved_latent_is_loaded_again() -> None:
     samples = torch.randn(2, 4, 3, 5)
     latent = outputs_of("LatentFromBatch", samples=_latent(samples), batch_index=0, length=2)[0]
     (saved,) = outputs_of("SaveLatent", samples=latent, filename_prefix="x")
-    content = encode_result(LatentTensor(0, saved.samples, 7), {"prompt": "{}"}).content
+    content = encode_result(LatentReady(0, "9", saved.samples, 7), {"prompt": "{}"}).content
     assert torch.equal(load_latent(content).samples, samples)
 
 
