@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from actors.worker.attempt import AttemptLimits
+from actors.worker.attempt import AttemptLimits, ReportProgress
 from actors.worker.engine_host import EngineClient, EngineHost
 from actors.worker.job import JobRunner
 from actors.worker.plan import planner
@@ -15,10 +17,15 @@ from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import Limits
 from engine.options import DeviceOptions, UnetOptions
 from events.bus.connection import Bus
-from events.bus.jetstream_log import JetStreamLog, PersistentLog
-from events.bus.streams import DELIVERIES, delivery_subject
+from events.bus.consumer import JetStreamConsumer
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.progress import ProgressReporter
+from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.bus.streams import DELIVERIES, delivery_subject, router_consumer
 from events.callback_address import AddressRule
-from events.log import utc_now
+from events.log import EventConsumer, EventLog, utc_now
+from events.persistent_log import PersistentLog
+from events.queue import CallbackQueue, JobQueue
 from events.store.records import Endpoint
 from settings import Settings
 from storage.images import ImageStore
@@ -48,6 +55,36 @@ def open_log(settings: Settings, bus: Bus) -> JetStreamLog:
 
 def open_deliveries(bus: Bus) -> JetStreamLog:
     return JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
+
+
+@dataclass(frozen=True, slots=True)
+class Messaging:
+    """The logs and the queues, as one process reaches them over one connection."""
+
+    log: EventLog
+    deliveries: EventLog
+    queue: JobQueue
+    callback_queue: CallbackQueue
+    routed_events: EventConsumer
+    """Every event of the log, for the router."""
+    report_progress: ReportProgress
+    connected: Callable[[], Awaitable[None]]
+    """Returns once there is a connection and the streams are there."""
+
+
+def connect(settings: Settings, name: str) -> Messaging:
+    """Begin to connect, as `name`. Needs a running event loop."""
+    bus = open_bus(settings, name)
+    bus.start()
+    return Messaging(
+        log=open_log(settings, bus),
+        deliveries=open_deliveries(bus),
+        queue=JetStreamJobQueue(bus, lease_s=settings.lease_s),
+        callback_queue=JetStreamCallbackQueue(bus),
+        routed_events=JetStreamConsumer(bus, router_consumer()),
+        report_progress=ProgressReporter(bus).report,
+        connected=bus.wait_connected,
+    )
 
 
 def graph_limits(settings: Settings) -> Limits:
@@ -108,20 +145,27 @@ def device_options(settings: Settings, endpoint: Endpoint, *, device: str) -> De
     )
 
 
-async def build_job_runner(
+@dataclass(frozen=True, slots=True)
+class JobActorParts:
+    """What a job actor works with."""
+
+    runner: JobRunner
+    queue: JobQueue
+
+
+async def connect_job_actor(
     settings: Settings, endpoint: Endpoint, *, actor: str, engine: EngineClient
-) -> JobRunner:
+) -> JobActorParts:
     """Returns once it is connected."""
-    bus = open_bus(settings, actor)
-    bus.start()
+    messaging = connect(settings, actor)
     catalogue = Catalogue(_models(settings))
     runner = JobRunner(
         actor=actor,
-        bus=bus,
-        log=PersistentLog(open_log(settings, bus)),
+        log=PersistentLog(messaging.log),
         images=ImageStore(settings.effective_images_url),
         engine=engine,
         plan=planner(catalogue, graph_limits(settings), endpoint.checkpoint),
+        report_progress=messaging.report_progress,
         limits=AttemptLimits(
             step_timeout_s=settings.step_timeout_s,
             model_load_timeout_s=settings.model_load_timeout_s,
@@ -130,8 +174,8 @@ async def build_job_runner(
         max_attempts=settings.max_attempts,
         now=utc_now,
     )
-    await bus.wait_connected()
-    return runner
+    await messaging.connected()
+    return JobActorParts(runner, messaging.queue)
 
 
 def address_rule(settings: Settings) -> AddressRule:

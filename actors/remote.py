@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError
 
-from actors.assembly import build_engine_host, build_job_runner
+from actors.assembly import JobActorParts, build_engine_host, connect_job_actor
 from actors.logs import set_up_logging
 from actors.worker.engine_host import EngineDied, EngineHost, Order
-from actors.worker.job import JobRunner, RunOutcome
+from actors.worker.job import RunOutcome
 from engine.reports import EngineEvent, Errored, Finished
 from events.store.records import Endpoint
 from settings import Settings
@@ -33,7 +33,7 @@ NAMESPACE = "darkroom"
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Location:
     """Where an actor runs, for whoever looks for it."""
 
     pid: int
@@ -41,11 +41,9 @@ class Whereabouts:
     resources: Mapping[str, float]
 
 
-def whereabouts() -> Whereabouts:
+def location() -> Location:
     context = ray.get_runtime_context()
-    return Whereabouts(
-        os.getpid(), context.get_placement_group_id(), context.get_assigned_resources()
-    )
+    return Location(os.getpid(), context.get_placement_group_id(), context.get_assigned_resources())
 
 
 class EngineProcess:
@@ -74,8 +72,8 @@ class EngineProcess:
     async def steps_done(self) -> int:
         return await (await self._host()).steps_done()
 
-    async def whereabouts(self) -> Whereabouts:
-        return whereabouts()
+    async def location(self) -> Location:
+        return location()
 
     async def _host(self) -> EngineHost:
         return await asyncio.shield(asyncio.wrap_future(self._starting))
@@ -153,7 +151,7 @@ class JobProcess:
         self._settings = settings
         self._endpoint = endpoint
         self._engine = RemoteEngine(engine)
-        self._runner: JobRunner | None = None
+        self._parts: JobActorParts | None = None
         self._job_id: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -161,28 +159,30 @@ class JobProcess:
 
     async def ready(self) -> str:
         """Connected; the name under which this actor writes events."""
-        if self._runner is None:
-            self._runner = await build_job_runner(
+        if self._parts is None:
+            self._parts = await connect_job_actor(
                 self._settings, self._endpoint, actor=actor_name(), engine=self._engine
             )
         return actor_name()
 
-    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
+    async def run(self, job_id: str, token: str) -> RunOutcome:
+        """Run a job; `token` is that of its queue entry."""
         await self.ready()
-        assert self._runner is not None
+        assert self._parts is not None
         if self._job_id is not None:
             return RunOutcome.LOST  # one job at a time: two under one name could not be fenced
         self._job_id, self._jobs_run = job_id, self._jobs_run + 1
         self._idle.clear()
         try:
-            return await self._runner.run(job_id, ack_subject)
+            return await self._parts.runner.run(self._parts.queue.entry(job_id, token))
         finally:
             self._job_id = None
             self._idle.set()
 
-    async def take_delivery(self, job_id: str, ack_subject: str) -> bool:
+    async def take_delivery(self, job_id: str, token: str) -> bool:
         """See `JobRunner.take_delivery`."""
-        return self._runner is not None and self._runner.take_delivery(job_id, ack_subject)
+        parts = self._parts
+        return parts is not None and parts.runner.take_delivery(parts.queue.entry(job_id, token))
 
     async def state(self) -> tuple[str | None, int]:
         """The job it runs, and how many it was given."""
@@ -191,8 +191,8 @@ class JobProcess:
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def whereabouts(self) -> Whereabouts:
-        return whereabouts()
+    async def location(self) -> Location:
+        return location()
 
 
 class RoleProcess:
@@ -216,8 +216,8 @@ class RoleProcess:
             logger.exception("role ended", extra={"action": "role_end", "role": self._main})
         os._exit(1)
 
-    def whereabouts(self) -> Whereabouts:
-        return whereabouts()
+    def location(self) -> Location:
+        return location()
 
 
 def actor_name() -> str:

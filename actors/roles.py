@@ -8,10 +8,8 @@ import socket
 
 from actors.assembly import (
     address_rule,
+    connect,
     default_endpoint,
-    open_bus,
-    open_deliveries,
-    open_log,
 )
 from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.policy import longest_delivery_s
@@ -24,10 +22,9 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.router import Router
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
-from events.bus.jetstream_log import PersistentLog
-from events.bus.queues import CallbackQueue, JobQueue
 from events.ids import new_id
 from events.log import JobWriter
+from events.persistent_log import PersistentLog
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint
@@ -40,33 +37,31 @@ from storage.tokens import url_for
 
 
 async def run_router(settings: Settings) -> None:
-    bus = open_bus(settings, "router")
-    bus.start()
+    messaging = connect(settings, "router")
     read_model = ReadModel(await _open_database(settings))
-    callbacks = CallbackQueue(bus)
     router = Router(
-        bus=bus,
-        writer=JobWriter(open_log(settings, bus)),
-        queue=JobQueue(bus, lease_s=settings.lease_s),
-        callbacks=callbacks,
+        events=messaging.routed_events,
+        writer=JobWriter(messaging.log),
+        queue=messaging.queue,
+        callbacks=messaging.callback_queue,
         read_model=read_model,
         lost_callbacks=LostCallbacks(
-            queue=callbacks,
+            queue=messaging.callback_queue,
             read_model=read_model,
-            deliveries=open_deliveries(bus),
+            deliveries=messaging.deliveries,
             period_s=longest_delivery_s(settings),
         ),
         requeue_period_s=settings.requeue_period_s,
     )
+    await messaging.connected()
     await router.run()
 
 
 async def run_results(settings: Settings) -> None:
     """With the janitor in the same process: it has little to do."""
-    bus = open_bus(settings, "results")
-    bus.start()
+    messaging = connect(settings, "results")
     database = await _open_database(settings)
-    log, read_model = open_log(settings, bus), ReadModel(database)
+    log, read_model = messaging.log, ReadModel(database)
     images = ImageStore(settings.effective_images_url)
     janitor = Janitor(
         holder=_holder(),
@@ -76,7 +71,7 @@ async def run_results(settings: Settings) -> None:
         uploads=Uploads(database),
         images=images,
         removal=Removal(
-            log=log, deliveries=open_deliveries(bus), images=images, read_model=read_model
+            log=log, deliveries=messaging.deliveries, images=images, read_model=read_model
         ),
         settings=settings,
     )
@@ -86,17 +81,14 @@ async def run_results(settings: Settings) -> None:
 
 
 async def run_dispatcher(settings: Settings) -> None:
-    bus = open_bus(settings, "dispatcher")
-    bus.start()
+    messaging = connect(settings, "dispatcher")
     database = await _open_database(settings)
-    queue = JobQueue(bus, lease_s=settings.lease_s)
-    writer = JobWriter(PersistentLog(open_log(settings, bus)))
+    writer = JobWriter(PersistentLog(messaging.log))
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
         return EndpointDispatcher(
             endpoint,
-            bus=bus,
-            queue=queue,
+            queue=messaging.queue,
             writer=writer,
             pool=WorkerPool(endpoint, settings=settings),
             hold_renew_s=settings.lease_s / 3,
@@ -104,7 +96,6 @@ async def run_dispatcher(settings: Settings) -> None:
 
     dispatcher = Dispatcher(
         holder=_holder(),
-        bus=bus,
         leases=Leases(database),
         endpoints=Endpoints(database),
         default_endpoint=default_endpoint(settings),
@@ -112,24 +103,24 @@ async def run_dispatcher(settings: Settings) -> None:
         lease_s=settings.dispatcher_lease_s,
         period_s=settings.endpoints_period_s,
     )
+    await messaging.connected()
     await dispatcher.run()
 
 
 async def run_callbacks(settings: Settings) -> None:
-    bus = open_bus(settings, "callbacks")
-    bus.start()
+    messaging = connect(settings, "callbacks")
     # Not prepared here: deliveries do not wait for a database.
     keys = ApiKeys(Database(settings.effective_database_url))
     callbacks = Callbacks(
-        bus=bus,
-        queue=CallbackQueue(bus),
-        jobs=open_log(settings, bus),
-        deliveries=open_deliveries(bus),
+        queue=messaging.callback_queue,
+        jobs=messaging.log,
+        deliveries=messaging.deliveries,
         sender=Sender(address_rule(settings), settings=settings),
         url_for=url_for(settings.effective_public_url, settings.secret_bytes),
         secrets=signing_secrets(settings, keys),
         settings=settings,
     )
+    await messaging.connected()
     await callbacks.run()
 
 

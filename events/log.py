@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,6 +41,16 @@ class Subscription(Protocol):
 class EventReader(Protocol):
     async def next(self, timeout_s: float) -> list[Event]:
         """The next events in log order, none twice; empty where none came in time."""
+
+
+class EventConsumer(Protocol):
+    """A reader of the whole log whose place is kept for it."""
+
+    async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        """Hand every event to `handle`, at least once, until cancelled.
+
+        Several are handled at a time. One counts as handled when `handle` returns.
+        """
 
 
 class EventLog(Protocol):

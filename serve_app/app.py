@@ -34,7 +34,7 @@ from engine.graph.models_folder import ModelsFolder
 from events.bus.connection import Bus
 from events.bus.health import JetStreamHealth
 from events.bus.progress import ProgressBoard
-from events.bus.queues import CallbackQueue, JobQueue
+from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
 from events.log import JobWriter
@@ -165,9 +165,9 @@ def _services(
         catalogue=Catalogue(ModelsFolder(settings.models_dir)),
         address_rule=address_rule(settings),
         resolve=resolve,
-        queue=JobQueue(bus, lease_s=settings.lease_s),
+        queue=JetStreamJobQueue(bus, lease_s=settings.lease_s),
         deliveries=deliveries,
-        callback_queue=CallbackQueue(bus),
+        callback_queue=JetStreamCallbackQueue(bus),
         send_sample=sample.send,
         health=JetStreamHealth(bus, ready_period_s=settings.ready_period_s),
         progress=progress.get,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from fastapi import Depends, Request
@@ -12,6 +11,7 @@ from fastapi import Depends, Request
 from engine.graph.catalogue import Catalogue
 from events.callback_address import AddressRule, Resolve
 from events.log import EventLog, JobWriter
+from events.queue import CallbackQueue, JobQueue
 from events.store.records import ApiKey
 from events.types import CallbackAttempted
 from settings import Settings
@@ -23,23 +23,6 @@ if TYPE_CHECKING:
     from events.store.registry import ApiKeys, Endpoints
     from events.store.removal import Removal
     from events.store.uploads import Uploads
-
-
-class Queue(Protocol):
-    """What waits or runs, by endpoint. Every call raises LogUnavailable."""
-
-    async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
-        """Take an entry out; nothing happens where there is none."""
-
-    async def depth(self, endpoint: str) -> int:
-        """Entries that wait or run; may be a second old."""
-
-
-class CallbackQueue(Protocol):
-    """Deliveries that wait. Every call raises LogUnavailable, LogFull."""
-
-    async def park(self, job_id: str, until: datetime) -> None:
-        """Due at `until`, whatever else there is of it."""
 
 
 class LogHealth(Protocol):
@@ -66,7 +49,7 @@ class Services:
     catalogue: Catalogue
     address_rule: AddressRule
     resolve: Resolve
-    queue: Queue
+    queue: JobQueue
     deliveries: EventLog
     callback_queue: CallbackQueue
     send_sample: Callable[[str, ApiKey], Awaitable[CallbackAttempted]]

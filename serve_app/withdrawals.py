@@ -10,7 +10,7 @@ from events.decisions import Cancel
 from events.errors import ServiceError
 from events.job import fold
 from events.log import EventLog, JobWriter
-from serve_app.services import Queue
+from events.queue import JobQueue
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Withdrawals:
         *,
         log: EventLog,
         writer: JobWriter,
-        queue: Queue,
+        queue: JobQueue,
         period_s: float = 300.0,
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from events.bus.queues import CallbackQueue
 from events.delivery import fold_delivery
 from events.log import EventLog, utc_now
+from events.queue import CallbackQueue
 from events.store.read_model import ReadModel
 
 _PAGE = 500

@@ -35,16 +35,14 @@ from actors.callbacks.hosts import Hosts
 from actors.callbacks.policy import Delivered, Exhausted, RetryAt, Sent, Step, attempted, next_step
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
-from events.bus.connection import Bus
-from events.bus.jetstream_log import PersistentLog
-from events.bus.puller import Message, Puller
-from events.bus.queues import CallbackQueue, job_id_of
-from events.bus.streams import callbacks_consumer
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable, ServiceError
 from events.job import Job, fold
 from events.log import EventLog, Writer, utc_now
+from events.persistent_log import PersistentLog
+from events.queue import CallbackQueue, QueueEntry
 from events.result import UrlFor, result_of
+from events.retry import keep_trying
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
@@ -64,7 +62,6 @@ class Callbacks:
     def __init__(
         self,
         *,
-        bus: Bus,
         queue: CallbackQueue,
         jobs: EventLog,
         deliveries: EventLog,
@@ -72,10 +69,9 @@ class Callbacks:
         url_for: UrlFor,
         secrets: SigningSecrets,
         settings: Settings,
-        ack_wait_s: float = 15.0,
+        hold_s: float = 15.0,
     ) -> None:
-        """After `ack_wait_s` the entry of an instance that died goes to another one."""
-        self._bus = bus
+        """After `hold_s` the entry of an instance that died goes to another one."""
         self._queue = queue
         self._jobs = PersistentLog(jobs)
         self._deliveries = PersistentLog(deliveries)
@@ -84,63 +80,58 @@ class Callbacks:
         self._url_for = url_for
         self._secrets = secrets
         self._settings = settings
-        self._ack_wait_s = ack_wait_s
+        self._hold_s = hold_s
         self._hosts = Hosts(
             at_once=settings.callback_per_host,
             most_inside=settings.callback_in_flight // 2,
             breaker=BreakerLimits.of(settings),
         )
-        self._held: dict[str, Message] = {}
+        self._held: dict[str, QueueEntry] = {}
         """By job: an entry that comes while its job is in work is passed over, and comes again."""
         self._room = asyncio.Event()
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        await self._bus.wait_connected()
-        spec = callbacks_consumer(
-            in_flight=self._settings.callback_in_flight, ack_wait_s=self._ack_wait_s
-        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
-            while True:
-                try:
-                    async with self._queue.due(spec) as puller:
-                        await self._pull(puller, tasks)
-                except LogUnavailable:
-                    await asyncio.sleep(random.uniform(0.2, 0.5))
+            await keep_trying(lambda: self._pull(tasks), on=LogUnavailable)
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._ack_wait_s / 3)
+            await asyncio.sleep(self._hold_s / 3)
             for entry in list(self._held.values()):
-                await self._bus.renew(entry.ack_subject)
+                await entry.renew()
 
-    async def _pull(self, puller: Puller, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            while (room := self._settings.callback_in_flight - len(self._held)) <= 0:
-                self._room.clear()
-                await self._room.wait()
-            for entry in await puller.next(batch=room, timeout_s=_PULL_TIMEOUT_S):
-                if (job_id := job_id_of(entry)) not in self._held:
-                    self._held[job_id] = entry
-                    tasks.create_task(self._handle(entry))
+    async def _pull(self, tasks: asyncio.TaskGroup) -> None:
+        in_flight = self._settings.callback_in_flight
+        # Those that wait for their host's turn are held, too, by this instance or another.
+        most_held = 4 * in_flight
+        async with self._queue.due(most_held=most_held, hold_s=self._hold_s) as entries:
+            while True:
+                while (room := in_flight - len(self._held)) <= 0:
+                    self._room.clear()
+                    await self._room.wait()
+                for entry in await entries.next(most=room, timeout_s=_PULL_TIMEOUT_S):
+                    if entry.job_id not in self._held:
+                        self._held[entry.job_id] = entry
+                        tasks.create_task(self._handle(entry))
 
-    async def _handle(self, entry: Message) -> None:
-        """An entry that is not acknowledged comes again after `ack_wait_s`."""
-        job_id = job_id_of(entry)
-        fields = {"action": "callback", "job_id": job_id}
+    async def _handle(self, entry: QueueEntry) -> None:
+        """An entry that is not acknowledged comes again after `hold_s`."""
+        fields = {"action": "callback", "job_id": entry.job_id}
         try:
-            await self._deliver(job_id, entry)
+            await self._deliver(entry)
         except ServiceError as error:
             logger.warning("callback goes back", extra={**fields, "error": str(error)})
         except Exception:
             logger.exception("callback goes back", extra=fields)
         finally:
-            del self._held[job_id]
+            del self._held[entry.job_id]
             self._room.set()
 
-    async def _deliver(self, job_id: str, entry: Message) -> None:
+    async def _deliver(self, entry: QueueEntry) -> None:
         """Raises LogUnavailable, LogFull where the entry could not be parked."""
+        job_id = entry.job_id
         delivery = fold_delivery(await self._deliveries.read(job_id))
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
         url = job.submitted.callback_url if job else None
@@ -149,7 +140,7 @@ class Callbacks:
             until = await self._work(job, url, delivery)
         if until is not None:
             await self._queue.park(job_id, until)
-        await self._bus.ack(entry.ack_subject)
+        await entry.ack()
 
     async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
         """Deliver, unless it is too early or not its turn; when to come again."""

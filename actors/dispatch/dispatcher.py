@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from actors.dispatch.endpoint import EndpointDispatcher
-from events.bus.connection import Bus
 from events.errors import DatabaseUnavailable
 from events.store.records import Endpoint
 from events.store.registry import Endpoints, Leases
@@ -30,7 +29,6 @@ class Dispatcher:
         self,
         *,
         holder: str,
-        bus: Bus,
         leases: Leases,
         endpoints: Endpoints,
         default_endpoint: Endpoint,
@@ -40,7 +38,6 @@ class Dispatcher:
     ) -> None:
         """`default_endpoint`: from the settings, which win over its row at every start."""
         self._holder = holder
-        self._bus = bus
         self._leases = leases
         self._endpoints = endpoints
         self._default_endpoint = default_endpoint
@@ -53,7 +50,6 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._bus.wait_connected()
         try:
             while True:
                 if await self._has_lease():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -12,14 +11,13 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.worker import ActorDied, Slot, Worker
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
-from events.bus.connection import Bus
-from events.bus.puller import Message
-from events.bus.queues import JobQueue, job_id_of
 from events.decisions import Expire
 from events.errors import LogUnavailable
 from events.ids import LANES
 from events.job import Job
 from events.log import JobWriter, utc_now
+from events.queue import JobQueue, QueueEntry
+from events.retry import keep_trying
 from events.store.records import Endpoint
 from events.types import MalformedEvent
 
@@ -33,7 +31,7 @@ class _Held:
     """An entry in hand: nobody's job yet, and renewed until a slot takes it."""
 
     job: Job
-    ack_subject: str
+    entry: QueueEntry
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -47,7 +45,6 @@ class EndpointDispatcher:
         self,
         endpoint: Endpoint,
         *,
-        bus: Bus,
         queue: JobQueue,
         writer: JobWriter,
         pool: WorkerPool,
@@ -55,7 +52,6 @@ class EndpointDispatcher:
     ) -> None:
         """`writer`: on a log that waits out outages."""
         self.endpoint = endpoint
-        self._bus = bus
         self._queue = queue
         self._writer = writer
         self._pool = pool
@@ -101,35 +97,33 @@ class EndpointDispatcher:
                 await self._arrived.wait()
 
     async def _pull(self, lane: int) -> None:
-        while True:
-            try:
-                async with self._queue.lane(self.endpoint.id, lane) as puller:
-                    while True:
-                        for entry in await puller.next(batch=1, timeout_s=_PULL_TIMEOUT_S):
-                            await self._receive(lane, entry)
-            except LogUnavailable:
-                await asyncio.sleep(random.uniform(0.2, 0.5))
+        await keep_trying(lambda: self._pull_from(lane), on=LogUnavailable)
 
-    async def _receive(self, lane: int, entry: Message) -> None:
-        job_id = job_id_of(entry)
+    async def _pull_from(self, lane: int) -> None:
+        async with self._queue.lane(self.endpoint.id, lane) as entries:
+            while True:
+                for entry in await entries.next(most=1, timeout_s=_PULL_TIMEOUT_S):
+                    await self._receive(lane, entry)
+
+    async def _receive(self, lane: int, entry: QueueEntry) -> None:
         try:
-            job = await self._writer.load(job_id)
+            job = await self._writer.load(entry.job_id)
         except MalformedEvent:
-            logger.exception("unreadable job", extra={"action": "receive", "job_id": job_id})
+            fields = {"action": "receive", "job_id": entry.job_id}
+            logger.exception("unreadable job", extra=fields)
             job = None
         if job is None or job.end is not None:
-            await self._bus.ack(entry.ack_subject)
+            await entry.ack()
         elif not await self._is_running(job, entry):
-            await self._hold(lane, _Held(job, entry.ack_subject))
+            await self._hold(lane, _Held(job, entry))
 
-    async def _is_running(self, job: Job, entry: Message) -> bool:
+    async def _is_running(self, job: Job, entry: QueueEntry) -> bool:
         """Its lease ran out: the event log was away, or its actor hangs."""
         found = self._pool.running(job.id)
         if found is None:
             return False
         worker, slot = found
-        timeout_s = self._hold_renew_s
-        if await slot.take_delivery(job.id, entry.ack_subject, timeout_s=timeout_s):
+        if await slot.take_delivery(entry, timeout_s=self._hold_renew_s):
             return True
         logger.warning("replacing", extra={"action": "zombie", "job_id": job.id})
         worker.forget(job.id, job.attempts)
@@ -143,15 +137,15 @@ class EndpointDispatcher:
         self._arrived.set()
         try:
             while not held.taken.is_set():
-                await self._bus.renew(held.ack_subject)
+                await held.entry.renew()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(held.taken.wait(), self._hold_renew_s)
                 if not held.taken.is_set() and await self._has_ended(held):
-                    await self._bus.ack(held.ack_subject)
+                    await held.entry.ack()
                     return
         except asyncio.CancelledError:
             if not held.taken.is_set():
-                await self._bus.nak(held.ack_subject)
+                await held.entry.nak()
             raise
         finally:
             if self._held.get(lane) is held:
@@ -166,7 +160,7 @@ class EndpointDispatcher:
     async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
         actor, job_id = slot.actor, held.job.id
         try:
-            outcome = await slot.run(job_id, held.ack_subject)
+            outcome = await slot.run(held.entry)
         except ActorDied as error:
             fields = {"action": "actor_died", "job_id": job_id, "error": str(error)}
             logger.warning("job actor died", extra=fields)
@@ -187,4 +181,4 @@ class EndpointDispatcher:
         job = await self._writer.load(held.job.id)
         if job is not None and job.end is None and job.actor == actor:
             worker.forget(job.id, job.attempts)
-            await self._bus.nak(held.ack_subject)
+            await held.entry.nak()

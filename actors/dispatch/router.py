@@ -10,30 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
 
 from actors.callbacks.lost import LostCallbacks
-from events.bus.connection import Bus
-from events.bus.puller import Message, Puller
-from events.bus.queues import CallbackQueue, JobQueue
-from events.bus.streams import router_consumer
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
 from events.job import Job
-from events.log import JobWriter
+from events.log import EventConsumer, JobWriter
+from events.queue import CallbackQueue, JobQueue
+from events.retry import keep_trying
 from events.store.read_model import ReadModel
-from events.types import Cancelled, Completed, Event, Failed, MalformedEvent, Submitted, decode
+from events.types import Cancelled, Completed, Event, Failed, MalformedEvent, Submitted
 
 logger = logging.getLogger(__name__)
-
-_BATCH = 100
-_PULL_TIMEOUT_S = 10.0
 
 
 class Router:
     def __init__(
         self,
         *,
-        bus: Bus,
+        events: EventConsumer,
         writer: JobWriter,
         queue: JobQueue,
         callbacks: CallbackQueue,
@@ -41,7 +35,7 @@ class Router:
         lost_callbacks: LostCallbacks,
         requeue_period_s: float,
     ) -> None:
-        self._bus = bus
+        self._events = events
         self._writer = writer
         self._queue = queue
         self._callbacks = callbacks
@@ -51,34 +45,9 @@ class Router:
 
     async def run(self) -> None:
         """Route until cancelled."""
-        await self._bus.wait_connected()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._route())
+            group.create_task(self._events.run(self._follow))
             group.create_task(self._requeue())
-
-    async def _route(self) -> None:
-        spec = router_consumer()
-        while True:
-            try:
-                await self._bus.ensure_consumer(spec)
-                async with self._bus.puller(spec.stream, spec.name) as puller:
-                    await self._route_from(puller)
-            except LogUnavailable:
-                await asyncio.sleep(random.uniform(0.2, 0.5))
-
-    async def _route_from(self, puller: Puller) -> None:
-        while True:
-            messages = await puller.next(batch=_BATCH, timeout_s=_PULL_TIMEOUT_S)
-            await asyncio.gather(*(self._handle(message) for message in messages))
-
-    async def _handle(self, message: Message) -> None:
-        try:
-            event = decode(message.data, position=message.sequence)
-        except MalformedEvent:
-            logger.exception("not an event", extra={"action": "route", "at": message.sequence})
-        else:
-            await self._follow(event)
-        await self._bus.ack(message.ack_subject)
 
     async def _follow(self, event: Event) -> None:
         match event.data:
@@ -89,7 +58,12 @@ class Router:
             case _:
                 return
         try:
-            await _persist(lambda: step(event.job_id))
+            # The entry may come back meanwhile: to repeat the step is harmless.
+            await keep_trying(
+                lambda: step(event.job_id),
+                on=(LogUnavailable, LogFull, ReadTimeout),
+                fields={"action": "route", "job_id": event.job_id},
+            )
         except MalformedEvent:  # one job that cannot be read must not stop the others
             fields = {"action": "route", "job_id": event.job_id}
             logger.exception("unreadable job", extra=fields)
@@ -123,13 +97,3 @@ class Router:
                 logger.warning(
                     "could not re-queue", extra={"action": "requeue", "error": str(error)}
                 )
-
-
-async def _persist(attempt: Callable[[], Awaitable[None]]) -> None:
-    """Again until it works: the entry may come back meanwhile, and repeating it is harmless."""
-    while True:
-        try:
-            return await attempt()
-        except (LogUnavailable, LogFull, ReadTimeout) as error:
-            logger.warning("could not route yet", extra={"action": "route", "error": str(error)})
-            await asyncio.sleep(random.uniform(0.2, 0.5))

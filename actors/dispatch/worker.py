@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.remote import NAMESPACE, EngineActor, JobActor
 from actors.worker.job import RunOutcome
+from events.queue import QueueEntry
 from events.store.records import Endpoint
 from settings import Settings
 
@@ -117,18 +118,18 @@ class Slot:
         self.job_id = None
         self._become(SlotState.IDLE)
 
-    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
+    async def run(self, entry: QueueEntry) -> RunOutcome:
         """Raises ActorDied."""
         self._jobs_run += 1
         try:
-            return RunOutcome(await self._handle.run.remote(job_id, ack_subject))
+            return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token))
         except RayError as error:
             raise ActorDied(str(error).splitlines()[0]) from error
 
-    async def take_delivery(self, job_id: str, ack_subject: str, *, timeout_s: float) -> bool:
+    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         """False where the actor does not answer, or no longer runs the job."""
         try:
-            reference = self._handle.take_delivery.remote(job_id, ack_subject)
+            reference = self._handle.take_delivery.remote(entry.job_id, entry.token)
             return bool(await _answer(reference, timeout_s))
         except (RayError, TimeoutError):
             return False

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
-
 from events.errors import DatabaseUnavailable
 from events.log import EventLog
+from events.retry import keep_trying
 from events.store.read_model import ReadModel
-
-logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
 
@@ -25,11 +20,13 @@ class Results:
     async def run(self) -> None:
         """Project until cancelled."""
         while True:
-            try:
-                await self._project()
-            except DatabaseUnavailable as error:
-                logger.warning("database away", extra={"action": "project", "error": str(error)})
-                await asyncio.sleep(random.uniform(0.5, 1.0))
+            await keep_trying(
+                self._project,
+                on=DatabaseUnavailable,
+                first_pause_s=1,
+                longest_pause_s=1,
+                fields={"action": "project"},
+            )
 
     async def _project(self) -> None:
         """Returns where another instance turned out to be ahead: the caller begins again."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from actors.worker.engine_host import EngineClient, EngineDied, Order
 from actors.worker.lease import Lease, Loss
@@ -21,8 +19,6 @@ from actors.worker.plan import Plan, plan_text
 from actors.worker.result_file import encode_result
 from engine.errors import EngineError, InputFileUnavailable, NodeFailed
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
-from events.bus.connection import Bus
-from events.bus.streams import progress_subject
 from events.decisions import (
     Command,
     Complete,
@@ -32,6 +28,7 @@ from events.decisions import (
 )
 from events.job import Job, timed_out_message
 from events.log import JobWriter
+from events.retry import keep_trying
 from events.types import ImageStored
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
@@ -39,6 +36,12 @@ from storage.keys import file_key, file_name
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class ReportProgress(Protocol):
+    """Tells whoever listens how far a job is. Raises nothing."""
+
+    async def __call__(self, job_id: str, *, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class Attempt:
         writer: JobWriter,
         engine: EngineClient,
         images: ImageStore,
-        bus: Bus,
         plan: Callable[[Job], Plan],
+        report_progress: ReportProgress,
         limits: AttemptLimits,
         now: Callable[[], datetime],
     ) -> None:
@@ -72,8 +75,8 @@ class Attempt:
         self._writer = writer
         self._engine = engine
         self._images = images
-        self._bus = bus
         self._plan = plan
+        self._report_progress = report_progress
         self._limits = limits
         self._now = now
         self._heard_at = time.monotonic()
@@ -85,7 +88,7 @@ class Attempt:
         """The job afterwards. Neither ended nor another's: it wants another attempt."""
         tasks = {
             asyncio.create_task(self._work(), name="work"),
-            asyncio.create_task(self._heed(lease), name="lease"),
+            asyncio.create_task(self._hold_lease(lease), name="lease"),
             asyncio.create_task(self._listen(), name="heartbeat"),
         }
         try:
@@ -155,7 +158,7 @@ class Attempt:
         match event:
             case Progress(done=done, total=total):
                 self._stepping = True
-                await self._tell_progress(done, total)
+                await self._report_progress(self._job.id, done=done, total=total)
             case ImageReady() | LatentReady():
                 await self._store(event, plan)
             case Finished():
@@ -188,19 +191,13 @@ class Attempt:
 
     async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Waits out a store that is away: the lease goes on, and ends it at the deadline."""
-        pause_s = 0.2
-        while True:
-            try:
-                return await call()
-            except ImageStoreUnavailable as error:
-                fields = {"action": "reach_store", "job_id": self._job.id, "error": str(error)}
-                logger.warning("image store away", extra=fields)
-            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
-            pause_s = min(2 * pause_s, self._limits.longest_store_pause_s)
-
-    async def _tell_progress(self, done: int, total: int) -> None:
-        data = json.dumps({"done": done, "total": total}).encode()
-        await self._bus.publish(progress_subject(self._job.id), data)
+        return await keep_trying(
+            call,
+            on=ImageStoreUnavailable,
+            first_pause_s=0.2,
+            longest_pause_s=self._limits.longest_store_pause_s,
+            fields={"action": "reach_store", "job_id": self._job.id},
+        )
 
     async def _write(self, command: Command) -> None:
         outcome = await self._writer.execute(command, self._job)
@@ -209,7 +206,7 @@ class Attempt:
 
     # The lease.
 
-    async def _heed(self, lease: Lease) -> Loss:
+    async def _hold_lease(self, lease: Lease) -> Loss:
         return await lease.keep(
             self._job, is_wedged=self._is_wedged, seconds_left=self._seconds_left
         )

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 
-from actors.worker.attempt import Attempt, AttemptLimits
+from actors.worker.attempt import Attempt, AttemptLimits, ReportProgress
 from actors.worker.engine_host import EngineClient
 from actors.worker.lease import Lease
 from actors.worker.plan import Plan
-from events.bus.connection import Bus
 from events.decisions import Start
 from events.job import Job
 from events.log import EventLog, JobWriter
+from events.queue import QueueEntry
 from events.types import Completed
 from storage.images import ImageStore
 
@@ -42,11 +42,11 @@ class JobRunner:
         self,
         *,
         actor: str,
-        bus: Bus,
         log: EventLog,
         images: ImageStore,
         engine: EngineClient,
         plan: Callable[[Job], Plan],
+        report_progress: ReportProgress,
         limits: AttemptLimits,
         lease_renew_s: float,
         max_attempts: int,
@@ -54,39 +54,39 @@ class JobRunner:
     ) -> None:
         """`log` is one that waits out outages (`PersistentLog`)."""
         self._actor = actor
-        self._bus = bus
         self._log = log
         self._writer = JobWriter(log)
         self._images = images
         self._engine = engine
         self._plan = plan
+        self._report_progress = report_progress
         self._limits = limits
         self._lease_renew_s = lease_renew_s
         self._max_attempts = max_attempts
         self._now = now
         self._leases: dict[str, Lease] = {}
 
-    async def run(self, job_id: str, ack_subject: str) -> RunOutcome:
-        """Run a job whose queue entry was delivered under `ack_subject`."""
-        job = await self._writer.load(job_id)
+    async def run(self, entry: QueueEntry) -> RunOutcome:
+        """Run the job of a queue entry that was delivered to us."""
+        job = await self._writer.load(entry.job_id)
         if job is None:
-            await self._bus.ack(ack_subject)
+            await entry.ack()
             return RunOutcome.ENDED
         job = await self._start(job)
-        lease = self._lease_on(ack_subject)
+        lease = self._lease_on(entry)
         if job.end is None and job.actor == self._actor:
-            self._leases[job_id] = lease
+            self._leases[job.id] = lease
             try:
                 job = await self._attempt(job, lease)
             finally:
-                del self._leases[job_id]
-        return await self._settle(job, lease.ack_subject)
+                del self._leases[job.id]
+        return await self._settle(job, lease.entry)
 
-    def take_delivery(self, job_id: str, ack_subject: str) -> bool:
-        """The entry was delivered again: True where the job runs here, and goes on under it."""
-        lease = self._leases.get(job_id)
+    def take_delivery(self, entry: QueueEntry) -> bool:
+        """The entry was delivered again: True where its job runs here, and goes on under it."""
+        lease = self._leases.get(entry.job_id)
         if lease is not None:
-            lease.ack_subject = ack_subject
+            lease.entry = entry
         return lease is not None
 
     async def _start(self, job: Job) -> Job:
@@ -94,12 +94,11 @@ class JobRunner:
         outcome = await self._writer.execute(command, job)
         return outcome.job or job
 
-    def _lease_on(self, ack_subject: str) -> Lease:
+    def _lease_on(self, entry: QueueEntry) -> Lease:
         return Lease(
-            bus=self._bus,
             log=self._log,
             writer=self._writer,
-            ack_subject=ack_subject,
+            entry=entry,
             actor=self._actor,
             renew_s=self._lease_renew_s,
         )
@@ -113,22 +112,22 @@ class JobRunner:
             writer=self._writer,
             engine=self._engine,
             images=self._images,
-            bus=self._bus,
             plan=self._plan,
+            report_progress=self._report_progress,
             limits=self._limits,
             now=self._now,
         )
         return await attempt.run(lease)
 
-    async def _settle(self, job: Job, ack_subject: str) -> RunOutcome:
+    async def _settle(self, job: Job, entry: QueueEntry) -> RunOutcome:
         """Acked only after an end was read or stored; given back only while it is ours."""
         if job.end is not None:
-            await self._bus.ack(ack_subject)
+            await entry.ack()
             fields = {"action": "end", "job_id": job.id, "end": type(job.end).__name__}
             logger.info("ended", extra=fields)
             is_completed = isinstance(job.end, Completed)
             return RunOutcome.COMPLETED if is_completed else RunOutcome.ENDED
         if job.actor == self._actor:
-            await self._bus.nak(ack_subject)
+            await entry.nak()
             return RunOutcome.RETRY
         return RunOutcome.LOST

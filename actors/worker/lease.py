@@ -1,8 +1,8 @@
 """A job's lease on its queue entry, and the fence in front of every renewal.
 
-An ack subject is no fence: whoever holds an old one can still renew or ack the new delivery. So
-before every renewal the holder reads the job's last event, and stops where the job has ended or
-another actor has started it. The same read notices a request to cancel.
+Holding an entry is no fence: whoever holds an earlier delivery can still renew or acknowledge the
+next one. So before every renewal the holder reads the job's last event, and stops where the job has
+ended or another actor has started it. The same read notices a request to cancel.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from events.bus.connection import Bus
 from events.job import Job
 from events.log import EventLog, JobWriter
+from events.queue import QueueEntry
 
 
 class Loss(StrEnum):
@@ -30,18 +30,16 @@ class Lease:
     def __init__(
         self,
         *,
-        bus: Bus,
         log: EventLog,
         writer: JobWriter,
-        ack_subject: str,
+        entry: QueueEntry,
         actor: str,
         renew_s: float,
     ) -> None:
-        self._bus = bus
         self._log = log
         self._writer = writer
-        self.ack_subject = ack_subject
-        """Of the latest delivery: a holder that lived when its lease ran out is given the next."""
+        self.entry = entry
+        """As it was last delivered: a holder that outlived its lease is given the next delivery."""
         self._actor = actor
         self._renew_s = renew_s
 
@@ -66,6 +64,6 @@ class Lease:
                 if read.cancel_requested:
                     return Loss.CANCELLED
                 checked = read
-            await self._bus.renew(self.ack_subject)
+            await self.entry.renew()
             elapsed = time.monotonic() - started
             await asyncio.sleep(min(max(self._renew_s - elapsed, 0), max(seconds_left(), 0)))

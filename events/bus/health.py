@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from events.bus.connection import Bus, NoAnswer
-from events.bus.queues import log_fill
+from events.bus.streams import JOBS
 from events.errors import LogFull, LogUnavailable
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class JetStreamHealth:
         if not self._bus.is_connected:
             raise LogUnavailable
         if time.monotonic() >= self._fill.until:
-            self._fill = _Cached(await log_fill(self._bus), time.monotonic() + _FILL_PERIOD_S)
+            self._fill = _Cached(await self._bus.fill(JOBS), time.monotonic() + _FILL_PERIOD_S)
         return self._fill.value
 
     async def ready(self) -> str | None:

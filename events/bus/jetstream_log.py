@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
 from events.bus.connection import (
@@ -20,7 +20,7 @@ from events.bus.connection import (
 from events.bus.puller import Feed, Message, Puller
 from events.bus.streams import JOBS, event_subject, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
-from events.log import Appended, Conflict, EventLog, EventReader, Subscription, stored
+from events.log import Appended, Conflict, EventReader, Subscription, stored
 from events.types import Erased, Event, MalformedEvent, decode, encode
 
 logger = logging.getLogger(__name__)
@@ -212,45 +212,3 @@ def _readable(message: Message) -> Event | None:
         return decode(message.data, position=message.sequence)
     logger.error("not an event", extra={"action": "decode", "position": message.sequence})
     return None
-
-
-class PersistentLog:
-    """For the writers of accepted jobs: waits out a log that is away or full, without limit.
-
-    The same bytes are sent again under the same expected sequence, so nothing is stored twice.
-    """
-
-    def __init__(self, log: EventLog, *, longest_pause_s: float = 2.0) -> None:
-        self._log = log
-        self._longest_pause_s = longest_pause_s
-
-    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
-        return await self._persist(lambda: self._log.append(event, expected=expected))
-
-    async def read(self, job_id: str) -> list[Event]:
-        return await self._persist(lambda: self._log.read(job_id))
-
-    async def last(self, job_id: str) -> Event | None:
-        return await self._persist(lambda: self._log.last(job_id))
-
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
-        await self._persist(lambda: self._log.purge(job_id, keep=keep))
-
-    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
-        return self._log.reader(after=after)
-
-    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
-        return self._log.watch(job_id)
-
-    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        pause_s = 0.1
-        while True:
-            try:
-                return await call()
-            except (LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout) as error:
-                logger.warning(
-                    "the event log is away or full; trying again",
-                    extra={"action": "persist", "error": str(error)},
-                )
-            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
-            pause_s = min(2 * pause_s, self._longest_pause_s)

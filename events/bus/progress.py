@@ -1,19 +1,30 @@
-"""Progress of running jobs, as it was last heard on core NATS. Never stored."""
+"""Progress of running jobs on core NATS, from job actors to HTTP replicas. It is never stored."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import random
 from collections import OrderedDict
 
 from events.bus.connection import Bus
 from events.bus.puller import Message
-from events.bus.streams import PROGRESS_WILDCARD
+from events.bus.streams import PROGRESS_WILDCARD, progress_subject
 from events.errors import LogUnavailable
+from events.retry import keep_trying
 
 logger = logging.getLogger(__name__)
+
+
+class ProgressReporter:
+    """Tells how far running jobs are, to whoever listens now."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def report(self, job_id: str, *, done: int, total: int) -> None:
+        """`done` of `total` sampler steps. Is lost where there is no connection."""
+        data = json.dumps({"done": done, "total": total}).encode()
+        await self._bus.publish(progress_subject(job_id), data)
 
 
 class ProgressBoard:
@@ -31,13 +42,12 @@ class ProgressBoard:
     async def run(self) -> None:
         """Listen until cancelled."""
         await self._bus.wait_connected()
-        while True:
-            try:
-                async with self._bus.subscribe(PROGRESS_WILDCARD) as feed:
-                    while True:
-                        self._note(await feed.get())
-            except LogUnavailable:
-                await asyncio.sleep(random.uniform(0.5, 1.0))
+        await keep_trying(self._listen, on=LogUnavailable, first_pause_s=1, longest_pause_s=1)
+
+    async def _listen(self) -> None:
+        async with self._bus.subscribe(PROGRESS_WILDCARD) as feed:
+            while True:
+                self._note(await feed.get())
 
     def _note(self, message: Message) -> None:
         try:

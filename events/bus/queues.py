@@ -1,33 +1,68 @@
-"""The job queue and the callback queue: projections of the log, rebuildable, never doubled."""
+"""The job queue and the callback queue on JetStream: one work-queue message for each entry."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from events.bus.connection import SCHEDULE, SCHEDULE_TARGET, Bus, NoAnswer
 from events.bus.puller import Message, Puller
 from events.bus.streams import (
     CALLBACKS,
-    JOBS,
     QUEUE,
     ConsumerSpec,
+    callbacks_consumer,
     due_subject,
     lane_consumer,
     queue_subject,
     scheduled_subject,
 )
 from events.errors import LogUnavailable
+from events.queue import QueueEntry
 
 _STORE_TIMEOUT_S = 5.0
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
 
 
-class JobQueue:
-    """What waits or runs, by endpoint and lane."""
+@dataclass(frozen=True, slots=True)
+class JetStreamEntry:
+    """A message of a work queue; its token is the subject that takes its acknowledgements."""
+
+    job_id: str
+    token: str
+    _bus: Bus
+
+    async def ack(self) -> None:
+        await self._bus.ack(self.token)
+
+    async def nak(self) -> None:
+        await self._bus.nak(self.token)
+
+    async def renew(self) -> None:
+        await self._bus.renew(self.token)
+
+
+class JetStreamEntries:
+    """What one durable consumer delivers."""
+
+    def __init__(self, bus: Bus, puller: Puller) -> None:
+        self._bus = bus
+        self._puller = puller
+
+    async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
+        messages = await self._puller.next(batch=most, timeout_s=timeout_s)
+        return [self._entry(message) for message in messages]
+
+    def _entry(self, message: Message) -> QueueEntry:
+        return JetStreamEntry(_job_id_in(message.subject), message.ack_subject, self._bus)
+
+
+class JetStreamJobQueue:
+    """See `events.queue.JobQueue`."""
 
     def __init__(self, bus: Bus, *, lease_s: float) -> None:
         self._bus = bus
@@ -36,15 +71,12 @@ class JobQueue:
         """By endpoint: the depth, and until when it counts as known."""
 
     async def add(self, endpoint: str, lane: int, job_id: str) -> None:
-        """Does nothing where the job is queued or running. Raises LogUnavailable, LogFull."""
         await _store_first(self._bus, queue_subject(endpoint, lane, job_id), job_id)
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
-        """Raises LogUnavailable."""
         await self._bus.purge(QUEUE, queue_subject(endpoint, lane, job_id))
 
     async def depth(self, endpoint: str) -> int:
-        """Entries that wait or run, as of the last second. Raises LogUnavailable."""
         depth, until = self._depths.get(endpoint, (0, 0.0))
         if time.monotonic() >= until:
             subjects = f"queue.{endpoint}.*.*"
@@ -54,31 +86,28 @@ class JobQueue:
         return depth
 
     async def job_ids(self) -> set[str]:
-        """Every job that has an entry. Raises LogUnavailable."""
-        subjects = await self._bus.pending(QUEUE, "queue.>")
-        return {subject.rsplit(".", 1)[1] for subject in subjects}
+        return set(map(_job_id_in, await self._bus.pending(QUEUE, "queue.>")))
 
     @asynccontextmanager
-    async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[Puller]:
-        """Pull one lane's entries. Raises LogUnavailable."""
+    async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[JetStreamEntries]:
         spec = lane_consumer(endpoint, lane, lease_s=self._lease_s)
-        await self._bus.ensure_consumer(spec)
-        async with self._bus.puller(spec.stream, spec.name) as puller:
-            yield puller
+        async with _entries(self._bus, spec) as entries:
+            yield entries
+
+    def entry(self, job_id: str, token: str) -> QueueEntry:
+        return JetStreamEntry(job_id, token, self._bus)
 
 
-class CallbackQueue:
-    """Deliveries that wait: due now, or parked as a scheduled message (NATS ADR-51)."""
+class JetStreamCallbackQueue:
+    """See `events.queue.CallbackQueue`. What is parked is a scheduled message (NATS ADR-51)."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def add(self, job_id: str) -> None:
-        """Due at once; nothing where it waits already. Raises LogUnavailable, LogFull."""
         await _store_first(self._bus, due_subject(job_id), job_id)
 
     async def park(self, job_id: str, until: datetime) -> None:
-        """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull."""
         at = until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         headers = {SCHEDULE: f"@at {at}", SCHEDULE_TARGET: due_subject(job_id)}
         subject = scheduled_subject(job_id)
@@ -90,16 +119,20 @@ class CallbackQueue:
             raise LogUnavailable from error
 
     async def job_ids(self) -> set[str]:
-        """Every job whose delivery waits or is parked. Raises LogUnavailable."""
-        subjects = await self._bus.pending(CALLBACKS, "callbacks.>")
-        return {subject.rsplit(".", 1)[1] for subject in subjects}
+        return set(map(_job_id_in, await self._bus.pending(CALLBACKS, "callbacks.>")))
 
     @asynccontextmanager
-    async def due(self, spec: ConsumerSpec) -> AsyncGenerator[Puller]:
-        """Raises LogUnavailable."""
-        await self._bus.ensure_consumer(spec)
-        async with self._bus.puller(spec.stream, spec.name) as puller:
-            yield puller
+    async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[JetStreamEntries]:
+        spec = callbacks_consumer(most_held=most_held, hold_s=hold_s)
+        async with _entries(self._bus, spec) as entries:
+            yield entries
+
+
+@asynccontextmanager
+async def _entries(bus: Bus, spec: ConsumerSpec) -> AsyncGenerator[JetStreamEntries]:
+    await bus.ensure_consumer(spec)
+    async with bus.puller(spec.stream, spec.name) as puller:
+        yield JetStreamEntries(bus, puller)
 
 
 async def _store_first(bus: Bus, subject: str, job_id: str) -> None:
@@ -109,10 +142,5 @@ async def _store_first(bus: Bus, subject: str, job_id: str) -> None:
         raise LogUnavailable from error
 
 
-def job_id_of(entry: Message) -> str:
-    return entry.subject.rsplit(".", 1)[1]
-
-
-async def log_fill(bus: Bus) -> float:
-    """How full the event log is, 0..1. Raises LogUnavailable."""
-    return await bus.fill(JOBS)
+def _job_id_in(subject: str) -> str:
+    return subject.rsplit(".", 1)[1]

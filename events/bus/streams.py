@@ -71,8 +71,8 @@ def lane_consumer(endpoint: str, lane: int, *, lease_s: float) -> ConsumerSpec:
     return ConsumerSpec(QUEUE, f"{endpoint}-{lane}", subject, lease_s, max_ack_pending=-1)
 
 
-def callbacks_consumer(*, in_flight: int, ack_wait_s: float) -> ConsumerSpec:
-    return ConsumerSpec(CALLBACKS, "callbacks", DUE_WILDCARD, ack_wait_s, 4 * in_flight)
+def callbacks_consumer(*, most_held: int, hold_s: float) -> ConsumerSpec:
+    return ConsumerSpec(CALLBACKS, "callbacks", DUE_WILDCARD, hold_s, most_held)
 
 
 def job_subject(job_id: str) -> str:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from events.errors import DatabaseUnavailable
+from events.retry import keep_trying
 
 logger = logging.getLogger(__name__)
 
@@ -231,13 +232,13 @@ class Database:
 
     async def prepare_persistently(self) -> None:
         """`prepare`, again until the database is there: a role must not end because it is late."""
-        while True:
-            try:
-                return await self.prepare()
-            except DatabaseUnavailable as error:
-                fields = {"action": "prepare_database", "error": str(error.__cause__)}
-                logger.warning("database away", extra=fields)
-                await asyncio.sleep(random.uniform(0.5, 1.0))
+        await keep_trying(
+            self.prepare,
+            on=DatabaseUnavailable,
+            first_pause_s=1,
+            longest_pause_s=1,
+            fields={"action": "prepare_database"},
+        )
 
     async def close(self) -> None:
         await self._engine.dispose()

@@ -84,7 +84,7 @@ def kill(service: Service, name: str) -> None:
     with service.cluster():
         for actor in service.actors(name):
             handle = ray.get_actor(*actor)
-            pid = ray.get(handle.whereabouts.remote(), timeout=20).pid
+            pid = ray.get(handle.location.remote(), timeout=20).pid
             os.kill(pid, signal.SIGKILL)
 
 
@@ -138,7 +138,7 @@ def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
         actor = writer_of(chaos, job_id)
         with chaos.cluster():
             handle = ray.get_actor(actor)
-            pid = ray.get(handle.whereabouts.remote(), timeout=20).pid
+            pid = ray.get(handle.location.remote(), timeout=20).pid
         os.kill(pid, signal.SIGSTOP)
         try:
             result = chaos.ended(job_id)

@@ -32,7 +32,7 @@ def groups_of(service: Service, part: str) -> list[str]:
     """The placement groups of the actors with `part` in their name."""
     found = []
     for actor in service.actors(part):
-        where = ray.get(ray.get_actor(*actor).whereabouts.remote(), timeout=30)
+        where = ray.get(ray.get_actor(*actor).location.remote(), timeout=30)
         found.append(str(where.placement_group))
     return found
 
@@ -47,7 +47,7 @@ def test_engine_and_job_actors_are_inside_a_gpu_bundle_where_ray_has_gpus(
     with with_gpu.cluster():
         (name,) = with_gpu.actors(":engine")
         engine = ray.get_actor(*name)
-        where = ray.get(engine.whereabouts.remote(), timeout=30)
+        where = ray.get(engine.location.remote(), timeout=30)
         assert where.resources["GPU"] == 1
         (group,) = (g for g in placement_group_table().values() if g["state"] == "CREATED")
         assert group["bundles"] == {0: {"CPU": 1.0, "GPU": 1.0}}

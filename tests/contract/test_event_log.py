@@ -13,7 +13,7 @@ from events.bus.jetstream_log import JetStreamLog
 from events.errors import HistoryGone
 from events.ids import new_id
 from events.log import Appended, Conflict, EventLog, EventReader, utc_now
-from events.memory import MemoryLog
+from events.memory.log import MemoryLog
 from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
 from serve_app.local.nats_server import NatsServer
 from tests.support.jobs import submitted

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
 from events.bus.connection import Bus, NoAnswer
-from events.bus.queues import JobQueue
+from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import CANARY, JOBS, QUEUE, STREAMS, router_consumer
 from events.errors import LogUnavailable
 from events.ids import new_id
@@ -194,7 +194,7 @@ async def test_many_connections_closed_over_and_over_all_come_back(
 
 
 async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus: Bus) -> None:
-    queue = JobQueue(bus, lease_s=30)
+    queue = JetStreamJobQueue(bus, lease_s=30)
     async with operator(nats_server) as client:
         await client.jetstream().delete_stream(QUEUE)
     with pytest.raises(LogUnavailable):
@@ -210,7 +210,7 @@ async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus
 
     await eventually(queued, within_s=5)
     async with queue.lane("default", 1) as lane:
-        assert len(await lane.next(batch=1, timeout_s=2)) == 1
+        assert len(await lane.next(most=1, timeout_s=2)) == 1
 
 
 async def test_a_stream_that_only_a_writer_misses_is_made_again(

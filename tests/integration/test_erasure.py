@@ -18,12 +18,14 @@ from actors.worker.attempt import AttemptLimits
 from actors.worker.job import JobRunner, RunOutcome
 from actors.worker.plan import Plan
 from events.bus.connection import Bus
-from events.bus.jetstream_log import JetStreamLog, PersistentLog
-from events.bus.queues import JobQueue
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.progress import ProgressReporter
+from events.bus.queues import JetStreamJobQueue
 from events.decisions import Complete, Erase, Start, StoreImage, Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
+from events.persistent_log import PersistentLog
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.registry import Leases
@@ -176,24 +178,24 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
 ) -> None:
     job_id, lane = new_id(), 3
     await bench.writer.submit(job_id, Submit(submitted(lane=lane, images=2)))
-    queue = JobQueue(bench.bus, lease_s=30)
+    queue = JetStreamJobQueue(bench.bus, lease_s=30)
     await queue.add("default", lane, job_id)
     engine = ScriptedEngine([picture(0), picture(1)], gated=True)
     runner = JobRunner(
         actor="a",
-        bus=bench.bus,
         log=PersistentLog(bench.log, longest_pause_s=0.2),
         images=bench.images,
         engine=engine,
         plan=lambda job: Plan({"1": {}}, None, {}),
+        report_progress=ProgressReporter(bench.bus).report,
         limits=AttemptLimits(step_timeout_s=30, model_load_timeout_s=30),
         lease_renew_s=30,  # it will not notice by itself
         max_attempts=3,
         now=utc_now,
     )
-    async with queue.lane("default", lane) as puller:
-        [entry] = await puller.next(batch=1, timeout_s=10)
-        run = asyncio.create_task(runner.run(job_id, entry.ack_subject))
+    async with queue.lane("default", lane) as entries:
+        [entry] = await entries.next(most=1, timeout_s=10)
+        run = asyncio.create_task(runner.run(entry))
         engine.advance()
         await eventually(lambda: _has_stored(bench, job_id))
         await bench.erase(job_id)

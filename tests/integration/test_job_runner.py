@@ -19,13 +19,15 @@ from actors.worker.plan import Plan
 from engine.errors import CheckpointUnavailable, NodeFailed
 from engine.reports import Errored, Finished, LatentReady, Progress
 from events.bus.connection import Bus
-from events.bus.jetstream_log import JetStreamLog, PersistentLog
-from events.bus.puller import Message, Puller
-from events.bus.queues import JobQueue
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.progress import ProgressReporter
+from events.bus.queues import JetStreamJobQueue
 from events.decisions import Cancel, Start, Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
+from events.persistent_log import PersistentLog
+from events.queue import EntryReader, JobQueue, QueueEntry
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -54,7 +56,7 @@ class Bench:
     log: JetStreamLog
     writer: JobWriter
     queue: JobQueue
-    lane: Puller
+    lane: EntryReader
     images: ImageStore
 
     async def submit(self, **changes: Any) -> str:
@@ -63,10 +65,10 @@ class Bench:
         await self.queue.add("default", LANE, job_id)
         return job_id
 
-    async def entry(self, *, within_s: float = 5.0) -> Message:
-        messages = await self.lane.next(batch=1, timeout_s=within_s)
-        assert messages, "no entry was delivered"
-        return messages[0]
+    async def entry(self, *, within_s: float = 5.0) -> QueueEntry:
+        entries = await self.lane.next(most=1, timeout_s=within_s)
+        assert entries, "no entry was delivered"
+        return entries[0]
 
     async def nothing_queued(self) -> bool:
         return not await self.queue.job_ids()
@@ -84,11 +86,11 @@ class Bench:
     ) -> JobRunner:
         return JobRunner(
             actor=actor,
-            bus=self.bus,
             log=PersistentLog(self.log, longest_pause_s=0.2),
             images=self.images,
             engine=engine,
             plan=plan or (lambda job: Plan({"1": {}}, None, {})),
+            report_progress=ProgressReporter(self.bus).report,
             limits=AttemptLimits(step_timeout_s=1, model_load_timeout_s=1, heartbeat_s=0.1),
             lease_renew_s=LEASE_S / 5,
             max_attempts=3,
@@ -99,7 +101,7 @@ class Bench:
 @pytest.fixture
 async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
     log = JetStreamLog(bus)
-    queue = JobQueue(bus, lease_s=LEASE_S)
+    queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
     async with queue.lane("default", LANE) as lane:
         images = ImageStore((tmp_path / "images").as_uri())
         yield Bench(bus, log, JobWriter(log), queue, lane, images)
@@ -108,7 +110,7 @@ async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
-    outcome = await bench.runner(ScriptedEngine(pictures(2))).run(job_id, entry.ack_subject)
+    outcome = await bench.runner(ScriptedEngine(pictures(2))).run(entry)
     assert outcome is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert [image.index for image in job.images] == [0, 1]
@@ -124,7 +126,7 @@ async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench)
     job_id = await bench.submit()
     entry = await bench.entry()
     engine = ScriptedEngine([Errored(CheckpointUnavailable("no such checkpoint: x.safetensors"))])
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
     job = await bench.job(job_id)
     assert job.end == Failed(message="no such checkpoint: x.safetensors")
 
@@ -133,7 +135,7 @@ async def test_a_job_on_a_faulty_device_is_tried_again(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
     engine = ScriptedEngine([Errored(NodeFailed("8", "VAEDecode", "CUDA error"))])
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
     assert (await bench.job(job_id)).last_failure == "node 8 (VAEDecode): CUDA error"
 
 
@@ -156,7 +158,7 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
     entry = await bench.entry()
     bench.images = Refusing((tmp_path / "other").as_uri(), times=3)
     runner = bench.runner(ScriptedEngine(pictures(1)))
-    assert await runner.run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert await runner.run(entry) is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
 
 
@@ -165,7 +167,7 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
     entry = await bench.entry()
     samples = np.ones((1, 4, 2, 3), np.float32)
     engine = ScriptedEngine([picture(0), LatentReady(1, "9", samples, 7), Finished(2)])
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert await bench.runner(engine).run(entry) is RunOutcome.COMPLETED
     image, latent = (await bench.job(job_id)).images
     assert (image.media_type, latent.media_type) == (None, SAFETENSORS)
     assert (latent.key, latent.seed) == (f"{job_id}/1/1.latent", 7)
@@ -177,19 +179,19 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
 
 async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> None:
     await bench.images.put("uploads/cat", b"a cat")
-    job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
+    await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1))
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert await bench.runner(engine).run(entry) is RunOutcome.COMPLETED
     assert [order.input_files for order in engine.orders] == [{"cat.png": b"a cat"}]
 
 
 @pytest.mark.parametrize("alone", [None, True])
 async def test_the_engine_is_told_that_a_job_is_to_be_alone(bench: Bench, alone: bool) -> None:
-    job_id = await bench.submit(alone=alone)
+    await bench.submit(alone=alone)
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1))
-    await bench.runner(engine).run(job_id, entry.ack_subject)
+    await bench.runner(engine).run(entry)
     assert [order.is_alone for order in engine.orders] == [bool(alone)]
 
 
@@ -197,7 +199,7 @@ async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) ->
     job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1))
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
     assert engine.orders == []
     text = "The input file 'cat.png' is gone. Upload it again and submit a new job."
     assert (await bench.job(job_id)).end == Failed(message=text)
@@ -207,13 +209,11 @@ async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: 
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
     dying = ScriptedEngine([Progress(1, 2), picture(0), None])
-    assert await bench.runner(dying).run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    assert await bench.runner(dying).run(entry) is RunOutcome.RETRY
     first = (await bench.job(job_id)).images[0]
 
     again = await bench.entry()  # given back at once, before its lease ran out
-    outcome = await bench.runner(ScriptedEngine(pictures(2)), actor="b").run(
-        job_id, again.ack_subject
-    )
+    outcome = await bench.runner(ScriptedEngine(pictures(2)), actor="b").run(again)
     assert outcome is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert job.images[0] == first
@@ -228,10 +228,10 @@ async def test_attempts_are_limited_and_the_last_reason_is_given(bench: Bench) -
     for attempt in range(3):
         entry = await bench.entry()
         runner = bench.runner(ScriptedEngine([None]), actor=f"a{attempt}")
-        assert await runner.run(job_id, entry.ack_subject) is RunOutcome.RETRY
+        assert await runner.run(entry) is RunOutcome.RETRY
     entry = await bench.entry()
     fresh = ScriptedEngine(pictures(1))
-    assert await bench.runner(fresh).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert await bench.runner(fresh).run(entry) is RunOutcome.ENDED
     assert fresh.orders == []
     end = (await bench.job(job_id)).end
     assert end == Failed(message="Gave up after 3 attempts: The engine died: killed")
@@ -241,10 +241,10 @@ async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Ben
     job_id = await bench.submit(images=1)
     entry = await bench.entry()
     dying = ScriptedEngine([picture(0), None])
-    await bench.runner(dying).run(job_id, entry.ack_subject)
+    await bench.runner(dying).run(entry)
     idle = ScriptedEngine([])
     entry = await bench.entry()
-    assert await bench.runner(idle).run(job_id, entry.ack_subject) is RunOutcome.COMPLETED
+    assert await bench.runner(idle).run(entry) is RunOutcome.COMPLETED
     assert idle.orders == []
     assert isinstance((await bench.job(job_id)).end, Completed)
 
@@ -254,7 +254,7 @@ async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
-    run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
+    run = asyncio.create_task(bench.runner(engine).run(entry))
     await eventually(lambda: engine.orders)
     await bench.writer.execute(Cancel(), await bench.job(job_id))
     assert await run is RunOutcome.ENDED
@@ -265,7 +265,7 @@ async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
     job_id = await bench.submit(deadline_s=0.5)
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2)], gated=True)
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.ENDED
+    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
     end = (await bench.job(job_id)).end
     assert end == Failed(message="Timed out: the job did not end within 0.5 s.")
 
@@ -275,19 +275,19 @@ async def test_a_wedged_engine_is_killed_and_the_job_tried_again(bench: Bench) -
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
-    assert await bench.runner(engine).run(job_id, entry.ack_subject) is RunOutcome.RETRY
+    assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
     assert engine.kills == 1
     assert (await bench.job(job_id)).last_failure is not None
 
 
 async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
-    job_id = await bench.submit()
+    await bench.submit()
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
-    run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
+    run = asyncio.create_task(bench.runner(engine).run(entry))
     for _ in range(5):
         engine.advance()
-        assert not await bench.lane.next(batch=1, timeout_s=LEASE_S / 2)
+        assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
     engine.advance(50)
     assert await run is RunOutcome.COMPLETED
 
@@ -297,15 +297,15 @@ async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: 
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
     runner = bench.runner(engine)
-    run = asyncio.create_task(runner.run(job_id, entry.ack_subject))
+    run = asyncio.create_task(runner.run(entry))
     await eventually(lambda: engine.orders)
-    await bench.bus.nak(entry.ack_subject)  # as a restarted server does, which forgot the renewals
+    await entry.nak()  # as a restarted server does, which forgot the renewals
     again = await bench.entry()
-    assert runner.take_delivery(job_id, again.ack_subject)
-    assert not runner.take_delivery(new_id(), again.ack_subject)
+    assert runner.take_delivery(again)
+    assert not runner.take_delivery(bench.queue.entry(new_id(), again.token))
     for _ in range(4):
         engine.advance()
-        assert not await bench.lane.next(batch=1, timeout_s=LEASE_S / 2)
+        assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
     engine.advance(50)
     assert await run is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
@@ -313,7 +313,7 @@ async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: 
 
 
 class Stoppable:
-    """A runner's view of the log and the bus that can be stopped, as SIGSTOP would."""
+    """A runner's view of the log or of its entry that can be stopped, as SIGSTOP would."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -337,28 +337,28 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
     runner = bench.runner(engine, actor="zombie")
-    bus, log = Stoppable(bench.bus), Stoppable(PersistentLog(bench.log))
-    runner._bus, runner._log, runner._writer = bus, log, JobWriter(log)
+    held, log = Stoppable(entry), Stoppable(PersistentLog(bench.log))
+    runner._log, runner._writer = log, JobWriter(log)
     engine.advance()
-    zombie = asyncio.create_task(runner.run(job_id, entry.ack_subject))
+    zombie = asyncio.create_task(runner.run(held))
     await eventually(lambda: engine.orders)
-    bus.going.clear()
+    held.going.clear()
     log.going.clear()
 
     again = await bench.entry()  # the lease ran out
-    assert again.subject == entry.subject
+    assert again.job_id == entry.job_id
     start = Start("heir", max_attempts=3, now=utc_now() + timedelta())
     await bench.writer.execute(start, await bench.job(job_id))
     before = await bench.events(job_id)
     engine.advance(10)
-    bus.going.set()
+    held.going.set()
     log.going.set()
     assert await zombie is RunOutcome.LOST
     assert await bench.events(job_id) == before
     assert await bench.queue.job_ids() == {job_id}
     # Neither renewed nor acked: the heir's own lease runs out on time.
     third = await bench.entry(within_s=2 * LEASE_S)
-    assert third.deliveries == 3
+    assert len({entry.token, again.token, third.token}) == 3
 
 
 async def test_a_job_survives_a_restart_of_the_event_log(
@@ -367,7 +367,7 @@ async def test_a_job_survives_a_restart_of_the_event_log(
     job_id = await bench.submit(images=1)
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
-    run = asyncio.create_task(bench.runner(engine).run(job_id, entry.ack_subject))
+    run = asyncio.create_task(bench.runner(engine).run(entry))
     await eventually(lambda: engine.orders)
     nats_server.stop()
     engine.advance(10)

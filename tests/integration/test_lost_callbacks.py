@@ -12,8 +12,9 @@ import pytest
 
 from actors.callbacks.lost import LostCallbacks
 from actors.dispatch.router import Router
-from events.bus.queues import JobQueue
-from events.bus.streams import CALLBACKS
+from events.bus.consumer import JetStreamConsumer
+from events.bus.queues import JetStreamJobQueue
+from events.bus.streams import CALLBACKS, router_consumer
 from events.errors import LogUnavailable
 from events.log import JobWriter, utc_now
 from events.store.read_model import ReadModel
@@ -100,9 +101,9 @@ async def test_the_router_puts_them_back_also_after_the_log_was_away(world: Worl
     job_id = await world.ended_job(ADDRESS)
     await project(world, [job_id])
     router = Router(
-        bus=world.bus,
+        events=JetStreamConsumer(world.bus, router_consumer()),
         writer=JobWriter(world.jobs),
-        queue=JobQueue(world.bus, lease_s=30),
+        queue=JetStreamJobQueue(world.bus, lease_s=30),
         callbacks=world.queue,
         read_model=ReadModel(world.database),
         lost_callbacks=lost_callbacks(world),

@@ -17,7 +17,7 @@ from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from events.bus.connection import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.queues import CallbackQueue
+from events.bus.queues import JetStreamCallbackQueue
 from events.bus.streams import DELIVERIES, delivery_subject
 from events.callback_address import AddressRule
 from events.delivery import Delivery, fold_delivery
@@ -54,7 +54,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.keys = ApiKeys(self.database)
-        self.queue = CallbackQueue(self.bus)
+        self.queue = JetStreamCallbackQueue(self.bus)
         self.jobs = JetStreamLog(self.bus)
         self.deliveries = JetStreamLog(
             self.bus, stream=DELIVERIES, subject_of=delivery_subject, try_timeout_s=0.5
@@ -122,7 +122,6 @@ class World:
         loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
         sender = Sender(rule or loopback, settings=settings)
         role = Callbacks(
-            bus=self.bus,
             queue=self.queue,
             jobs=self.jobs,
             deliveries=deliveries or self.deliveries,
@@ -130,7 +129,7 @@ class World:
             url_for=URL_FOR,
             secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.callback_secrets),
             settings=settings,
-            ack_wait_s=1.5,
+            hold_s=1.5,
         )
         task = asyncio.create_task(role.run())
         try:

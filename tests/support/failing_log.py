@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.errors import OutcomeUnknown
 from events.log import Appended, Conflict
-from events.memory import MemoryLog
+from events.memory.log import MemoryLog
 from events.types import Event
 
 

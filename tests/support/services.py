@@ -26,7 +26,7 @@ from events.callback_address import AddressRule
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job, fold
 from events.log import EventLog, JobWriter
-from events.memory import MemoryLog
+from events.memory.log import MemoryLog
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint, Scope

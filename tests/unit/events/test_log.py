@@ -12,7 +12,7 @@ from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, Conflict, JobWriter
-from events.memory import MemoryLog
+from events.memory.log import MemoryLog
 from events.types import (
     Cancelled,
     CancelRequested,

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from standardwebhooks.webhooks import Webhook
 
-from events.memory import MemoryLog, MemorySubscription
+from events.memory.log import MemoryLog, MemorySubscription
 from events.store.database import Database
 from events.store.records import Scope
 from events.store.registry import ApiKeys

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from events.errors import HistoryGone
 from events.log import Appended, Conflict, stored
 from events.types import Event
+
+_READ_TIMEOUT_S = 10.0
 
 
 class MemoryLog:
@@ -59,6 +61,19 @@ class MemoryLog:
     async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:
         reader = MemoryReader(self._events, self._changed, after=len(self._events))
         yield MemorySubscription(reader, job_id)
+
+
+class MemoryConsumer:
+    """The whole log of a `MemoryLog`, from its beginning at each run."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        async with self._log.reader(after=0) as reader:
+            while True:
+                events = await reader.next(_READ_TIMEOUT_S)
+                await asyncio.gather(*(handle(event) for event in events))
 
 
 class MemoryReader:

@@ -1,0 +1,48 @@
+"""The whole log, event by event, for a reader whose place JetStream keeps (a durable consumer)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from events.bus.connection import Bus
+from events.bus.puller import Message
+from events.bus.streams import ConsumerSpec
+from events.errors import LogUnavailable
+from events.retry import keep_trying
+from events.types import Event, MalformedEvent, decode
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 100
+_PULL_TIMEOUT_S = 10.0
+
+
+class JetStreamConsumer:
+    """See `events.log.EventConsumer`."""
+
+    def __init__(self, bus: Bus, spec: ConsumerSpec) -> None:
+        self._bus = bus
+        self._spec = spec
+
+    async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        await keep_trying(lambda: self._follow(handle), on=LogUnavailable)
+
+    async def _follow(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        await self._bus.ensure_consumer(self._spec)
+        async with self._bus.puller(self._spec.stream, self._spec.name) as puller:
+            while True:
+                messages = await puller.next(batch=_BATCH, timeout_s=_PULL_TIMEOUT_S)
+                await asyncio.gather(*(self._hand_over(each, handle) for each in messages))
+
+    async def _hand_over(
+        self, message: Message, handle: Callable[[Event], Awaitable[None]]
+    ) -> None:
+        try:
+            event = decode(message.data, position=message.sequence)
+        except MalformedEvent:
+            logger.exception("not an event", extra={"action": "consume", "at": message.sequence})
+        else:
+            await handle(event)
+        await self._bus.ack(message.ack_subject)

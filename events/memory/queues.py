@@ -1,0 +1,193 @@
+"""The queues in memory: the twins of those on JetStream, for tests of what stands on them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Hashable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from events.log import utc_now
+from events.queue import QueueEntry
+
+_DUE = "due"
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message of a work queue; it is delivered again once `visible_at` has passed."""
+
+    key: Hashable
+    job_id: str
+    hold_s: float
+    visible_at: float = 0.0
+    """By the monotonic clock."""
+
+
+@dataclass(slots=True)
+class _Messages:
+    """The messages of one work queue, by sequence."""
+
+    by_sequence: dict[int, _Message] = field(default_factory=dict)
+    stored: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def store(self, message: _Message) -> None:
+        self.stored += 1
+        self.by_sequence[self.stored] = message
+        self.changed.set()
+
+    def remove(self, key: Hashable, job_id: str) -> None:
+        self.by_sequence = {
+            sequence: message
+            for sequence, message in self.by_sequence.items()
+            if (message.key, message.job_id) != (key, job_id)
+        }
+
+    def has(self, key: Hashable, job_id: str) -> bool:
+        return any((each.key, each.job_id) == (key, job_id) for each in self.by_sequence.values())
+
+    def held(self, key: Hashable) -> int:
+        now = time.monotonic()
+        return sum(each.key == key and each.visible_at > now for each in self.by_sequence.values())
+
+    def take(self, key: Hashable, *, most: int, hold_s: float) -> list[QueueEntry]:
+        now = time.monotonic()
+        ready = [
+            (sequence, message)
+            for sequence, message in self.by_sequence.items()
+            if message.key == key and message.visible_at <= now
+        ]
+        for _, message in ready[:most]:
+            message.hold_s = hold_s
+            message.visible_at = now + hold_s
+        return [
+            MemoryEntry(message.job_id, str(sequence), self) for sequence, message in ready[:most]
+        ]
+
+    def seconds_to_next(self, key: Hashable) -> float | None:
+        """Until the next message that is held now may be delivered again; None where none is."""
+        now = time.monotonic()
+        waits = [
+            each.visible_at - now
+            for each in self.by_sequence.values()
+            if each.key == key and each.visible_at > now
+        ]
+        return min(waits, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """Like an entry on JetStream, it still acts on its message after a later delivery."""
+
+    job_id: str
+    token: str
+    _messages: _Messages
+
+    async def ack(self) -> None:
+        self._messages.by_sequence.pop(int(self.token), None)
+        self._messages.changed.set()  # there is room for another one
+
+    async def nak(self) -> None:
+        if message := self._messages.by_sequence.get(int(self.token)):
+            message.visible_at = 0.0
+            self._messages.changed.set()
+
+    async def renew(self) -> None:
+        if message := self._messages.by_sequence.get(int(self.token)):
+            message.visible_at = time.monotonic() + message.hold_s
+
+
+class MemoryEntries:
+    """What one reader is delivered."""
+
+    def __init__(
+        self, messages: _Messages, key: Hashable, *, hold_s: float, most_held: int | None = None
+    ) -> None:
+        self._messages = messages
+        self._key = key
+        self._hold_s = hold_s
+        self._most_held = most_held
+
+    async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
+        give_up_at = time.monotonic() + timeout_s
+        while True:
+            room = self._room(most)
+            if entries := self._messages.take(self._key, most=room, hold_s=self._hold_s):
+                return entries
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0:
+                return []
+            self._messages.changed.clear()
+            ready_in_s = self._messages.seconds_to_next(self._key)
+            wait_s = left_s if ready_in_s is None else min(left_s, ready_in_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._messages.changed.wait(), wait_s)
+
+    def _room(self, most: int) -> int:
+        if self._most_held is None:
+            return most
+        return min(most, self._most_held - self._messages.held(self._key))
+
+
+class MemoryJobQueue:
+    """Keeps the promises of `events.queue.JobQueue`, but only while the process lives."""
+
+    def __init__(self, *, lease_s: float = 30.0) -> None:
+        self._lease_s = lease_s
+        self._messages = _Messages()
+
+    async def add(self, endpoint: str, lane: int, job_id: str) -> None:
+        if not self._messages.has((endpoint, lane), job_id):
+            self._messages.store(_Message((endpoint, lane), job_id, self._lease_s))
+
+    async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
+        self._messages.remove((endpoint, lane), job_id)
+
+    async def depth(self, endpoint: str) -> int:
+        keys = [each.key for each in self._messages.by_sequence.values()]
+        return sum(isinstance(key, tuple) and key[0] == endpoint for key in keys)
+
+    async def job_ids(self) -> set[str]:
+        return {message.job_id for message in self._messages.by_sequence.values()}
+
+    @asynccontextmanager
+    async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[MemoryEntries]:
+        yield MemoryEntries(self._messages, (endpoint, lane), hold_s=self._lease_s)
+
+    def entry(self, job_id: str, token: str) -> QueueEntry:
+        return MemoryEntry(job_id, token, self._messages)
+
+
+class MemoryCallbackQueue:
+    """Keeps the promises of `events.queue.CallbackQueue`, but only while the process lives."""
+
+    def __init__(self) -> None:
+        self._messages = _Messages()
+        self.parked: dict[str, datetime] = {}
+        """When each parked delivery is due."""
+
+    async def add(self, job_id: str) -> None:
+        if not self._messages.has(_DUE, job_id):
+            self._messages.store(_Message(_DUE, job_id, 0.0))
+
+    async def park(self, job_id: str, until: datetime) -> None:
+        self.parked[job_id] = until
+        asyncio.get_running_loop().call_later(
+            max((until - utc_now()).total_seconds(), 0.0), self._release, job_id, until
+        )
+
+    async def job_ids(self) -> set[str]:
+        return {each.job_id for each in self._messages.by_sequence.values()} | self.parked.keys()
+
+    @asynccontextmanager
+    async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[MemoryEntries]:
+        yield MemoryEntries(self._messages, _DUE, hold_s=hold_s, most_held=most_held)
+
+    def _release(self, job_id: str, until: datetime) -> None:
+        """Make it due, unless it was parked anew meanwhile."""
+        if self.parked.get(job_id) == until:
+            del self.parked[job_id]
+            self._messages.store(_Message(_DUE, job_id, 0.0))

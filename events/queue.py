@@ -1,0 +1,89 @@
+"""The queues, as the rest of the service sees them.
+
+A queue is a projection of the log: it says what is left to do, never what was done, and can be
+built again at any time. So whoever takes an entry folds the job first. `events.bus.queues` keeps
+the queues on JetStream, `events.memory.queues` keeps them in memory for tests.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Protocol
+
+
+class QueueEntry(Protocol):
+    """One job on a queue, delivered to a holder.
+
+    An entry that is neither acknowledged nor renewed in time is delivered again. Being the holder
+    is no fence: an entry of an earlier delivery still acknowledges, returns and renews the later
+    one. The job's events decide who may write.
+    """
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def token(self) -> str:
+        """Opens this entry again in another process (`JobQueue.entry`)."""
+
+    async def ack(self) -> None:
+        """Take it off the queue. Where the server does not answer, it is delivered again."""
+
+    async def nak(self) -> None:
+        """Give it back, to be delivered again at once."""
+
+    async def renew(self) -> None:
+        """Hold it for another full time."""
+
+
+class EntryReader(Protocol):
+    """Takes entries off the head of a queue, for one holder."""
+
+    async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
+        """The next entries, `most` at most; empty where none came in time.
+
+        Raises LogUnavailable.
+        """
+
+
+class JobQueue(Protocol):
+    """Jobs that wait or run, by endpoint and lane."""
+
+    async def add(self, endpoint: str, lane: int, job_id: str) -> None:
+        """Does nothing where the job waits or runs. Raises LogUnavailable, LogFull."""
+
+    async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
+        """Does nothing where there is no entry. Raises LogUnavailable."""
+
+    async def depth(self, endpoint: str) -> int:
+        """Entries that wait or run. May be a second old. Raises LogUnavailable."""
+
+    async def job_ids(self) -> set[str]:
+        """Every job that has an entry. Raises LogUnavailable."""
+
+    def lane(self, endpoint: str, lane: int) -> AbstractAsyncContextManager[EntryReader]:
+        """Take one lane's entries. Raises LogUnavailable."""
+
+    def entry(self, job_id: str, token: str) -> QueueEntry:
+        """An entry that was delivered to another process."""
+
+
+class CallbackQueue(Protocol):
+    """Deliveries of callbacks that wait, due now or later."""
+
+    async def add(self, job_id: str) -> None:
+        """Due at once. Does nothing where it is due already. Raises LogUnavailable, LogFull."""
+
+    async def park(self, job_id: str, until: datetime) -> None:
+        """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull."""
+
+    async def job_ids(self) -> set[str]:
+        """Every job whose delivery is due or parked. Raises LogUnavailable."""
+
+    def due(self, *, most_held: int, hold_s: float) -> AbstractAsyncContextManager[EntryReader]:
+        """Take what is due. Raises LogUnavailable.
+
+        `most_held`: how many entries all readers together hold at most; `hold_s`: after this long
+        without a renewal an entry is delivered again.
+        """

@@ -1,0 +1,73 @@
+"""What every callback queue promises: in memory and on JetStream."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from events.bus.queues import JetStreamCallbackQueue
+from events.ids import new_id
+from events.log import utc_now
+from events.memory.queues import MemoryCallbackQueue
+from events.queue import CallbackQueue
+from tests.support.polling import eventually
+
+HOLD_S = 1.0
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+def queue(request: pytest.FixtureRequest) -> CallbackQueue:
+    if request.param == "memory":
+        return MemoryCallbackQueue()
+    return JetStreamCallbackQueue(request.getfixturevalue("bus"))
+
+
+async def test_what_is_added_is_due_once(queue: CallbackQueue) -> None:
+    for _ in range(2):
+        await queue.add("a-job")
+    async with queue.due(most_held=10, hold_s=HOLD_S) as due:
+        [entry] = await due.next(most=5, timeout_s=5)
+        assert entry.job_id == "a-job"
+        await entry.ack()
+        assert await due.next(most=5, timeout_s=1.5 * HOLD_S) == []
+    assert await queue.job_ids() == set()
+
+
+async def test_what_is_neither_renewed_nor_acknowledged_comes_again(queue: CallbackQueue) -> None:
+    await queue.add("a-job")
+    async with queue.due(most_held=10, hold_s=HOLD_S) as due:
+        assert len(await due.next(most=1, timeout_s=5)) == 1
+        assert len(await due.next(most=1, timeout_s=3 * HOLD_S)) == 1
+
+
+async def test_what_is_parked_is_due_at_its_time(queue: CallbackQueue) -> None:
+    await queue.park("a-job", utc_now() + timedelta(seconds=1))
+    assert await queue.job_ids() == {"a-job"}
+    async with queue.due(most_held=10, hold_s=HOLD_S) as due:
+        assert await due.next(most=1, timeout_s=0.4) == []
+        [entry] = await due.next(most=1, timeout_s=5)
+        assert entry.job_id == "a-job"
+
+
+async def test_parking_again_replaces_the_earlier_time(queue: CallbackQueue) -> None:
+    await queue.park("a-job", utc_now() + timedelta(hours=1))
+    await queue.park("a-job", utc_now() + timedelta(seconds=0.2))
+    async with queue.due(most_held=10, hold_s=30) as due:
+        assert len(await due.next(most=1, timeout_s=5)) == 1
+        assert await due.next(most=1, timeout_s=0.5) == []
+
+
+async def test_readers_together_hold_no_more_than_is_allowed(queue: CallbackQueue) -> None:
+    for _ in range(5):
+        await queue.add(new_id())
+    async with queue.due(most_held=3, hold_s=30) as due:
+        held = await due.next(most=5, timeout_s=5)
+        assert len(held) == 3
+        assert await due.next(most=5, timeout_s=0.3) == []
+        await held[0].ack()
+
+        async def one_more() -> bool:
+            return len(await due.next(most=5, timeout_s=1)) == 1
+
+        await eventually(one_more)

@@ -1,0 +1,132 @@
+"""What every job queue promises: in memory and on JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from events.bus.queues import JetStreamJobQueue
+from events.ids import new_id
+from events.memory.queues import MemoryJobQueue
+from events.queue import EntryReader, JobQueue, QueueEntry
+
+LEASE_S = 1.0
+LANE = 3
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+def queue(request: pytest.FixtureRequest) -> JobQueue:
+    if request.param == "memory":
+        return MemoryJobQueue(lease_s=LEASE_S)
+    return JetStreamJobQueue(request.getfixturevalue("bus"), lease_s=LEASE_S)
+
+
+async def taken(entries: EntryReader, *, within_s: float = 5.0) -> QueueEntry:
+    [entry] = await entries.next(most=1, timeout_s=within_s)
+    return entry
+
+
+async def test_an_entry_is_delivered_to_one_holder_at_a_time(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as one, queue.lane("default", LANE) as other:
+        assert (await taken(one)).job_id == "a-job"
+        assert await other.next(most=1, timeout_s=0.2) == []
+
+
+async def test_entries_come_in_the_order_in_which_they_were_added(queue: JobQueue) -> None:
+    jobs = [new_id() for _ in range(5)]
+    for job_id in jobs:
+        await queue.add("default", LANE, job_id)
+    async with queue.lane("default", LANE) as entries:
+        first = await entries.next(most=3, timeout_s=5)
+        rest = await entries.next(most=5, timeout_s=5)
+    assert [entry.job_id for entry in first + rest] == jobs
+    assert len(first) == 3
+
+
+async def test_lanes_and_endpoints_do_not_mix(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "mine")
+    await queue.add("default", LANE + 1, "other-lane")
+    await queue.add("other", LANE, "other-endpoint")
+    async with queue.lane("default", LANE) as entries:
+        assert (await taken(entries)).job_id == "mine"
+        assert await entries.next(most=1, timeout_s=0.2) == []
+    assert await queue.job_ids() == {"mine", "other-lane", "other-endpoint"}
+    assert await queue.depth("default") == 2
+
+
+async def test_a_job_that_waits_or_runs_is_not_queued_twice(queue: JobQueue) -> None:
+    for _ in range(2):
+        await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        await queue.add("default", LANE, "a-job")
+        assert await queue.depth("default") == 1
+        await entry.ack()
+        assert await entries.next(most=1, timeout_s=0.2) == []
+        await queue.add("default", LANE, "a-job")
+        assert (await taken(entries)).job_id == "a-job"
+
+
+async def test_an_acknowledged_entry_is_gone(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        await entry.ack()
+        assert await entries.next(most=1, timeout_s=1.5 * LEASE_S) == []
+    assert await queue.job_ids() == set()
+
+
+async def test_an_entry_that_is_given_back_is_delivered_at_once(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        await entry.nak()
+        assert (await taken(entries, within_s=0.8 * LEASE_S)).job_id == "a-job"
+
+
+async def test_an_entry_that_is_not_renewed_is_delivered_again(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        first = await taken(entries)
+        again = await taken(entries, within_s=3 * LEASE_S)
+    assert again.job_id == first.job_id
+
+
+async def test_an_entry_that_is_renewed_stays_with_its_holder(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        for _ in range(5):
+            await asyncio.wait_for(entry.renew(), 1)
+            assert await entries.next(most=1, timeout_s=0.4 * LEASE_S) == []
+
+
+async def test_a_token_opens_the_entry_in_another_process(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        token = (await taken(entries)).token
+        opened = queue.entry("a-job", token)
+        assert (opened.job_id, opened.token) == ("a-job", token)
+        await opened.nak()
+        await taken(entries)
+        await opened.ack()  # of an earlier delivery: it is no fence
+        assert await entries.next(most=1, timeout_s=1.5 * LEASE_S) == []
+
+
+async def test_a_removed_entry_is_never_delivered(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    await queue.remove("default", LANE, "a-job")
+    await queue.remove("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        assert await entries.next(most=1, timeout_s=0.2) == []
+    assert await queue.job_ids() == set()
+
+
+async def test_a_reader_that_waits_hears_of_a_new_entry(queue: JobQueue) -> None:
+    async with queue.lane("default", LANE) as entries:
+        waiting = asyncio.create_task(taken(entries, within_s=10))
+        assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
+        await queue.add("default", LANE, "a-job")
+        assert (await asyncio.wait_for(waiting, 5)).job_id == "a-job"
