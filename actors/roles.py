@@ -12,7 +12,6 @@ from actors.assembly import (
     default_endpoint,
 )
 from actors.callbacks.lost import LostCallbacks
-from actors.callbacks.policy import longest_delivery_s
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import signing_secrets
 from actors.callbacks.sender import Sender
@@ -22,6 +21,7 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.router import Router
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
+from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
 from events.log import JobWriter
 from events.persistent_log import PersistentLog
@@ -49,7 +49,11 @@ async def run_router(settings: Settings) -> None:
             queue=messaging.callback_queue,
             read_model=read_model,
             deliveries=messaging.deliveries,
-            period_s=longest_delivery_s(settings),
+            period_s=longest_delivery_s(
+                delays_s=settings.callback_delays_s,
+                jitter=settings.callback_jitter,
+                withheld_s=settings.callback_withheld_s,
+            ),
         ),
         requeue_period_s=settings.requeue_period_s,
     )

@@ -1,16 +1,21 @@
-"""The state of a callback's delivery, folded from its own events. Pure."""
+"""The state of a callback's delivery, folded from its own events; commands, and what they add.
+
+Pure, as for jobs (`events.job`, `events.decisions`): no clock, no id, no chance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from events.delivery_policy import Delivered, Exhausted, RetryAt, SendResult, Step, next_step
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
     CallbackWithheld,
+    DeliveryEvent,
     Event,
     RedeliveryRequested,
 )
@@ -43,11 +48,6 @@ def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> 
     return delivery
 
 
-def request_redelivery(delivery: Delivery) -> tuple[RedeliveryRequested, ...]:
-    """Nothing where no try was made since it was last asked for: it is due already."""
-    return (RedeliveryRequested(),) if delivery.ended or delivery.tries else ()
-
-
 def _next(delivery: Delivery, event: Event) -> Delivery:
     delivery = replace(delivery, version=event.version, position=event.position)
     match event.data:
@@ -63,3 +63,94 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
             return Delivery(version=delivery.version, position=delivery.position)
         case _:
             return delivery
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTry:
+    """One try was made. `spread` lengthens or shortens the pause that may follow it."""
+
+    result: SendResult
+    delays_s: Sequence[float]
+    now: datetime
+    spread: float = 1.0
+
+    def step(self, tries: int) -> Step:
+        return next_step(
+            self.result, tries=tries, delays_s=self.delays_s, now=self.now, spread=self.spread
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndAfterTry:
+    """End the delivery if the try that was recorded last was its last.
+
+    A command of its own: after a conflict the try must be counted once, and the end follow it.
+    """
+
+    tried: RecordTry
+
+
+@dataclass(frozen=True, slots=True)
+class Withhold:
+    """A breaker keeps the delivery from its receiver, at most for `longest_s` in all."""
+
+    now: datetime
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRedelivery:
+    """A caller asks for the delivery once more, with all its tries."""
+
+
+DeliveryCommand = RecordTry | EndAfterTry | Withhold | RequestRedelivery
+
+
+def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
+    """The events that `command` adds to `delivery`; none where it changes nothing."""
+    if isinstance(command, RequestRedelivery):
+        # Where no try was made since it was last asked for, it is due already.
+        return (RedeliveryRequested(),) if delivery.ended or delivery.tries else ()
+    if delivery.ended:
+        return ()
+    match command:
+        case RecordTry():
+            return (tried(command, attempt=delivery.tries + 1),)
+        case EndAfterTry(tried=made):
+            return _end(made.step(delivery.tries), delivery.tries)
+        case Withhold():
+            return _withhold(command, delivery)
+
+
+def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:
+    """The event of try number `attempt`, from 1."""
+    step = command.step(attempt)
+    return CallbackAttempted(
+        attempt=attempt,
+        status=command.result.status,
+        latency_s=round(command.result.latency_s, 6),
+        error=command.result.error,
+        retry_at=step.at if isinstance(step, RetryAt) else None,
+    )
+
+
+def _end(step: Step, tries: int) -> tuple[DeliveryEvent, ...]:
+    match step:
+        case Delivered():
+            return (CallbackDelivered(attempt=tries),)
+        case Exhausted(message=message):
+            return (CallbackExhausted(attempts=tries, message=message),)
+        case RetryAt():
+            return ()
+
+
+def _withhold(command: Withhold, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
+    if delivery.withheld_at is None:
+        return (CallbackWithheld(),)
+    if command.now < delivery.withheld_at + timedelta(seconds=command.longest_s):
+        return ()
+    message = (
+        f"Given up after {delivery.tries} tries: the receiver was left alone, for it failed "
+        f"time after time, and {command.longest_s:g} s were over."
+    )
+    return (CallbackExhausted(attempts=delivery.tries, message=message),)

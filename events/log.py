@@ -10,10 +10,11 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from events.decisions import Command, Submit, decide
+from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_delivery
 from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
-from events.types import Event, EventData, JobEvent
+from events.types import DeliveryEvent, Event, EventData, JobEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,24 @@ class JobWriter:
             job_id, job, partial(decide, command), traceparent=traceparent
         )
         return Outcome(job=state, added=added)
+
+
+class DeliveryWriter:
+    """Runs the commands of deliveries."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._writer: Writer[Delivery] = Writer(log, fold=fold_delivery)
+
+    async def load(self, job_id: str) -> Delivery:
+        return fold_delivery(await self._log.read(job_id))
+
+    async def execute(
+        self, command: DeliveryCommand, job: Job, delivery: Delivery
+    ) -> tuple[Delivery, tuple[DeliveryEvent, ...]]:
+        """The delivery of `job` after the command, and the events that were added here."""
+        decide = partial(decide_delivery, command)
+        return await self._writer.write(job.id, delivery, decide, traceparent=job.traceparent)
 
 
 def stored(event: Event, position: int) -> Event:

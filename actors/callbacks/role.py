@@ -32,23 +32,17 @@ from datetime import datetime, timedelta
 
 from actors.callbacks.breaker import BreakerLimits
 from actors.callbacks.hosts import Hosts
-from actors.callbacks.policy import Delivered, Exhausted, RetryAt, Sent, Step, attempted, next_step
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
-from events.delivery import Delivery, fold_delivery
+from events.delivery import Delivery, EndAfterTry, RecordTry, Withhold
+from events.delivery_policy import SendResult
 from events.errors import LogUnavailable, ServiceError
 from events.job import Job, fold
-from events.log import EventLog, Writer, utc_now
+from events.log import DeliveryWriter, EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, QueueEntry
 from events.result import UrlFor, result_of
 from events.retry import keep_trying
-from events.types import (
-    CallbackAttempted,
-    CallbackDelivered,
-    CallbackExhausted,
-    CallbackWithheld,
-)
 from settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -74,8 +68,7 @@ class Callbacks:
         """After `hold_s` the entry of an instance that died goes to another one."""
         self._queue = queue
         self._jobs = PersistentLog(jobs)
-        self._deliveries = PersistentLog(deliveries)
-        self._writer = Writer(self._deliveries, fold=fold_delivery)
+        self._writer = DeliveryWriter(PersistentLog(deliveries))
         self._sender = sender
         self._url_for = url_for
         self._secrets = secrets
@@ -132,7 +125,7 @@ class Callbacks:
     async def _deliver(self, entry: QueueEntry) -> None:
         """Raises LogUnavailable, LogFull where the entry could not be parked."""
         job_id = entry.job_id
-        delivery = fold_delivery(await self._deliveries.read(job_id))
+        delivery = await self._writer.load(job_id)
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
         url = job.submitted.callback_url if job else None
         until = None
@@ -149,16 +142,16 @@ class Callbacks:
             return delivery.retry_at
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
         async with self._hosts.turn(self._sender.host(url)) as turn:
-            sent = None if turn.wait_s else await self._send(job, url, secrets)
-            turn.answered = None if sent is None else sent.answered
-        if sent is None:
+            result = None if turn.wait_s else await self._send(job, url, secrets)
+            turn.answered = None if result is None else result.answered
+        if result is None:
             until = utc_now() + timedelta(seconds=turn.wait_s)
             return await self._withhold(job, delivery, until) if turn.is_withheld else until
-        delivery = await self._record(job, delivery, sent)
+        delivery = await self._record(job, delivery, result)
         # Neither ended nor to be retried: somebody asked for it again while this try was made.
         return None if delivery.ended else delivery.retry_at or utc_now()
 
-    async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> Sent:
+    async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> SendResult:
         body = result_of(job, self._url_for).body()
         headers = webhook_headers(
             job.id,
@@ -171,70 +164,29 @@ class Callbacks:
 
     async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
         """When to come again; None where it has been kept back for so long that it is given up."""
-        longest = timedelta(seconds=self._settings.callback_withheld_s)
-        now = utc_now()
-
-        def withheld(known: Delivery) -> tuple[CallbackWithheld | CallbackExhausted, ...]:
-            if known.ended:
-                return ()
-            if known.withheld_at is None:
-                return (CallbackWithheld(),)
-            if now < known.withheld_at + longest:
-                return ()
-            message = (
-                f"Given up after {known.tries} tries: the receiver was left alone, for it failed "
-                f"time after time, and {self._settings.callback_withheld_s:g} s were over."
-            )
-            return (CallbackExhausted(attempts=known.tries, message=message),)
-
-        delivery, _ = await self._writer.write(
-            job.id, delivery, withheld, traceparent=job.traceparent
-        )
+        longest_s = self._settings.callback_withheld_s
+        command = Withhold(now=utc_now(), longest_s=longest_s)
+        delivery, _ = await self._writer.execute(command, job, delivery)
         if delivery.ended or delivery.withheld_at is None:
             return None
-        return min(until, delivery.withheld_at + longest)
+        return min(until, delivery.withheld_at + timedelta(seconds=longest_s))
 
-    async def _record(self, job: Job, delivery: Delivery, sent: Sent) -> Delivery:
-        """Two writes, so that after a conflict the try is counted once and the end follows it."""
-        now = utc_now()
+    async def _record(self, job: Job, delivery: Delivery, result: SendResult) -> Delivery:
         jitter = self._settings.callback_jitter
         spread = random.uniform(1 - jitter, 1 + jitter)
-
-        def step(tries: int) -> Step:
-            delays_s = self._settings.callback_delays_s
-            return next_step(sent, tries=tries, delays_s=delays_s, now=now, spread=spread)
-
-        def tried(known: Delivery) -> tuple[CallbackAttempted, ...]:
-            attempt = known.tries + 1
-            return () if known.ended else (attempted(sent, attempt=attempt, then=step(attempt)),)
-
-        def ended(known: Delivery) -> tuple[CallbackDelivered | CallbackExhausted, ...]:
-            return () if known.ended else _end(step(known.tries), known.tries)
-
-        delivery, _ = await self._writer.write(job.id, delivery, tried, traceparent=job.traceparent)
-        delivery, ends = await self._writer.write(
-            job.id, delivery, ended, traceparent=job.traceparent
-        )
+        made = RecordTry(result, self._settings.callback_delays_s, now=utc_now(), spread=spread)
+        delivery, _ = await self._writer.execute(made, job, delivery)
+        delivery, ends = await self._writer.execute(EndAfterTry(made), job, delivery)
         logger.info(
             "callback tried",
             extra={
                 "action": "callback",
                 "job_id": job.id,
                 "attempt": delivery.tries,
-                "status": sent.status,
-                "error": sent.error,
-                "latency_s": round(sent.latency_s, 3),
+                "status": result.status,
+                "error": result.error,
+                "latency_s": round(result.latency_s, 3),
                 "end": type(ends[0]).__name__ if ends else None,
             },
         )
         return delivery
-
-
-def _end(step: Step, tries: int) -> tuple[CallbackDelivered | CallbackExhausted, ...]:
-    match step:
-        case Delivered():
-            return (CallbackDelivered(attempt=tries),)
-        case Exhausted(message=message):
-            return (CallbackExhausted(attempts=tries, message=message),)
-        case RetryAt():
-            return ()

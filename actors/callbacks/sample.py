@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.callbacks.policy import attempted
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
+from events.delivery import RecordTry, tried
 from events.errors import AddressNotAllowed
 from events.ids import new_id
 from events.log import utc_now
@@ -29,10 +29,10 @@ class SampleCallback:
         body = self._result(job_id).body()
         secrets = await self._secrets.of(key.owner, key.id)
         headers = webhook_headers(job_id, body, secrets=secrets, now=utc_now())
-        sent = await self._sender.send(url, body, headers)
-        if sent.refused:
-            raise AddressNotAllowed(sent.error)
-        return attempted(sent, attempt=1)
+        result = await self._sender.send(url, body, headers)
+        if result.refused:
+            raise AddressNotAllowed(result.error)
+        return tried(RecordTry(result, delays_s=(0,), now=utc_now()), attempt=1)
 
     def _result(self, job_id: str) -> ResultResponse:
         """Of a job that there never was; its picture is not there either."""

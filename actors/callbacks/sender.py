@@ -25,9 +25,9 @@ import httpcore
 from standardwebhooks import Webhook
 
 from actors.callbacks.guarded_backend import GuardedBackend, Resolver
-from actors.callbacks.policy import Sent
 from actors.callbacks.proxy import Proxy
 from events.callback_address import AddressRule, Resolve, Target
+from events.delivery_policy import SendResult
 from events.errors import AddressNotAllowed
 from settings import Settings
 from settings.version import VERSION
@@ -116,7 +116,7 @@ class Sender:
             return url
         return f"{target.scheme}://{target.host}:{target.port}"
 
-    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Sent:
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         """POST `body`. Whatever the receiver does is a value; a redirect is an answer like others.
 
         Once the status is known, what becomes of the rest of the answer does not matter.
@@ -141,13 +141,13 @@ class Sender:
             ):
                 await _skim(answer, self._settings.callback_max_answer_bytes)
         except AddressNotAllowed as refusal:
-            return Sent(time.monotonic() - began, error=str(refusal), refused=True)
+            return SendResult(time.monotonic() - began, error=str(refusal), refused=True)
         except _FAILURES as failure:
             error = self._describe(failure)
         latency_s = time.monotonic() - began
         if answer is None:
-            return Sent(latency_s, error=error)
-        return Sent(latency_s, status=answer.status, retry_after_s=_retry_after_s(answer))
+            return SendResult(latency_s, error=error)
+        return SendResult(latency_s, status=answer.status, retry_after_s=_retry_after_s(answer))
 
     @asynccontextmanager
     async def _borrow(self, target: Target) -> AsyncGenerator[httpcore.AsyncConnectionPool]:

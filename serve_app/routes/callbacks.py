@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from events.delivery import fold_delivery, request_redelivery
+from events.delivery import RequestRedelivery, fold_delivery
 from events.job import Job
-from events.log import Writer, utc_now
+from events.log import DeliveryWriter, utc_now
 from events.types import CallbackAttempted, CallbackExhausted, Event
 from serve_app.access.auth import Generator, Reader, require_callback_host
 from serve_app.access.token_buckets import TokenBuckets
@@ -109,9 +109,8 @@ async def redeliver(id: str, key: Generator, services: ServicesGiven) -> Callbac
     if job.end is None or job.submitted.callback_url is None:
         reason = "has not ended yet" if job.end is None else "has no callback address"
         raise ApiError(409, "nothing_to_deliver", f"The job {reason}.")
-    delivery = fold_delivery(await services.deliveries.read(job.id))
-    writer = Writer(services.deliveries, fold=fold_delivery)
-    await writer.write(job.id, delivery, request_redelivery, traceparent=job.traceparent)
+    writer = DeliveryWriter(services.deliveries)
+    await writer.execute(RequestRedelivery(), job, await writer.load(job.id))
     # Parked, not added: the entry that is in work now will be acknowledged.
     await services.callback_queue.park(job.id, utc_now())
     return _report(job, await services.deliveries.read(job.id))

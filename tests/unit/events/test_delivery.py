@@ -1,6 +1,18 @@
 from datetime import UTC, datetime, timedelta
 
-from events.delivery import fold_delivery
+import pytest
+
+from events.delivery import (
+    Delivery,
+    DeliveryCommand,
+    EndAfterTry,
+    RecordTry,
+    RequestRedelivery,
+    Withhold,
+    decide_delivery,
+    fold_delivery,
+)
+from events.delivery_policy import SendResult
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
@@ -53,3 +65,75 @@ def test_an_end_stands_until_it_is_asked_for_again() -> None:
 def test_folding_twice_changes_nothing() -> None:
     events = history(TRIED, RedeliveryRequested(), TRIED)
     assert fold_delivery(events, fold_delivery(events)) == fold_delivery(events)
+
+
+# Decisions.
+
+DELAYS_S = (0.0, 5.0, 30.0)
+FAILED = SendResult(0.25, status=500)
+GONE = SendResult(0.25, status=410)
+TAKEN = SendResult(0.25, status=204)
+
+
+def made(result: SendResult) -> RecordTry:
+    return RecordTry(result, DELAYS_S, now=BEGAN, spread=1.0)
+
+
+def delivery_of(*events: EventData) -> Delivery:
+    return fold_delivery(history(*events))
+
+
+def test_a_try_is_recorded_with_its_number_and_the_time_of_the_next_one() -> None:
+    [event] = decide_delivery(made(FAILED), delivery_of(TRIED))
+    retry_at = BEGAN + timedelta(seconds=30)
+    assert event == CallbackAttempted(attempt=2, status=500, latency_s=0.25, retry_at=retry_at)
+
+
+@pytest.mark.parametrize("result", [TAKEN, GONE])
+def test_a_last_try_names_no_next_one(result: SendResult) -> None:
+    [event] = decide_delivery(made(result), delivery_of())
+    assert isinstance(event, CallbackAttempted)
+    assert event.retry_at is None
+
+
+def test_a_delivery_ends_with_the_try_that_was_taken() -> None:
+    events = decide_delivery(EndAfterTry(made(TAKEN)), delivery_of(TRIED, TRIED))
+    assert events == (CallbackDelivered(attempt=2),)
+
+
+def test_a_delivery_ends_with_its_last_try() -> None:
+    [end] = decide_delivery(EndAfterTry(made(FAILED)), delivery_of(TRIED, TRIED, TRIED))
+    assert isinstance(end, CallbackExhausted)
+    assert end.attempts == 3
+
+
+def test_a_delivery_with_tries_left_goes_on() -> None:
+    assert decide_delivery(EndAfterTry(made(FAILED)), delivery_of(TRIED)) == ()
+
+
+def test_what_is_withheld_is_recorded_once_and_given_up_after_its_time() -> None:
+    withheld = delivery_of(TRIED, CallbackWithheld())
+    since = BEGAN + timedelta(seconds=2)
+    assert decide_delivery(Withhold(BEGAN, 60), delivery_of(TRIED)) == (CallbackWithheld(),)
+    assert decide_delivery(Withhold(since + timedelta(seconds=59), 60), withheld) == ()
+    [end] = decide_delivery(Withhold(since + timedelta(seconds=60), 60), withheld)
+    assert isinstance(end, CallbackExhausted)
+    assert end.attempts == 1
+
+
+@pytest.mark.parametrize("command", [made(TAKEN), EndAfterTry(made(TAKEN)), Withhold(BEGAN, 0)])
+@pytest.mark.parametrize(
+    "end", [CallbackDelivered(attempt=1), CallbackExhausted(attempts=1, message="no")]
+)
+def test_nothing_is_added_behind_an_end(command: DeliveryCommand, end: EventData) -> None:
+    assert decide_delivery(command, delivery_of(TRIED, end)) == ()
+
+
+def test_a_redelivery_is_requested_only_where_a_try_was_made() -> None:
+    assert decide_delivery(RequestRedelivery(), delivery_of()) == ()
+    for events in ([TRIED], [TRIED, CallbackDelivered(attempt=1)]):
+        assert decide_delivery(RequestRedelivery(), delivery_of(*events)) == (
+            RedeliveryRequested(),
+        )
+    anew = delivery_of(TRIED, RedeliveryRequested())
+    assert decide_delivery(RequestRedelivery(), anew) == ()

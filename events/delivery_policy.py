@@ -1,7 +1,7 @@
 """What follows a try to deliver a callback. Pure.
 
-Receivers are asked again for as long as their answer may change: at once no longer for 410, three
-times for what a deployment may put right (4xx, redirects), as often as the settings say for what
+A receiver is tried again for as long as its answer may change: never after 410, three times for
+what a deployment may put right (other 4xx, redirects), and as often as the policy says for what
 passes by itself (time-outs, 408, 425, 429, 5xx).
 """
 
@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-
-from events.types import CallbackAttempted
-from settings import Settings
 
 LONGEST_RETRY_AFTER_S = 3600.0
 """What a receiver may ask for beyond our own delay."""
@@ -23,8 +20,8 @@ _TRIES_OF_A_FIRM_ANSWER = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What came of one try: the answer's `status`, or the `error` in its place."""
+class SendResult:
+    """What came of one try: the `status` of the answer, or the `error` in its place."""
 
     latency_s: float
     status: int | None = None
@@ -70,18 +67,8 @@ class Exhausted:
 Step = Delivered | RetryAt | Exhausted
 
 
-def attempted(sent: Sent, *, attempt: int, then: Step | None = None) -> CallbackAttempted:
-    return CallbackAttempted(
-        attempt=attempt,
-        status=sent.status,
-        latency_s=round(sent.latency_s, 6),
-        error=sent.error,
-        retry_at=then.at if isinstance(then, RetryAt) else None,
-    )
-
-
 def next_step(
-    sent: Sent, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
+    sent: SendResult, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
 ) -> Step:
     """What follows the try number `tries`, from 1.
 
@@ -102,8 +89,7 @@ def next_step(
     return RetryAt(now + timedelta(seconds=delay_s))
 
 
-def longest_delivery_s(settings: Settings) -> float:
-    """Within this a delivery has ended, if the service runs: every pause at its longest."""
-    delays_s = settings.callback_delays_s
+def longest_delivery_s(*, delays_s: Sequence[float], jitter: float, withheld_s: float) -> float:
+    """A delivery has ended within this time, if the service runs: every pause at its longest."""
     pauses_s = sum(max(delay_s, LONGEST_RETRY_AFTER_S) for delay_s in delays_s)
-    return pauses_s * (1 + settings.callback_jitter) + settings.callback_withheld_s
+    return pauses_s * (1 + jitter) + withheld_s

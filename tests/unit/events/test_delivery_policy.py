@@ -2,12 +2,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from actors.callbacks.policy import (
+from events.delivery_policy import (
     LONGEST_RETRY_AFTER_S,
     Delivered,
     Exhausted,
     RetryAt,
-    Sent,
+    SendResult,
     Step,
     longest_delivery_s,
     next_step,
@@ -18,12 +18,12 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 DELAYS_S = Settings().callback_delays_s
 
 
-def after(sent: Sent, *, tries: int = 1, spread: float = 1.0) -> Step:
-    return next_step(sent, tries=tries, delays_s=DELAYS_S, now=NOW, spread=spread)
+def after(result: SendResult, *, tries: int = 1, spread: float = 1.0) -> Step:
+    return next_step(result, tries=tries, delays_s=DELAYS_S, now=NOW, spread=spread)
 
 
-def answered(status: int, retry_after_s: float | None = None) -> Sent:
-    return Sent(0.1, status=status, retry_after_s=retry_after_s)
+def answered(status: int, retry_after_s: float | None = None) -> SendResult:
+    return SendResult(0.1, status=status, retry_after_s=retry_after_s)
 
 
 def in_s(seconds: float) -> RetryAt:
@@ -37,10 +37,11 @@ def test_any_2xx_is_taken_however_late(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [*map(answered, [408, 425, 429, 500, 502, 503, 504, 599]), Sent(0.1, error="reset")]
+    "result",
+    [*map(answered, [408, 425, 429, 500, 502, 503, 504, 599]), SendResult(0.1, error="reset")],
 )
-def test_what_passes_by_itself_is_tried_as_often_as_the_settings_say(sent: Sent) -> None:
-    steps = [after(sent, tries=tries) for tries in range(1, 11)]
+def test_what_passes_by_itself_is_tried_as_often_as_the_settings_say(result: SendResult) -> None:
+    steps = [after(result, tries=tries) for tries in range(1, 11)]
     assert steps[:9] == [in_s(delay) for delay in DELAYS_S[1:]]
     assert isinstance(steps[9], Exhausted)
 
@@ -52,10 +53,10 @@ def test_ten_tries_are_spread_over_about_a_day() -> None:
 
 @pytest.mark.parametrize("status", [101, 300, 302, 307, 400, 401, 403, 404, 422, 451])
 def test_a_firm_answer_stops_after_three_tries(status: int) -> None:
-    sent = answered(status)
-    assert after(sent, tries=1) == in_s(5)
-    assert after(sent, tries=2) == in_s(30)
-    assert after(sent, tries=3) == Exhausted(
+    result = answered(status)
+    assert after(result, tries=1) == in_s(5)
+    assert after(result, tries=2) == in_s(30)
+    assert after(result, tries=3) == Exhausted(
         f"Given up after 3 tries; the last one: the receiver answered {status}."
     )
 
@@ -65,7 +66,7 @@ def test_410_stops_at_once() -> None:
 
 
 def test_an_address_that_is_not_allowed_stops_at_once_with_the_reason() -> None:
-    refused = Sent(0.0, error="10.0.0.1 is not a public address", refused=True)
+    refused = SendResult(0.0, error="10.0.0.1 is not a public address", refused=True)
     assert after(refused) == Exhausted("Stopped at try 1: 10.0.0.1 is not a public address.")
 
 
@@ -87,21 +88,22 @@ def test_settings_with_one_delay_allow_one_try() -> None:
 
 
 def test_the_longest_delivery_covers_every_pause_and_what_a_breaker_may_withhold() -> None:
-    settings = Settings(callback_delays_s=(0, 7200, 60), callback_jitter=0.5)
-    withheld_s = settings.callback_withheld_s
-    assert longest_delivery_s(settings) == 1.5 * (3600 + 7200 + 3600) + withheld_s
+    longest_s = longest_delivery_s(delays_s=(0, 7200, 60), jitter=0.5, withheld_s=1000)
+    assert longest_s == 1.5 * (3600 + 7200 + 3600) + 1000
 
 
 @pytest.mark.parametrize(
-    ("sent", "answered"),
+    ("result", "answered"),
     [
-        (Sent(0.1, status=200), True),
-        (Sent(0.1, status=429), True),
-        (Sent(0.1, status=404), True),
-        (Sent(0.1, status=500), False),
-        (Sent(0.1, error="reset"), False),
-        (Sent(0.1, error="not public", refused=True), None),
+        (SendResult(0.1, status=200), True),
+        (SendResult(0.1, status=429), True),
+        (SendResult(0.1, status=404), True),
+        (SendResult(0.1, status=500), False),
+        (SendResult(0.1, error="reset"), False),
+        (SendResult(0.1, error="not public", refused=True), None),
     ],
 )
-def test_a_receiver_works_if_it_says_anything_but_5xx(sent: Sent, answered: bool | None) -> None:
-    assert sent.answered is answered
+def test_a_receiver_works_if_it_says_anything_but_5xx(
+    result: SendResult, answered: bool | None
+) -> None:
+    assert result.answered is answered
