@@ -16,7 +16,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import Limits
 from engine.options import DeviceOptions, UnetOptions
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter

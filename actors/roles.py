@@ -26,9 +26,11 @@ from events.ids import new_id
 from events.log import JobWriter
 from events.persistent_log import PersistentLog
 from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.keys import ApiKeys
+from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint
-from events.store.registry import ApiKeys, Endpoints, Leases
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from settings import Settings

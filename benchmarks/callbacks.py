@@ -31,7 +31,7 @@ import psutil
 
 from benchmarks._receivers import address
 from benchmarks._report import print_hardware, print_table
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.queues import JetStreamCallbackQueue
 from events.decisions import Cancel, Submit

@@ -31,7 +31,7 @@ from actors.callbacks.sender import Sender
 from actors.roles import ROLES
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.health import JetStreamHealth
 from events.bus.progress import ProgressBoard
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
@@ -39,8 +39,9 @@ from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
 from events.log import JobWriter
 from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
-from events.store.registry import ApiKeys, Endpoints
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from serve_app.api import create_api

@@ -19,8 +19,9 @@ from storage.images import ImageStore
 
 if TYPE_CHECKING:
     # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
+    from events.store.endpoints import Endpoints
+    from events.store.keys import ApiKeys
     from events.store.read_model import ReadModel
-    from events.store.registry import ApiKeys, Endpoints
     from events.store.removal import Removal
     from events.store.uploads import Uploads
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from events.errors import DatabaseUnavailable
 from events.log import utc_now
-from events.store.registry import ApiKeys
+from events.store.keys import ApiKeys
 from events.webhook_secret import webhook_secret
 from settings import Settings
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from actors.dispatch.endpoint import EndpointDispatcher
 from events.errors import DatabaseUnavailable
+from events.store.endpoints import Endpoints
+from events.store.leases import Leases
 from events.store.records import Endpoint
-from events.store.registry import Endpoints, Leases
 
 logger = logging.getLogger(__name__)
 

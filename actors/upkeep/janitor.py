@@ -21,8 +21,8 @@ from itertools import groupby
 from events.errors import ServiceError
 from events.ids import is_job_id
 from events.log import EventLog, JobWriter, utc_now
+from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from events.store.registry import Leases
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from settings import Settings

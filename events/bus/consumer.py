@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.puller import Message
 from events.bus.streams import ConsumerSpec
 from events.errors import LogUnavailable

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from events.bus.connection import Bus, NoAnswer
+from events.bus.bus import Bus
+from events.bus.errors import NoAnswer
 from events.bus.streams import JOBS
 from events.errors import LogFull, LogUnavailable
 

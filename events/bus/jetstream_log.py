@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
-from events.bus.connection import (
-    EXPECTED_LAST_SUBJECT_SEQUENCE,
-    MESSAGE_ID,
-    Bus,
-    NoAnswer,
-    WrongLastSequence,
-)
+from events.bus.bus import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, Bus
+from events.bus.errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Feed, Message, Puller
 from events.bus.streams import JOBS, event_subject, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.log import Appended, Conflict, EventReader, Subscription, stored
+from events.retry import pause
 from events.types import Erased, Event, MalformedEvent, decode, encode
 
 logger = logging.getLogger(__name__)
@@ -180,7 +175,7 @@ class JetStreamReader:
             messages = await puller.next(batch=self._batch, timeout_s=timeout_s)
         except LogUnavailable:
             await self._reset()
-            await asyncio.sleep(random.uniform(0.2, 0.4))
+            await pause(0.4)
             return []
         if not messages:
             if not self._bus.is_connected:

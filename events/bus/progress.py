@@ -6,7 +6,7 @@ import json
 import logging
 from collections import OrderedDict
 
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.puller import Message
 from events.bus.streams import PROGRESS_WILDCARD, progress_subject
 from events.errors import LogUnavailable

@@ -10,26 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
-import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from events.bus.errors import DISCONNECTED
 from events.errors import LogUnavailable
 
 _AT_HAND_TIMEOUT_S = 2.0
-
-DISCONNECTED = (
-    nats.errors.ConnectionClosedError,
-    nats.errors.OutboundBufferLimitError,
-    nats.errors.StaleConnectionError,
-    nats.errors.ConnectionReconnectingError,
-    nats.errors.NoServersError,
-    nats.errors.NoRespondersError,
-    nats.js.errors.ServiceUnavailableError,
-    nats.js.errors.NoStreamResponseError,
-    OSError,
-)
-"""Every way in which nats-py says that there is no connection, or nobody behind it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from events.bus.connection import SCHEDULE, SCHEDULE_TARGET, Bus, NoAnswer
+from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
+from events.bus.errors import NoAnswer
 from events.bus.puller import Message, Puller
 from events.bus.streams import (
     CALLBACKS,

@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.job import Job, fold
 from events.result import Status, status_of
-from events.store.database import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT, Database
+from events.store.database import Database
+from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT
 from events.types import End, Event, Flavour, ImageStored
 
 _ERASED = -1

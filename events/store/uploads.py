@@ -12,8 +12,9 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from events.store.database import UPLOADS, Database
+from events.store.database import Database
 from events.store.records import Upload
+from events.store.tables import UPLOADS
 
 
 class Uploads:

@@ -20,7 +20,7 @@ from serve_app.access.ttl_cache import TtlCache
 from serve_app.errors import ApiError
 
 if TYPE_CHECKING:
-    from events.store.registry import ApiKeys
+    from events.store.keys import ApiKeys
 
 
 class Authenticator:

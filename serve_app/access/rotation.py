@@ -10,7 +10,7 @@ from serve_app.access.api_keys import mint_successor
 from serve_app.errors import ApiError, not_found
 
 if TYPE_CHECKING:
-    from events.store.registry import ApiKeys
+    from events.store.keys import ApiKeys
 
 
 async def rotate(

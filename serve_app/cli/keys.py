@@ -15,8 +15,8 @@ from rich.table import Table
 
 from events.log import utc_now
 from events.store.database import Database
+from events.store.keys import ApiKeys
 from events.store.records import Scope
-from events.store.registry import ApiKeys
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import mint, parse
 from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from events.errors import DatabaseUnavailable
 from events.log import utc_now
+from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
-from events.store.registry import ApiKeys
 from serve_app.access.api_keys import mint, parse
 from serve_app.cli import keys as key_commands
 from serve_app.cli.client import Client, ClientError, run_job

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from events.store.database import Database
+from events.store.keys import ApiKeys
 from events.store.records import ApiKey, KeyLimits, Scope
-from events.store.registry import ApiKeys
 
 MORNING = datetime(2026, 3, 1, 8, 30, 0, 123456, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -10,8 +10,8 @@ import pytest
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.store.database import Database
+from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from events.store.registry import Leases
 from tests.support.history import History
 from tests.support.jobs import submitted
 

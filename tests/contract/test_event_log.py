@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.errors import HistoryGone
 from events.ids import new_id

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from events.bus.connection import Bus, NoAnswer, WrongLastSequence
+from events.bus.bus import Bus
+from events.bus.errors import NoAnswer, WrongLastSequence
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.puller import Message
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout

@@ -10,9 +10,9 @@ import pytest
 from events.ids import new_id
 from events.job import fold
 from events.store.database import Database
+from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.records import KeyLimits
-from events.store.registry import ApiKeys
 from events.types import Event, Started
 from tests.support.jobs import submitted
 

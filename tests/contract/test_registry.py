@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import replace
 
 from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.leases import Leases
 from events.store.records import Endpoint
-from events.store.registry import Endpoints, Leases
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:

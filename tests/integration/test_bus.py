@@ -16,7 +16,8 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
-from events.bus.connection import Bus, NoAnswer
+from events.bus.bus import Bus
+from events.bus.errors import NoAnswer
 from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import CANARY, JOBS, QUEUE, STREAMS, router_consumer
 from events.errors import LogUnavailable

@@ -17,7 +17,7 @@ from actors.upkeep.results import Results
 from actors.worker.attempt import AttemptLimits
 from actors.worker.job import JobRunner, RunOutcome
 from actors.worker.plan import Plan
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamJobQueue
@@ -27,8 +27,8 @@ from events.job import Job
 from events.log import JobWriter, utc_now
 from events.persistent_log import PersistentLog
 from events.store.database import Database
+from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from events.store.registry import Leases
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import Erased, Event, ImageStored

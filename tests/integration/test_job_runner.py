@@ -18,7 +18,7 @@ from actors.worker.job import JobRunner, RunOutcome
 from actors.worker.plan import Plan
 from engine.errors import CheckpointUnavailable, NodeFailed
 from engine.reports import Errored, Finished, LatentReady, Progress
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamJobQueue

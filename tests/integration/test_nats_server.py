@@ -18,7 +18,7 @@ import psutil
 import pytest
 from nats.aio.client import Client
 
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.streams import JOBS, STREAMS, event_subject, job_subject, router_consumer
 from events.ids import new_id
 from serve_app.local.embedded import Embedded, watched

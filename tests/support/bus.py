@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from serve_app.local.nats_server import NatsServer
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
-from events.bus.connection import Bus
+from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.queues import JetStreamCallbackQueue
 from events.bus.streams import DELIVERIES, delivery_subject
@@ -25,8 +25,8 @@ from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import Appended, EventLog, utc_now
 from events.store.database import Database
+from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
-from events.store.registry import ApiKeys
 from events.types import Completed, Event, EventData, ImageStored, Started
 from serve_app.local.nats_server import NatsServer
 from settings import Settings

@@ -28,9 +28,10 @@ from events.job import Job, fold
 from events.log import EventLog, JobWriter
 from events.memory.log import MemoryLog
 from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint, Scope
-from events.store.registry import ApiKeys, Endpoints
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import Flavour, ImageStored

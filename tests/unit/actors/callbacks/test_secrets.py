@@ -7,7 +7,7 @@ import pytest
 from actors.callbacks.secrets import SigningSecrets
 from events.log import utc_now
 from events.store.database import Database
-from events.store.registry import ApiKeys
+from events.store.keys import ApiKeys
 from events.webhook_secret import webhook_secret
 from tests.support.callbacks import SECRET, api_key
 

@@ -19,9 +19,9 @@ from events.ids import new_id
 from events.job import Job, fold
 from events.log import JobWriter
 from events.store.database import Database
+from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Upload
-from events.store.registry import Leases
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import CallbackDelivered, Event, ImageStored

@@ -7,8 +7,8 @@ import typer
 
 from events.log import utc_now
 from events.store.database import Database
+from events.store.keys import ApiKeys
 from events.store.records import Scope
-from events.store.registry import ApiKeys
 from serve_app.access.api_keys import parse
 from serve_app.cli.main import ADMIN_KEY_FILE, ensure_admin_key
 from settings import Settings

@@ -12,8 +12,8 @@ from standardwebhooks.webhooks import Webhook
 
 from events.memory.log import MemoryLog, MemorySubscription
 from events.store.database import Database
+from events.store.keys import ApiKeys
 from events.store.records import Scope
-from events.store.registry import ApiKeys
 from events.webhook_secret import webhook_secret
 from serve_app.access.auth import Authenticator
 from serve_app.errors import ApiError

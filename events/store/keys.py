@@ -1,4 +1,4 @@
-"""API keys, endpoints and leases: rows that no log can give back."""
+"""API keys: rows that no log can give back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from events.store.database import API_KEYS, ENDPOINTS, LEASES, Database
-from events.store.records import ApiKey, Endpoint, KeyLimits, Scope
+from events.store.database import Database
+from events.store.records import ApiKey, KeyLimits, Scope
+from events.store.tables import API_KEYS
 
 
 class ApiKeys:
@@ -103,53 +104,3 @@ def _api_key(row: sa.Row[Any]) -> ApiKey:
     limits = KeyLimits(**{name: columns.pop(name) for name in _LIMITS})
     scopes = frozenset(map(Scope, columns.pop("scopes")))
     return ApiKey(**columns, scopes=scopes, limits=limits)
-
-
-class Endpoints:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def all(self) -> list[Endpoint]:
-        """By id."""
-        rows = await self._database.fetch(sa.select(ENDPOINTS).order_by(ENDPOINTS.c.id))
-        return [Endpoint(**row._mapping) for row in rows]
-
-    async def get(self, id: str) -> Endpoint | None:
-        rows = await self._database.fetch(sa.select(ENDPOINTS).where(ENDPOINTS.c.id == id))
-        return Endpoint(**rows[0]._mapping) if rows else None
-
-    async def put(self, endpoint: Endpoint) -> None:
-        """Add it, or replace the one of its id."""
-        await self._database.execute(self._database.upsert(ENDPOINTS).values(asdict(endpoint)))
-
-    async def add_missing(self, endpoint: Endpoint) -> None:
-        """Add it unless one of its id is there. Safe while another process does the same."""
-        insert = self._database.insert(ENDPOINTS).values(asdict(endpoint))
-        await self._database.execute(insert.on_conflict_do_nothing())
-
-
-class Leases:
-    """Who does what only one should do, for a short while. It spares work; it is no fence."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
-        """Take it, or renew it, for `ttl_s` from now; False while it is another's."""
-        now_s = self._database.clock_s
-        row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
-        taken = await self._database.execute(
-            self._database.insert(LEASES)
-            .values(row)
-            .on_conflict_do_update(
-                index_elements=[LEASES.c.name],
-                set_=row,
-                where=(LEASES.c.holder == holder) | (LEASES.c.expires_at_s <= now_s),
-            )
-        )
-        return taken > 0
-
-    async def release(self, name: str, holder: str) -> None:
-        """Give it up; nothing happens where it is another's."""
-        mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
-        await self._database.execute(sa.delete(LEASES).where(mine))

@@ -1,0 +1,212 @@
+"""What the service does on NATS: publish and store, read, pull, acknowledge.
+
+`Bus` turns nats-py's errors into ours and its messages into `Message`; the log and the queues
+stand on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+import nats.errors
+import nats.js.api
+import nats.js.errors
+
+from events.bus.connection import CALL_TIMEOUT_S, Connection
+from events.bus.errors import (
+    DISCONNECTED,
+    FULL,
+    WRONG_LAST_SEQUENCE,
+    NoAnswer,
+    WrongLastSequence,
+    code_of,
+)
+from events.bus.puller import Feed, Message, Puller, collect
+from events.bus.streams import ConsumerSpec
+from events.errors import LogFull, LogUnavailable
+
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+MESSAGE_ID = "Nats-Msg-Id"
+SCHEDULE = "Nats-Schedule"
+SCHEDULE_TARGET = "Nats-Schedule-Target"
+
+_QUICK_TIMEOUT_S = 1.0
+"""For what a request asks on its way: it does without the answer rather than wait."""
+
+
+class Bus(Connection):
+    """See `Connection`."""
+
+    # Streams.
+
+    async def fill(self, stream: str) -> float:
+        """How full the stream is, 0..1 of its `max_bytes`. Raises LogUnavailable."""
+        info = await self.call(self._js.stream_info(stream), timeout_s=_QUICK_TIMEOUT_S)
+        limit = info.config.max_bytes or -1
+        return info.state.bytes / limit if limit > 0 else 0.0
+
+    async def pending(
+        self, stream: str, subjects: str, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> dict[str, int]:
+        """Messages per subject. Raises LogUnavailable."""
+        call = self._js.stream_info(stream, subjects_filter=subjects)
+        info = await self.call(call, timeout_s=timeout_s)
+        return dict(info.state.subjects or {})
+
+    async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
+        """Remove all messages of the subject but the last `keep`. Raises LogUnavailable."""
+        await self.call(self._js.purge_stream(stream, subject=subject, keep=keep or None))
+
+    # Publishing.
+
+    async def store(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Publish to a stream and wait until it is on disk; its sequence.
+
+        Raises LogUnavailable and LogFull (nothing was stored), WrongLastSequence, NoAnswer.
+        """
+        if not self.is_connected:
+            raise LogUnavailable
+        try:
+            ack = await self._js.publish(
+                subject, data, timeout=timeout_s, headers=dict(headers or {})
+            )
+        except OSError as error:  # a time-out, or a write that failed on the way
+            raise NoAnswer from error
+        except (nats.js.errors.APIError, *DISCONNECTED) as error:
+            if code_of(error) in WRONG_LAST_SEQUENCE:
+                raise WrongLastSequence from error
+            if code_of(error) in FULL:
+                raise LogFull from error
+            raise self.unavailable(error) from error
+        return ack.seq
+
+    async def store_first(self, subject: str, data: bytes, *, timeout_s: float = 5) -> bool:
+        """Publish to a subject that holds nothing yet; False where it holds something.
+
+        Raises LogUnavailable, LogFull, NoAnswer.
+        """
+        try:
+            await self.store(
+                subject, data, timeout_s=timeout_s, headers={EXPECTED_LAST_SUBJECT_SEQUENCE: "0"}
+            )
+        except WrongLastSequence:
+            return False
+        return True
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Core NATS: at most once, dropped while disconnected."""
+        with suppress(*DISCONNECTED, nats.errors.Error):
+            await self._client.publish(subject, data)
+
+    # Reading.
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        """The subject's last message, as the stream's leader has it. Raises LogUnavailable."""
+        try:
+            raw = await self.call(self._js.get_last_msg(stream, subject))
+        except nats.js.errors.APIError:
+            return None
+        return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
+
+    async def batch(
+        self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
+    ) -> list[Message]:
+        """Up to `count` messages of one subject behind `after` (ADR-31 batch get, any replica).
+
+        Raises LogUnavailable. Fewer than `count` where a replica lags or the time ran out.
+        """
+        inbox = self._client.new_inbox()
+        request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
+        target = f"$JS.API.DIRECT.GET.{stream}"
+        async with self.subscribe(inbox) as answers:
+            try:
+                await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
+            except (nats.errors.Error, *DISCONNECTED) as error:
+                raise LogUnavailable from error
+            return await collect(answers, timeout_s)
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:
+        """What is heard on a subject of core NATS. Raises LogUnavailable.
+
+        What is read on this bus inside the context is read after the subscription was made.
+        """
+        if not self.is_connected:
+            raise LogUnavailable
+        feed = Feed(self._client, subject)
+        self._feeds.add(feed)
+        try:
+            await feed.open()
+            yield feed
+        finally:
+            self._feeds.discard(feed)
+            await feed.close()
+
+    # Consumers.
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        """Raises LogUnavailable."""
+        config = nats.js.api.ConsumerConfig(
+            durable_name=spec.name,
+            filter_subject=spec.filter_subject,
+            ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+            ack_wait=spec.ack_wait_s,
+            max_deliver=-1,
+            max_ack_pending=spec.max_ack_pending,
+            max_waiting=64,
+        )
+        await self.call(self._js.add_consumer(spec.stream, config))
+
+    async def add_follower(self, stream: str, *, after: int) -> str:
+        """An ephemeral consumer that needs no acks, from behind `after`; its name."""
+        config = nats.js.api.ConsumerConfig(
+            deliver_policy=nats.js.api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=after + 1,
+            ack_policy=nats.js.api.AckPolicy.NONE,
+            inactive_threshold=60,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        info = await self.call(self._js.add_consumer(stream, config))
+        return str(info.name)
+
+    @asynccontextmanager
+    async def puller(self, stream: str, consumer: str) -> AsyncGenerator[Puller]:
+        """Raises LogUnavailable."""
+        if not self.is_connected:
+            raise LogUnavailable
+        puller = Puller(self._client, stream, consumer)
+        await puller.open()
+        self._pullers.add(puller)
+        try:
+            yield puller
+        finally:
+            self._pullers.discard(puller)
+            await puller.close()
+
+    async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
+        """Acknowledge and wait until the server has it; False where it did not say so in time."""
+        if not self.is_connected:
+            return False
+        try:
+            await self._client.request(ack_subject, b"+ACK", timeout=timeout_s)
+        except (TimeoutError, nats.errors.Error, *DISCONNECTED):
+            return False
+        return True
+
+    async def renew(self, ack_subject: str) -> None:
+        """Start the entry's ack wait anew."""
+        await self.publish(ack_subject, b"+WPI")
+
+    async def nak(self, ack_subject: str) -> None:
+        """Give the entry back for delivery at once."""
+        await self.publish(ack_subject, b"-NAK")

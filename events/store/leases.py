@@ -1,0 +1,35 @@
+"""Leases: who does what only one process should do at a time."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from events.store.database import Database
+from events.store.tables import LEASES
+
+
+class Leases:
+    """Who does what only one should do, for a short while. It spares work; it is no fence."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        """Take it, or renew it, for `ttl_s` from now; False while it is another's."""
+        now_s = self._database.clock_s
+        row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
+        taken = await self._database.execute(
+            self._database.insert(LEASES)
+            .values(row)
+            .on_conflict_do_update(
+                index_elements=[LEASES.c.name],
+                set_=row,
+                where=(LEASES.c.holder == holder) | (LEASES.c.expires_at_s <= now_s),
+            )
+        )
+        return taken > 0
+
+    async def release(self, name: str, holder: str) -> None:
+        """Give it up; nothing happens where it is another's."""
+        mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
+        await self._database.execute(sa.delete(LEASES).where(mine))

@@ -1,0 +1,136 @@
+"""The tables. Only rows of `jobs`, `images` and `erasures` can be rebuilt from the log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+
+class UtcDateTime(sa.TypeDecorator[datetime]):
+    """Aware and in UTC on both databases; SQLite itself keeps no time zone."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, _: sa.Dialect) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("A time without a zone cannot be stored; give it UTC.")
+        return value and value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, _: sa.Dialect) -> datetime | None:
+        return value and (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC))
+
+
+METADATA = sa.MetaData()
+
+
+def _table(name: str, *parts: sa.Column[Any] | sa.Index) -> sa.Table:
+    return sa.Table(name, METADATA, *parts)
+
+
+def _key(name: str, kind: Any = sa.String) -> sa.Column[Any]:
+    return sa.Column(name, kind, primary_key=True)
+
+
+def _required(name: str, kind: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False)
+
+
+RESULTS_CHECKPOINT = "results"
+
+CHECKPOINTS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
+
+JOBS = _table(
+    "jobs",
+    _key("id"),
+    _required("owner", sa.String),
+    _required("flavour", sa.String),
+    _required("endpoint", sa.String),
+    _required("status", sa.SmallInteger),
+    _required("created_at", UtcDateTime),
+    sa.Column("ended_at", UtcDateTime),
+    _required("version", sa.BigInteger),
+    _required("position", sa.BigInteger),
+    _required("state", sa.Text),
+    sa.Column("key_id", sa.String),
+    sa.Index("jobs_by_owner", "owner", "created_at", "id"),
+    sa.Index("jobs_by_status", "status", "created_at", "id"),
+    sa.Index("jobs_by_key", "status", "key_id"),
+    sa.Index("jobs_by_position", "position"),
+)
+
+IMAGES = _table(
+    "images",
+    _key("job_id"),
+    _key("index", sa.Integer),
+    _required("storage_key", sa.String),
+    _required("size_bytes", sa.BigInteger),
+    _required("digest", sa.String),
+    _required("position", sa.BigInteger),
+)
+
+ERASURES = _table(
+    "erasures",
+    _key("job_id"),
+    _required("erased_at", UtcDateTime),
+    _required("due_at", UtcDateTime),
+    sa.Index("erasures_by_due_at", "due_at"),
+)
+
+UPLOADS = _table(
+    "uploads",
+    _key("id"),
+    _required("owner", sa.String),
+    _required("name", sa.String),
+    _required("digest", sa.String),
+    _required("storage_key", sa.String),
+    _required("width", sa.Integer),
+    _required("height", sa.Integer),
+    _required("size_bytes", sa.BigInteger),
+    _required("created_at", UtcDateTime),
+    _required("used_at", UtcDateTime),
+    sa.Column("replaced_at", UtcDateTime),
+    sa.Index("uploads_by_owner", "owner", "id"),
+    sa.Index("uploads_by_key", "storage_key"),
+)
+
+API_KEYS = _table(
+    "api_keys",
+    _key("id"),
+    _required("owner", sa.String),
+    _required("name", sa.String),
+    _required("secret_sha256", sa.String),
+    _required("scopes", sa.String),
+    _required("created_at", UtcDateTime),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("revoked_at", UtcDateTime),
+    sa.Column("replaced_by", sa.String),
+    sa.Column("rate_per_s", sa.Double),
+    sa.Column("burst", sa.BigInteger),
+    sa.Column("max_open_jobs", sa.BigInteger),
+    sa.Column("endpoints", sa.String),
+    sa.Column("callback_hosts", sa.String),
+)
+
+ENDPOINTS = _table(
+    "endpoints",
+    _key("id"),
+    sa.Column("checkpoint", sa.String),
+    sa.Column("gpus", sa.Double),
+    _required("cpus", sa.Double),
+    _required("min_workers", sa.Integer),
+    _required("max_workers", sa.Integer),
+    _required("jobs_per_worker", sa.Integer),
+    _required("max_queued", sa.BigInteger),
+    _required("max_pixels", sa.BigInteger),
+    _required("max_steps", sa.Integer),
+    sa.Column("precision", sa.String),
+    sa.Column("channels_last", sa.Boolean),
+    sa.Column("compiler", sa.String),
+)
+
+LEASES = _table(
+    "leases", _key("name"), _required("holder", sa.String), _required("expires_at_s", sa.Double)
+)
