@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -51,6 +52,26 @@ def test_a_value_that_makes_no_sense_is_refused(
     monkeypatch.setenv(f"DARKROOM_{name}", value)
     with pytest.raises(ValidationError, match=name.lower()):
         Settings()
+
+
+def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DARKROOM_APPEND_TIMEOUT_S", "0")
+    monkeypatch.setenv("DARKROOM_KEY_CALLBACK_HOSTS", "*,https://example.com")
+    arguments: dict[str, Any] = {"callback_timeout_s": -1, "port": "http"}
+    with pytest.raises(ValidationError) as refusal:
+        Settings(**arguments)
+    named = {error["loc"]: error["type"] for error in refusal.value.errors()}
+    assert named == {
+        ("append_timeout_s",): "greater_than",
+        ("callback_timeout_s",): "greater_than",
+        ("key_callback_hosts", 1): "string_pattern_mismatch",
+        ("port",): "int_parsing",
+    }
+
+
+def test_a_name_that_is_none_of_ours_is_passed_over() -> None:
+    arguments: dict[str, Any] = {"nobody": 1}
+    assert Settings(**arguments) == Settings()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""The environment variables: their names, their defaults, and that each one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from settings import Settings
+
+VARIABLES: Mapping[str, tuple[object, object]] = {
+    "DARKROOM_HOST": ("127.0.0.1", "0.0.0.0"),
+    "DARKROOM_PORT": (8000, 8001),
+    "DARKROOM_DATA_DIR": (Path("data"), Path("elsewhere")),
+    "DARKROOM_MODELS_DIR": (Path("models"), Path("other-models")),
+    "DARKROOM_NATS_URL": (None, "nats://nats:4222"),
+    "DARKROOM_DATABASE_URL": (None, "postgresql+asyncpg://db/darkroom"),
+    "DARKROOM_IMAGES_URL": (None, "s3://images"),
+    "DARKROOM_PUBLIC_URL": (None, "https://darkroom.example"),
+    "DARKROOM_SECRET": (None, SecretStr("a secret of the test")),
+    "DARKROOM_CALLBACK_ALLOW_NETWORKS": ((), (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),
+    "DARKROOM_DEFAULT_CHECKPOINT": (None, "other.safetensors"),
+    "DARKROOM_MAX_BODY_BYTES": (524_288, 524_291),
+    "DARKROOM_MAX_NODES": (1000, 1003),
+    "DARKROOM_MAX_PROMPT_CHARS": (32_768, 32_771),
+    "DARKROOM_MAX_SIDE_PX": (4096, 4099),
+    "DARKROOM_MAX_BATCH": (16, 19),
+    "DARKROOM_MAX_WAIT_S": (60.0, 61.5),
+    "DARKROOM_MAX_UPLOAD_BYTES": (20_971_520, 20_971_523),
+    "DARKROOM_MAX_UPLOAD_PIXELS": (33_554_432, 33_554_435),
+    "DARKROOM_MAX_UPLOAD_NAME_CHARS": (255, 258),
+    "DARKROOM_UPLOAD_DECODES": (2, 5),
+    "DARKROOM_KEY_CACHE_S": (5.0, 1.5),
+    "DARKROOM_KEY_ROTATION_GRACE_S": (604800.0, 604801.5),
+    "DARKROOM_KEY_RATE_PER_S": (0.0, 1.5),
+    "DARKROOM_KEY_BURST": (20, 23),
+    "DARKROOM_KEY_MAX_OPEN_JOBS": (0, 3),
+    "DARKROOM_KEY_ENDPOINTS": (("*",), ("fast", "slow")),
+    "DARKROOM_KEY_CALLBACK_HOSTS": (("*",), ("*.example.com", "hooks.example.org")),
+    "DARKROOM_OPEN_JOBS_PERIOD_S": (1.0, 2.5),
+    "DARKROOM_LOG_MAX_BYTES": (2_147_483_648, 2_147_483_651),
+    "DARKROOM_LOG_REPLICAS": (1, 4),
+    "DARKROOM_LOG_FULL_RATIO": (0.85, 0.5),
+    "DARKROOM_APPEND_TIMEOUT_S": (10.0, 11.5),
+    "DARKROOM_APPEND_TRY_TIMEOUT_S": (2.0, 3.5),
+    "DARKROOM_READY_PERIOD_S": (5.0, 6.5),
+    "DARKROOM_JOB_TIMEOUT_S": (3600.0, 3601.5),
+    "DARKROOM_MAX_ATTEMPTS": (3, 6),
+    "DARKROOM_LEASE_S": (30.0, 31.5),
+    "DARKROOM_LEASE_RENEW_S": (5.0, 6.5),
+    "DARKROOM_STEP_TIMEOUT_S": (120.0, 121.5),
+    "DARKROOM_MODEL_LOAD_TIMEOUT_S": (600.0, 601.5),
+    "DARKROOM_MIN_WORKERS": (1, 4),
+    "DARKROOM_MAX_WORKERS": (1, 4),
+    "DARKROOM_WORKER_GPUS": (None, 0.5),
+    "DARKROOM_WORKER_CPUS": (1.0, 2.5),
+    "DARKROOM_JOBS_PER_WORKER": (4, 7),
+    "DARKROOM_JOBS_PER_ACTOR": (0, 3),
+    "DARKROOM_WORKER_IDLE_S": (300.0, 301.5),
+    "DARKROOM_PRECISION": ("auto", "bfloat16"),
+    "DARKROOM_CHANNELS_LAST": (False, True),
+    "DARKROOM_COMPILER": (None, "inductor"),
+    "DARKROOM_ENGINE_THREADS": (0, 3),
+    "DARKROOM_MAX_ROWS": (32, 35),
+    "DARKROOM_MODEL_CACHE_BYTES": (8_589_934_592, 8_589_934_595),
+    "DARKROOM_TEXT_CACHE_BYTES": (134_217_728, 134_217_731),
+    "DARKROOM_STEP_SEED_OFFSET": (0, 3),
+    "DARKROOM_RETENTION_DAYS": (30.0, 31.5),
+    "DARKROOM_UPLOAD_RETENTION_DAYS": (30.0, 31.5),
+    "DARKROOM_SWEEP_GRACE_S": (3600.0, 3601.5),
+    "DARKROOM_JANITOR_PERIOD_S": (60.0, 61.5),
+    "DARKROOM_JANITOR_BATCH": (500, 503),
+    "DARKROOM_JANITOR_LEASE_S": (120.0, 121.5),
+    "DARKROOM_CALLBACK_REQUIRE_HTTPS": (False, True),
+    "DARKROOM_CALLBACK_PORTS": ((), (443, 8443)),
+    "DARKROOM_CALLBACK_CONNECT_TIMEOUT_S": (3.0, 4.5),
+    "DARKROOM_CALLBACK_TIMEOUT_S": (15.0, 16.5),
+    "DARKROOM_CALLBACK_MAX_ANSWER_BYTES": (16_384, 16_387),
+    "DARKROOM_CALLBACK_DELAYS_S": (
+        (0, 5, 30, 120, 600, 1800, 3600, 10800, 21600, 43200),
+        (0.0, 1.5),
+    ),
+    "DARKROOM_CALLBACK_JITTER": (0.2, 0.5),
+    "DARKROOM_CALLBACK_IN_FLIGHT": (256, 259),
+    "DARKROOM_CALLBACK_PER_HOST": (4, 7),
+    "DARKROOM_CALLBACK_BREAKER_FAILURES": (4, 7),
+    "DARKROOM_CALLBACK_BREAKER_OPEN_S": (15.0, 16.5),
+    "DARKROOM_CALLBACK_BREAKER_LONGEST_S": (600.0, 601.5),
+    "DARKROOM_CALLBACK_WITHHELD_S": (172800.0, 172801.5),
+    "DARKROOM_CALLBACK_SECRETS": (3, 6),
+    "DARKROOM_CALLBACK_PROXY": (None, SecretStr("http://proxy:3128")),
+    "DARKROOM_CALLBACK_TESTS_PER_MINUTE": (10, 13),
+    "DARKROOM_HTTP_REPLICAS": (1, 4),
+    "DARKROOM_DISPATCHER_LEASE_S": (6.0, 7.5),
+    "DARKROOM_ENDPOINTS_PERIOD_S": (2.0, 3.5),
+    "DARKROOM_REQUEUE_PERIOD_S": (60.0, 61.5),
+    "DARKROOM_RAY_NUM_GPUS": (None, 2),
+}
+"""Default and another value of every variable; operators depend on the names."""
+
+
+def values() -> dict[str, object]:
+    """What is set now, by variable."""
+    return {f"DARKROOM_{name.upper()}": value for name, value in Settings()}
+
+
+def written(value: Any) -> str:
+    """As an operator writes it."""
+    match value:
+        case tuple():
+            return ",".join(map(str, value))
+        case SecretStr():
+            return value.get_secret_value()
+        case _:
+            return str(value)
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_these_are_all_variables_with_their_defaults() -> None:
+    assert values() == {variable: default for variable, (default, _) in VARIABLES.items()}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_variable_is_read_and_changes_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    before = values()
+    _, other = VARIABLES[variable]
+    monkeypatch.setenv(variable, written(other))
+    assert values() == before | {variable: other}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_serve_argument_goes_before_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    default, other = VARIABLES[variable]
+    name = variable.removeprefix("DARKROOM_").lower()
+    monkeypatch.setenv(variable, written(other))
+    arguments: dict[str, Any] = {name: default}
+    assert getattr(Settings(**arguments), name) == default
