@@ -19,7 +19,7 @@ from events.job import Job, fold
 from events.store.records import ApiKey, Endpoint
 from events.types import Flavour, Submitted
 from serve_app.access.auth import require_callback_host, require_endpoint
-from serve_app.access.open_jobs import OpenJobs
+from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
 from serve_app.access.ttl_cache import TtlCache
 from serve_app.errors import ApiError, not_found, retry_after
 from serve_app.routes.uploads import resolve_input_files
@@ -64,7 +64,12 @@ class Acceptance:
     """Checks requests and stores them as `Submitted`."""
 
     def __init__(
-        self, services: Services, withdrawals: Withdrawals, *, resolve_timeout_s: float = 3.0
+        self,
+        services: Services,
+        withdrawals: Withdrawals,
+        *,
+        resolve_timeout_s: float = 3.0,
+        open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     ) -> None:
         self._services = services
         self._withdrawals = withdrawals
@@ -72,9 +77,7 @@ class Acceptance:
         self._endpoints = TtlCache(
             services.endpoints.get, ttl_s=services.settings.endpoints_period_s
         )
-        self._open_jobs = OpenJobs(
-            services.read_model, period_s=services.settings.open_jobs_period_s
-        )
+        self._open_jobs = OpenJobs(services.read_model, period_s=open_jobs_period_s)
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:

@@ -13,6 +13,7 @@ from events.store.records import KeyLimits
 from serve_app import errors
 from serve_app.acceptance import Acceptance
 from serve_app.access.auth import Authenticator
+from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.access.rates import Rates
 from serve_app.access.token_buckets import TokenBuckets
 from serve_app.routes import (
@@ -38,11 +39,14 @@ ask for the result when it has ended.
 
 
 def create_api(
-    services: Services, *, background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    services: Services,
+    *,
+    background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
 ) -> FastAPI:
     """`background` is entered before the first request and left after the last."""
     withdrawals = Withdrawals(log=services.log, writer=services.writer, queue=services.queue)
-    acceptance = Acceptance(services, withdrawals)
+    acceptance = Acceptance(services, withdrawals, open_jobs_period_s=open_jobs_period_s)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:

@@ -131,8 +131,6 @@ class Settings(BaseSettings):
     """Endpoints of a key that has no list of its own; `*`: any."""
     key_callback_hosts: HostPatterns = ("*",)
     """The same of hosts that are called back; `*.example.com`: every name below it."""
-    open_jobs_period_s: PositiveFloat = 1.0
-    """How often a replica counts the open jobs of the keys."""
 
     log_max_bytes: PositiveInt = 2 * 1024**3
     """Size of the event log; about 1 KB an event."""
@@ -198,10 +196,6 @@ class Settings(BaseSettings):
     """A file of no job and no upload is removed when it is so old."""
     janitor_period_s: PositiveFloat = 60.0
     """How often it is looked for what must be removed."""
-    janitor_batch: PositiveInt = 500
-    """Jobs, uploads and files that are looked at in one go."""
-    janitor_lease_s: PositiveFloat = 120.0
-    """After this silence another instance does it."""
 
     callback_require_https: bool = False
     """Refuse callback addresses without TLS."""

@@ -32,6 +32,8 @@ from storage.keys import UPLOADS
 logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "janitor"
+_LEASE_S = 120.0
+"""After this silence another instance becomes the janitor."""
 
 
 class Janitor:
@@ -48,8 +50,10 @@ class Janitor:
         images: ImageStore,
         removal: Removal,
         settings: Settings,
+        batch: int = 500,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
+        """`batch`: how many jobs, uploads and files one round looks at."""
         self._holder = holder
         self._leases = leases
         self._writer = JobWriter(log)
@@ -58,6 +62,7 @@ class Janitor:
         self._images = images
         self._removal = removal
         self._settings = settings
+        self._batch = batch
         self._now = now
         self._files: AsyncGenerator[list[StoredFile]] | None = None
         """Where the sweep has come to."""
@@ -68,9 +73,7 @@ class Janitor:
         while True:
             more = False
             try:
-                if await self._leases.acquire(
-                    _LEASE_NAME, self._holder, ttl_s=self._settings.janitor_lease_s
-                ):
+                if await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=_LEASE_S):
                     more = await self.round()
             except (ServiceError, ImageStoreError) as error:
                 fields = {"action": "janitor", "error": str(error)}
@@ -80,8 +83,8 @@ class Janitor:
             await asyncio.sleep(0 if more else period_s * random.uniform(0.8, 1.2))
 
     async def round(self) -> bool:
-        """At most `janitor_batch` of each kind; True where all went well and more may be due."""
-        most = self._settings.janitor_batch
+        """At most a batch of each kind; True where all went well and more may be due."""
+        most = self._batch
         counts = [
             await self._finish_erasures(most),
             await self._remove_old_jobs(most),

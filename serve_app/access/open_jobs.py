@@ -16,6 +16,9 @@ from serve_app.errors import ApiError, retry_after
 if TYPE_CHECKING:
     from events.store.read_model import ReadModel
 
+OPEN_JOBS_PERIOD_S = 1.0
+"""How often a replica counts the open jobs of the keys."""
+
 Stored = Callable[[int], None]
 """Says at which position of the log a job was stored."""
 
@@ -33,7 +36,7 @@ class OpenJobs:
         self,
         read_model: ReadModel,
         *,
-        period_s: float,
+        period_s: float = OPEN_JOBS_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read_model = read_model

@@ -36,6 +36,7 @@ from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import Flavour, ImageStored
 from serve_app.access.api_keys import mint
+from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.api import create_api
 from serve_app.services import Services
 from settings import Settings
@@ -199,6 +200,7 @@ async def running_edge(
     *,
     log: EventLog | None = None,
     node_types: Sequence[NodeType] = NODE_TYPES,
+    open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     **settings: Any,
 ) -> AsyncGenerator[Edge]:
     """`settings` are those of the service; 127.0.0.0/8 is open to callbacks."""
@@ -244,7 +246,7 @@ async def running_edge(
         progress=progress.get,
     )
     await services.endpoints.add_missing(Endpoint(id="default"))
-    app = create_api(services)
+    app = create_api(services, open_jobs_period_s=open_jobs_period_s)
     async with app.router.lifespan_context(app):
         yield Edge(services, app, log, queue, callback_queue, health, name_server, progress)
     await sender.close()

@@ -66,7 +66,7 @@ class House:
             read_model=self.read_model,
         )
 
-    def janitor(self, holder: str = "j", **settings: Any) -> Janitor:
+    def janitor(self, holder: str = "j", *, batch: int = 500, **settings: Any) -> Janitor:
         return Janitor(
             holder=holder,
             leases=Leases(self.database),
@@ -76,6 +76,7 @@ class House:
             images=self.images,
             removal=self.removal,
             settings=Settings(**({"retention_days": 7, "sweep_grace_s": 3600} | settings)),
+            batch=batch,
             now=self.clock,
         )
 
@@ -210,10 +211,10 @@ async def test_a_removal_that_was_cut_short_is_taken_up_again(house: House, log:
     house.clock.time += 8 * DAY
     broken: FailingLog = getattr(house, log)
     broken.purge_error = LogUnavailable()
-    assert not await house.janitor(janitor_batch=2).round()  # trouble is no reason to hurry
+    assert not await house.janitor(batch=2).round()  # trouble is no reason to hurry
     assert "row" in await house.traces(job_id)
     broken.recover()
-    assert await house.janitor(janitor_batch=2).round()
+    assert await house.janitor(batch=2).round()
     assert await house.traces(job_id) == await house.traces(other) == set()
 
 
@@ -221,7 +222,7 @@ async def test_a_round_is_bounded(house: House) -> None:
     ids = [await house.job() for _ in range(5)]
     await house.project()
     house.clock.time += 8 * DAY
-    janitor = house.janitor(janitor_batch=2)
+    janitor = house.janitor(batch=2)
     more = [await janitor.round() for _ in range(3)]
     assert more == [True, True, False]
     assert [await house.traces(job_id) for job_id in ids] == [set()] * 5
@@ -292,7 +293,7 @@ async def test_a_sweep_goes_on_where_it_stopped(house: House) -> None:
     for key in orphans:
         await house.put(key)
     house.clock.time += 2 * HOUR
-    janitor = house.janitor(janitor_batch=2)
+    janitor = house.janitor(batch=2)
     left = []
     for _ in range(4):
         await janitor.round()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from events.errors import LogUnavailable, OutcomeUnknown
 from events.log import utc_now
@@ -15,6 +16,7 @@ from tests.support.failing_log import FailingLog
 from tests.support.services import ALL_SCOPES, Edge, running_edge, workflow_body
 
 MOST = 3
+AT_EVERY_REQUEST_S = 1e-9
 
 
 async def limited_key(edge: Edge, *, most: int | None = MOST, owner: str = "alice") -> str:
@@ -27,8 +29,13 @@ async def limited_key(edge: Edge, *, most: int | None = MOST, owner: str = "alic
 @pytest.fixture
 async def edge(tmp_path: Path, log: FailingLog) -> AsyncGenerator[Edge]:
     """Counts again at every request."""
-    async with running_edge(tmp_path, log=log, open_jobs_period_s=1e-9) as edge:
+    async with running_edge(tmp_path, log=log, open_jobs_period_s=AT_EVERY_REQUEST_S) as edge:
         yield edge
+
+
+def replica(edge: Edge) -> FastAPI:
+    """Another one beside the edge's own."""
+    return create_api(edge.services, open_jobs_period_s=AT_EVERY_REQUEST_S)
 
 
 @pytest.fixture
@@ -132,7 +139,7 @@ async def test_repeats_take_no_room(client: httpx.AsyncClient) -> None:
 async def test_replicas_together_take_no_more_than_each_one_its_number(edge: Edge) -> None:
     """Where nothing is projected: the worst that can happen."""
     key = await limited_key(edge)
-    replicas = [httpx.ASGITransport(create_api(edge.services)) for _ in range(3)]
+    replicas = [httpx.ASGITransport(replica(edge)) for _ in range(3)]
     headers = {"Authorization": f"Bearer {key}"}
     async with AsyncExitStack() as stack:
         clients = [
@@ -148,7 +155,7 @@ async def test_replicas_together_take_no_more_than_each_one_its_number(edge: Edg
 
 async def test_replicas_see_each_others_jobs_once_they_are_projected(edge: Edge) -> None:
     key = await limited_key(edge)
-    other = httpx.ASGITransport(create_api(edge.services))
+    other = httpx.ASGITransport(replica(edge))
     async with (
         edge.client_with(key) as one,
         httpx.AsyncClient(
