@@ -27,25 +27,30 @@ from events.log import EventConsumer, EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.store.records import Endpoint
-from settings import Settings
+from settings.callbacks import CallbackSettings
+from settings.endpoint import EndpointSettings
+from settings.engine import EngineSettings
+from settings.graph import GraphSettings
+from settings.log import LogSettings
+from settings.settings import Settings
 from storage.images import ImageStore
 
 logger = logging.getLogger(__name__)
 
 
-def open_bus(settings: Settings, name: str) -> Bus:
+def open_bus(settings: LogSettings, name: str) -> Bus:
     """A bus, not started yet."""
     if settings.nats_url is None:
         raise ValueError("DARKROOM_NATS_URL is not set")
     return Bus(
         settings.nats_url,
         name=name,
-        replicas=settings.log_replicas,
-        log_max_bytes=settings.log_max_bytes,
+        replicas=settings.replicas,
+        log_max_bytes=settings.max_bytes,
     )
 
 
-def open_log(settings: Settings, bus: Bus) -> JetStreamLog:
+def open_log(settings: LogSettings, bus: Bus) -> JetStreamLog:
     return JetStreamLog(
         bus,
         append_timeout_s=settings.append_timeout_s,
@@ -72,14 +77,14 @@ class Messaging:
     """Returns once there is a connection and the streams are there."""
 
 
-def connect(settings: Settings, name: str) -> Messaging:
+def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
     """Begin to connect, as `name`. Needs a running event loop."""
     bus = open_bus(settings, name)
     bus.start()
     return Messaging(
         log=open_log(settings, bus),
         deliveries=open_deliveries(bus),
-        queue=JetStreamJobQueue(bus, lease_s=settings.lease_s),
+        queue=JetStreamJobQueue(bus, lease_s=lease_s),
         callback_queue=JetStreamCallbackQueue(bus),
         routed_events=JetStreamConsumer(bus, router_consumer()),
         report_progress=ProgressReporter(bus).report,
@@ -87,7 +92,7 @@ def connect(settings: Settings, name: str) -> Messaging:
     )
 
 
-def graph_limits(settings: Settings) -> Limits:
+def graph_limits(settings: GraphSettings) -> Limits:
     """The service's own; what an endpoint tightens was checked when the job was accepted."""
     return Limits(
         max_nodes=settings.max_nodes,
@@ -97,12 +102,12 @@ def graph_limits(settings: Settings) -> Limits:
     )
 
 
-def default_endpoint(settings: Settings) -> Endpoint:
+def default_endpoint(settings: EndpointSettings) -> Endpoint:
     return Endpoint(
         id="default",
-        checkpoint=settings.default_checkpoint,
-        gpus=settings.worker_gpus,
-        cpus=settings.worker_cpus,
+        checkpoint=settings.checkpoint,
+        gpus=settings.gpus,
+        cpus=settings.cpus,
         min_workers=settings.min_workers,
         max_workers=settings.max_workers,
         jobs_per_worker=settings.jobs_per_worker,
@@ -114,26 +119,26 @@ def default_endpoint(settings: Settings) -> Endpoint:
 
 def _models(settings: Settings) -> ModelsFolder:
     """Read anew for each job: the edge that accepted it may have seen a file before us."""
-    return ModelsFolder(settings.models_dir, ttl_s=0)
+    return ModelsFolder(settings.stores.models_dir, ttl_s=0)
 
 
 def build_engine_host(settings: Settings, endpoint: Endpoint, *, device: str) -> EngineHost:
     models = _models(settings)
-    limits = graph_limits(settings)
+    limits = graph_limits(settings.graph)
     engine = Engine(
         models=models,
-        options=device_options(settings, endpoint, device=device),
-        max_rows=settings.max_rows,
+        options=device_options(settings.engine, endpoint, device=device),
+        max_rows=settings.engine.max_rows,
         limits=limits,
     )
     engine.start()
     return EngineHost(engine=engine, catalogue=Catalogue(models), limits=limits)
 
 
-def device_options(settings: Settings, endpoint: Endpoint, *, device: str) -> DeviceOptions:
+def device_options(settings: EngineSettings, endpoint: Endpoint, *, device: str) -> DeviceOptions:
     return DeviceOptions(
         device=device,
-        threads=settings.engine_threads or os.cpu_count(),
+        threads=settings.threads or os.cpu_count(),
         cache_bytes=settings.model_cache_bytes,
         text_cache_bytes=settings.text_cache_bytes,
         step_seed_offset=settings.step_seed_offset,
@@ -157,31 +162,31 @@ async def connect_job_actor(
     settings: Settings, endpoint: Endpoint, *, actor: str, engine: EngineClient
 ) -> JobActorParts:
     """Returns once it is connected."""
-    messaging = connect(settings, actor)
+    messaging = connect(settings.log, actor, lease_s=settings.workers.lease_s)
     catalogue = Catalogue(_models(settings))
     runner = JobRunner(
         actor=actor,
         log=PersistentLog(messaging.log),
-        images=ImageStore(settings.effective_images_url),
+        images=ImageStore(settings.stores.effective_images_url),
         engine=engine,
-        plan=planner(catalogue, graph_limits(settings), endpoint.checkpoint),
+        plan=planner(catalogue, graph_limits(settings.graph), endpoint.checkpoint),
         report_progress=messaging.report_progress,
         limits=AttemptLimits(
-            step_timeout_s=settings.step_timeout_s,
-            model_load_timeout_s=settings.model_load_timeout_s,
+            step_timeout_s=settings.workers.step_timeout_s,
+            model_load_timeout_s=settings.workers.model_load_timeout_s,
         ),
-        lease_renew_s=settings.lease_renew_s,
-        max_attempts=settings.max_attempts,
+        lease_renew_s=settings.workers.lease_renew_s,
+        max_attempts=settings.workers.max_attempts,
         now=utc_now,
     )
     await messaging.connected()
     return JobActorParts(runner, messaging.queue)
 
 
-def address_rule(settings: Settings) -> AddressRule:
+def address_rule(settings: CallbackSettings) -> AddressRule:
     """Which addresses a callback may go to."""
     return AddressRule(
-        allow_networks=settings.callback_allow_networks,
-        require_https=settings.callback_require_https,
-        ports=settings.callback_ports,
+        allow_networks=settings.allow_networks,
+        require_https=settings.require_https,
+        ports=settings.ports,
     )

@@ -23,7 +23,7 @@ from actors.worker.engine_host import EngineDied, EngineHost, Order
 from actors.worker.job import RunOutcome
 from engine.reports import EngineEvent, Errored, Finished
 from events.store.records import Endpoint
-from settings import Settings
+from settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 

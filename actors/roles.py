@@ -13,7 +13,7 @@ from actors.assembly import (
 )
 from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
-from actors.callbacks.secrets import signing_secrets
+from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.dispatch.dispatcher import Dispatcher
 from actors.dispatch.endpoint import EndpointDispatcher
@@ -33,13 +33,13 @@ from events.store.read_model import ReadModel
 from events.store.records import Endpoint
 from events.store.removal import Removal
 from events.store.uploads import Uploads
-from settings import Settings
+from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
 
 
 async def run_router(settings: Settings) -> None:
-    messaging = connect(settings, "router")
+    messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     read_model = ReadModel(await _open_database(settings))
     router = Router(
         events=messaging.routed_events,
@@ -52,12 +52,12 @@ async def run_router(settings: Settings) -> None:
             read_model=read_model,
             deliveries=messaging.deliveries,
             period_s=longest_delivery_s(
-                delays_s=settings.callback_delays_s,
-                jitter=settings.callback_jitter,
-                withheld_s=settings.callback_withheld_s,
+                delays_s=settings.callbacks.delays_s,
+                jitter=settings.callbacks.jitter,
+                withheld_s=settings.callbacks.withheld_s,
             ),
         ),
-        requeue_period_s=settings.requeue_period_s,
+        requeue_period_s=settings.dispatch.requeue_period_s,
     )
     await messaging.connected()
     await router.run()
@@ -65,10 +65,10 @@ async def run_router(settings: Settings) -> None:
 
 async def run_results(settings: Settings) -> None:
     """With the janitor in the same process: it has little to do."""
-    messaging = connect(settings, "results")
+    messaging = connect(settings.log, "results", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     log, read_model = messaging.log, ReadModel(database)
-    images = ImageStore(settings.effective_images_url)
+    images = ImageStore(settings.stores.effective_images_url)
     janitor = Janitor(
         holder=_holder(),
         leases=Leases(database),
@@ -79,7 +79,9 @@ async def run_results(settings: Settings) -> None:
         removal=Removal(
             log=log, deliveries=messaging.deliveries, images=images, read_model=read_model
         ),
-        settings=settings,
+        settings=settings.retention,
+        longest_job_s=settings.dispatch.job_timeout_s,
+        longest_pauses_s=settings.callbacks.longest_pauses_s,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(Results(log=log, read_model=read_model).run())
@@ -87,7 +89,7 @@ async def run_results(settings: Settings) -> None:
 
 
 async def run_dispatcher(settings: Settings) -> None:
-    messaging = connect(settings, "dispatcher")
+    messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     writer = JobWriter(PersistentLog(messaging.log))
 
@@ -97,34 +99,35 @@ async def run_dispatcher(settings: Settings) -> None:
             queue=messaging.queue,
             writer=writer,
             pool=WorkerPool(endpoint, settings=settings),
-            hold_renew_s=settings.lease_s / 3,
+            hold_renew_s=settings.workers.lease_s / 3,
         )
 
     dispatcher = Dispatcher(
         holder=_holder(),
         leases=Leases(database),
         endpoints=Endpoints(database),
-        default_endpoint=default_endpoint(settings),
+        default_endpoint=default_endpoint(settings.default_endpoint),
         open_endpoint=open_endpoint,
-        lease_s=settings.dispatcher_lease_s,
-        period_s=settings.endpoints_period_s,
+        lease_s=settings.dispatch.dispatcher_lease_s,
+        period_s=settings.dispatch.endpoints_period_s,
     )
     await messaging.connected()
     await dispatcher.run()
 
 
 async def run_callbacks(settings: Settings) -> None:
-    messaging = connect(settings, "callbacks")
+    messaging = connect(settings.log, "callbacks", lease_s=settings.workers.lease_s)
+    secret = settings.stores.secret_bytes
     # Not prepared here: deliveries do not wait for a database.
-    keys = ApiKeys(Database(settings.effective_database_url))
+    keys = ApiKeys(Database(settings.stores.effective_database_url))
     callbacks = Callbacks(
         queue=messaging.callback_queue,
         jobs=messaging.log,
         deliveries=messaging.deliveries,
-        sender=Sender(address_rule(settings), settings=settings),
-        url_for=url_for(settings.effective_public_url, settings.secret_bytes),
-        secrets=signing_secrets(settings, keys),
-        settings=settings,
+        sender=Sender(address_rule(settings.callbacks), settings=settings.callbacks),
+        url_for=url_for(settings.http.effective_public_url, secret),
+        secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
+        settings=settings.callbacks,
     )
     await messaging.connected()
     await callbacks.run()
@@ -136,7 +139,7 @@ def _holder() -> str:
 
 
 async def _open_database(settings: Settings) -> Database:
-    database = Database(settings.effective_database_url)
+    database = Database(settings.stores.effective_database_url)
     await database.prepare_persistently()
     return database
 

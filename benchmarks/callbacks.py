@@ -39,7 +39,7 @@ from events.ids import new_id
 from events.log import JobWriter
 from events.types import Flavour, Submitted
 from serve_app.local.nats_server import NatsServer
-from settings import Settings
+from settings.callbacks import CallbackSettings
 
 CALLBACKS = 10_000
 HOSTS = 100
@@ -50,8 +50,8 @@ GIVE_UP_S = 600.0
 _ROLE = """
 import asyncio
 from actors.roles import run_callbacks
-from settings import Settings
-asyncio.run(run_callbacks(Settings()))
+from settings.settings import Settings
+asyncio.run(run_callbacks(Settings.load()))
 """
 
 
@@ -209,13 +209,13 @@ def _figures(outcome: Outcome) -> list[list[str]]:
 
 
 def _share(arrivals: list[Arrival], *, until: float) -> str:
-    settings = Settings()
+    settings = CallbackSettings()
     opened: dict[int, float] = {}
     for host in range(HUNG):
         times = sorted(each.at for each in arrivals if each.host == host)
-        if len(times) >= settings.callback_breaker_failures:
-            nth = times[settings.callback_breaker_failures - 1]
-            opened[host] = nth + settings.callback_timeout_s
+        if len(times) >= settings.breaker_failures:
+            nth = times[settings.breaker_failures - 1]
+            opened[host] = nth + settings.timeout_s
     if not opened or min(opened.values()) > until:
         return "-"
     inside = [each for each in arrivals if min(opened.values()) < each.at <= until]

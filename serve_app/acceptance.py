@@ -75,7 +75,7 @@ class Acceptance:
         self._withdrawals = withdrawals
         self._resolve_timeout_s = resolve_timeout_s
         self._endpoints = TtlCache(
-            services.endpoints.get, ttl_s=services.settings.endpoints_period_s
+            services.endpoints.get, ttl_s=services.dispatch_settings.endpoints_period_s
         )
         self._open_jobs = OpenJobs(services.read_model, period_s=open_jobs_period_s)
         self._appends: set[asyncio.Task[Job]] = set()
@@ -120,7 +120,7 @@ class Acceptance:
     def _job_id(self, sent: Sent) -> str:
         if sent.idempotency_key is None:
             return new_id()
-        secret = self._services.settings.secret_bytes
+        secret = self._services.secret
         return derived_id(secret, sent.key.owner, sent.idempotency_key)
 
     async def _check(self, sent: Sent) -> Submitted:
@@ -129,7 +129,12 @@ class Acceptance:
         endpoint = await self._endpoint(sent.endpoint)
         if sent.callback_url is not None:
             await self._check_callback_url(sent.callback_url, sent.key)
-        checker = checker_for(endpoint, services.catalogue, services.settings)
+        checker = checker_for(
+            endpoint,
+            services.catalogue,
+            services.graph_settings,
+            default_checkpoint=services.endpoint_settings.checkpoint,
+        )
         asked = checker.check(sent.flavour, sent.content)
         await self._require_room(endpoint)
         input_files = await resolve_input_files(
@@ -145,7 +150,7 @@ class Acceptance:
             fingerprint=sent.fingerprint,
             images=asked.images,
             callback_url=sent.callback_url,
-            deadline_s=services.settings.job_timeout_s,
+            deadline_s=services.dispatch_settings.job_timeout_s,
             input_files=input_files,
             alone=sent.alone or None,
         )
@@ -186,7 +191,7 @@ class Acceptance:
         if depth >= endpoint.max_queued:
             message = f"The queue of endpoint {endpoint.id} is full."
             raise ApiError(429, "queue_full", message, headers=retry_after(5))
-        if fill >= services.settings.log_full_ratio:
+        if fill >= services.http_settings.log_full_ratio:
             raise LogFull
 
     async def _store(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:

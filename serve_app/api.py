@@ -66,10 +66,9 @@ def create_api(
     )
     app.state.services = services
     app.state.authenticator = _authenticator(services)
-    app.state.rates = Rates(replicas=services.settings.http_replicas)
+    app.state.rates = Rates(replicas=services.http_settings.replicas)
     app.state.acceptance = acceptance
-    settings = services.settings
-    app.state.upload_turn = asyncio.Semaphore(settings.upload_decodes)
+    app.state.upload_turn = asyncio.Semaphore(services.http_settings.upload_decodes)
     app.state.callback_tests = TokenBuckets()
     errors.install(app)
     for module in (generate, results, jobs, callbacks, uploads, keys, catalogue, files, health):
@@ -78,15 +77,15 @@ def create_api(
 
 
 def _authenticator(services: Services) -> Authenticator:
-    settings = services.settings
+    settings = services.key_settings
     defaults = KeyLimits(
-        rate_per_s=settings.key_rate_per_s,
-        burst=settings.key_burst,
-        max_open_jobs=settings.key_max_open_jobs,
-        endpoints=settings.key_endpoints,
-        callback_hosts=settings.key_callback_hosts,
+        rate_per_s=settings.rate_per_s,
+        burst=settings.burst,
+        max_open_jobs=settings.max_open_jobs,
+        endpoints=settings.endpoints,
+        callback_hosts=settings.callback_hosts,
     )
-    return Authenticator(services.keys, ttl_s=settings.key_cache_s, defaults=defaults)
+    return Authenticator(services.keys, ttl_s=settings.cache_s, defaults=defaults)
 
 
 class _Api(FastAPI):

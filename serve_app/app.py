@@ -26,7 +26,7 @@ from actors.assembly import (
 )
 from actors.callbacks.guarded_backend import Resolver
 from actors.callbacks.sample import SampleCallback
-from actors.callbacks.secrets import signing_secrets
+from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.roles import ROLES
 from engine.graph.catalogue import Catalogue
@@ -46,7 +46,7 @@ from events.store.removal import Removal
 from events.store.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.services import Services
-from settings import Settings
+from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
 
@@ -63,12 +63,12 @@ class Roles:
 
 def build(args: dict[str, Any]) -> Application:
     """The application, from `DARKROOM_*`; `args` is Serve's own and may override settings."""
-    return build_with(Settings(**args))
+    return build_with(Settings.load(**args))
 
 
 def build_with(settings: Settings) -> Application:
     """Raises ValueError where there is no secret."""
-    settings.secret_bytes  # noqa: B018 - fails here, with a clear message, rather than in a replica
+    settings.stores.secret_bytes  # noqa: B018 - fails here, with a clear message, not in a replica
     roles = serve.deployment(
         name="Roles",
         num_replicas=1,
@@ -78,7 +78,7 @@ def build_with(settings: Settings) -> Application:
     )(Roles)
     api = serve.deployment(
         name="Api",
-        num_replicas=settings.http_replicas,
+        num_replicas=settings.http.replicas,
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         max_constructor_retry_count=_ENDLESS,
@@ -99,11 +99,13 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
 
 def build_asgi(settings: Settings) -> FastAPI:
     """The HTTP side of one replica. It connects in the background, and serves meanwhile."""
-    bus = open_bus(settings, f"api@{socket.gethostname()}")
-    database = Database(settings.effective_database_url)
+    bus = open_bus(settings.log, f"api@{socket.gethostname()}")
+    database = Database(settings.stores.effective_database_url)
     progress = ProgressBoard(bus)
     resolver = Resolver()
-    sender = Sender(address_rule(settings), settings=settings, resolve=resolver.resolve)
+    sender = Sender(
+        address_rule(settings.callbacks), settings=settings.callbacks, resolve=resolver.resolve
+    )
     services = _services(
         settings, bus, database, progress=progress, resolve=resolver.resolve, sender=sender
     )
@@ -132,7 +134,7 @@ def build_asgi(settings: Settings) -> FastAPI:
 async def _prepare(database: Database, settings: Settings) -> None:
     await database.prepare_persistently()
     with suppress(DatabaseUnavailable):  # the dispatcher does the same, and again
-        await Endpoints(database).add_missing(default_endpoint(settings))
+        await Endpoints(database).add_missing(default_endpoint(settings.default_endpoint))
 
 
 def _services(
@@ -144,17 +146,25 @@ def _services(
     resolve: Resolve,
     sender: Sender,
 ) -> Services:
-    log = open_log(settings, bus)
+    log = open_log(settings.log, bus)
     deliveries = open_deliveries(bus)
-    read_model, images = ReadModel(database), ImageStore(settings.effective_images_url)
-    keys = ApiKeys(database)
+    read_model, images = ReadModel(database), ImageStore(settings.stores.effective_images_url)
+    keys, secret = ApiKeys(database), settings.stores.secret_bytes
+    urls = url_for(settings.http.effective_public_url, secret)
     sample = SampleCallback(
         sender=sender,
-        secrets=signing_secrets(settings, keys),
-        url_for=url_for(settings.effective_public_url, settings.secret_bytes),
+        secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
+        url_for=urls,
     )
     return Services(
-        settings=settings,
+        http_settings=settings.http,
+        graph_settings=settings.graph,
+        endpoint_settings=settings.default_endpoint,
+        dispatch_settings=settings.dispatch,
+        key_settings=settings.keys,
+        callback_settings=settings.callbacks,
+        secret=secret,
+        url_for=urls,
         log=log,
         writer=JobWriter(log),
         read_model=read_model,
@@ -163,13 +173,13 @@ def _services(
         uploads=Uploads(database),
         images=images,
         removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
-        catalogue=Catalogue(ModelsFolder(settings.models_dir)),
-        address_rule=address_rule(settings),
+        catalogue=Catalogue(ModelsFolder(settings.stores.models_dir)),
+        address_rule=address_rule(settings.callbacks),
         resolve=resolve,
-        queue=JetStreamJobQueue(bus, lease_s=settings.lease_s),
+        queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s),
         deliveries=deliveries,
         callback_queue=JetStreamCallbackQueue(bus),
         send_sample=sample.send,
-        health=JetStreamHealth(bus, ready_period_s=settings.ready_period_s),
+        health=JetStreamHealth(bus, ready_period_s=settings.http.ready_period_s),
         progress=progress.get,
     )

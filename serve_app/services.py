@@ -12,9 +12,15 @@ from engine.graph.catalogue import Catalogue
 from events.callback_address import AddressRule, Resolve
 from events.log import EventLog, JobWriter
 from events.queue import CallbackQueue, JobQueue
+from events.result import UrlFor
 from events.store.records import ApiKey
 from events.types import CallbackAttempted
-from settings import Settings
+from settings.callbacks import CallbackSettings
+from settings.dispatch import DispatchSettings
+from settings.endpoint import EndpointSettings
+from settings.graph import GraphSettings
+from settings.http import HttpSettings
+from settings.keys import KeySettings
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
@@ -38,7 +44,15 @@ class LogHealth(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    settings: Settings
+    http_settings: HttpSettings
+    graph_settings: GraphSettings
+    endpoint_settings: EndpointSettings
+    dispatch_settings: DispatchSettings
+    key_settings: KeySettings
+    callback_settings: CallbackSettings
+    secret: bytes
+    """Key of ids, file tokens and webhook secrets."""
+    url_for: UrlFor
     log: EventLog
     writer: JobWriter
     read_model: ReadModel

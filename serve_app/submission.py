@@ -16,7 +16,7 @@ from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters, with_seed
 from events.store.records import Endpoint
 from events.types import Flavour
-from settings import Settings
+from settings.graph import GraphSettings
 
 _RECORDED = ("prompt", "extra_data")
 """Members of a workflow body that a run needs; `client_id` and the like are accepted, not kept."""
@@ -72,8 +72,15 @@ class Checker:
         return Asked(recorded, images=parameters.images)
 
 
-def checker_for(endpoint: Endpoint, catalogue: Catalogue, settings: Settings) -> Checker:
-    default = endpoint.checkpoint or settings.default_checkpoint
+def checker_for(
+    endpoint: Endpoint,
+    catalogue: Catalogue,
+    settings: GraphSettings,
+    *,
+    default_checkpoint: str | None,
+) -> Checker:
+    """`default_checkpoint`: where the endpoint has none of its own."""
+    default = endpoint.checkpoint or default_checkpoint
     return Checker(
         catalogue=catalogue,
         limits=Limits(

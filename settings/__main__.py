@@ -1,20 +1,22 @@
-"""The README's table of settings."""
+"""The table of settings in the README; `python -m settings` prints it."""
 
 from __future__ import annotations
 
 import sys
 
-from settings import Settings
+from settings.settings import Settings
 
 
 def markdown() -> str:
     lines = ["| variable | default | meaning |", "|---|---|---|"]
-    for name, field in Settings.model_fields.items():
-        default = field.default
-        if isinstance(default, tuple):
-            default = ",".join(map(str, default))
-        shown = "" if default is None or default == "" else f"`{default}`"
-        lines.append(f"| `DARKROOM_{name.upper()}` | {shown} | {field.description} |")
+    for group in Settings.groups().values():
+        for variable, name in group.variables().items():
+            field = group.model_fields[name]
+            default = field.default
+            if isinstance(default, tuple):
+                default = ",".join(map(str, default))
+            shown = "" if default is None or default == "" else f"`{default}`"
+            lines.append(f"| `{variable}` | {shown} | {field.description} |")
     return "\n".join(lines)
 
 

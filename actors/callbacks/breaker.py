@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from settings import Settings
+from settings.callbacks import CallbackSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class BreakerLimits:
     """Each time is longer or shorter by up to this part."""
 
     @classmethod
-    def of(cls, settings: Settings) -> BreakerLimits:
+    def of(cls, settings: CallbackSettings) -> BreakerLimits:
         return cls(
-            failures=settings.callback_breaker_failures,
-            open_s=settings.callback_breaker_open_s,
-            longest_open_s=settings.callback_breaker_longest_s,
-            jitter=settings.callback_jitter,
+            failures=settings.breaker_failures,
+            open_s=settings.breaker_open_s,
+            longest_open_s=settings.breaker_longest_s,
+            jitter=settings.jitter,
         )
 
 

@@ -19,7 +19,7 @@ it finds. While the log is away, an answer that was received waits to be recorde
 
 A receiver that fails time after time is left alone (`callback_breaker.py`). What its breaker keeps
 from it is no try and uses none up, so it has an end of its own: `CallbackWithheld` records when
-that began, and a delivery that is still kept back `callback_withheld_s` later is given up.
+that began, and a delivery that is still kept back `DARKROOM_CALLBACK_WITHHELD_S` later is given up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, QueueEntry
 from events.result import UrlFor, result_of
 from events.retry import keep_trying
-from settings import Settings
+from settings.callbacks import CallbackSettings
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Callbacks:
         sender: Sender,
         url_for: UrlFor,
         secrets: SigningSecrets,
-        settings: Settings,
+        settings: CallbackSettings,
         hold_s: float = 15.0,
     ) -> None:
         """After `hold_s` the entry of an instance that died goes to another one."""
@@ -75,8 +75,8 @@ class Callbacks:
         self._settings = settings
         self._hold_s = hold_s
         self._hosts = Hosts(
-            at_once=settings.callback_per_host,
-            most_inside=settings.callback_in_flight // 2,
+            at_once=settings.per_host,
+            most_inside=settings.in_flight // 2,
             breaker=BreakerLimits.of(settings),
         )
         self._held: dict[str, QueueEntry] = {}
@@ -96,7 +96,7 @@ class Callbacks:
                 await entry.renew()
 
     async def _pull(self, tasks: asyncio.TaskGroup) -> None:
-        in_flight = self._settings.callback_in_flight
+        in_flight = self._settings.in_flight
         # Those that wait for their host's turn are held, too, by this instance or another.
         most_held = 4 * in_flight
         async with self._queue.due(most_held=most_held, hold_s=self._hold_s) as entries:
@@ -164,7 +164,7 @@ class Callbacks:
 
     async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
         """When to come again; None where it has been kept back for so long that it is given up."""
-        longest_s = self._settings.callback_withheld_s
+        longest_s = self._settings.withheld_s
         command = Withhold(now=utc_now(), longest_s=longest_s)
         delivery, _ = await self._writer.execute(command, job, delivery)
         if delivery.ended or delivery.withheld_at is None:
@@ -172,9 +172,9 @@ class Callbacks:
         return min(until, delivery.withheld_at + timedelta(seconds=longest_s))
 
     async def _record(self, job: Job, delivery: Delivery, result: SendResult) -> Delivery:
-        jitter = self._settings.callback_jitter
+        jitter = self._settings.jitter
         spread = random.uniform(1 - jitter, 1 + jitter)
-        made = RecordTry(result, self._settings.callback_delays_s, now=utc_now(), spread=spread)
+        made = RecordTry(result, self._settings.delays_s, now=utc_now(), spread=spread)
         delivery, _ = await self._writer.execute(made, job, delivery)
         delivery, ends = await self._writer.execute(EndAfterTry(made), job, delivery)
         logger.info(

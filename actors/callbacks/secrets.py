@@ -15,7 +15,6 @@ from events.errors import DatabaseUnavailable
 from events.log import utc_now
 from events.store.keys import ApiKeys
 from events.webhook_secret import webhook_secret
-from settings import Settings
 
 _TTL_S = 5.0
 _MOST_REMEMBERED = 10_000
@@ -74,7 +73,3 @@ class SigningSecrets:
             self._live.clear()
         self._live[owner] = (self._clock() + _TTL_S, ids)
         return ids
-
-
-def signing_secrets(settings: Settings, keys: ApiKeys) -> SigningSecrets:
-    return SigningSecrets(keys, secret=settings.secret_bytes, most=settings.callback_secrets)

@@ -29,7 +29,7 @@ from actors.callbacks.proxy import Proxy
 from events.callback_address import AddressRule, Resolve, Target
 from events.delivery_policy import SendResult
 from events.errors import AddressNotAllowed
-from settings import Settings
+from settings.callbacks import CallbackSettings
 from settings.version import VERSION
 
 _MOST_IDLE_POOLS = 128
@@ -88,7 +88,7 @@ class Sender:
         self,
         address_rule: AddressRule,
         *,
-        settings: Settings,
+        settings: CallbackSettings,
         resolve: Resolve | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class Sender:
         self._resolver = Resolver()
         self._resolve = resolve or self._resolver.resolve
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
-        proxy = settings.callback_proxy
+        proxy = settings.proxy
         self._proxy = None if proxy is None else Proxy.at(proxy.get_secret_value())
         self._pools: dict[Target, _Pool] = {}
         """The least recently used first."""
@@ -127,7 +127,7 @@ class Sender:
         try:
             target = self._rule.check_url(url)
             async with (
-                asyncio.timeout(self._settings.callback_timeout_s),
+                asyncio.timeout(self._settings.timeout_s),
                 self._borrow(target) as pool,
                 pool.stream(
                     "POST",
@@ -136,10 +136,10 @@ class Sender:
                     ),
                     headers=[*_own_headers(url), *headers.items()],
                     content=body,
-                    extensions={"timeout": {"connect": self._settings.callback_connect_timeout_s}},
+                    extensions={"timeout": {"connect": self._settings.connect_timeout_s}},
                 ) as answer,
             ):
-                await _skim(answer, self._settings.callback_max_answer_bytes)
+                await _skim(answer, self._settings.max_answer_bytes)
         except AddressNotAllowed as refusal:
             return SendResult(time.monotonic() - began, error=str(refusal), refused=True)
         except _FAILURES as failure:
@@ -164,7 +164,7 @@ class Sender:
         return _Pool(
             httpcore.AsyncConnectionPool(
                 ssl_context=self._ssl_context,
-                max_connections=self._settings.callback_per_host,
+                max_connections=self._settings.per_host,
                 keepalive_expiry=_KEEP_ALIVE_S,
                 network_backend=GuardedBackend(
                     target, rule=self._rule, resolve=self._resolve, proxy=self._proxy
@@ -180,9 +180,9 @@ class Sender:
     def _describe(self, failure: BaseException) -> str:
         match failure:
             case httpcore.ConnectTimeout():
-                return f"no connection within {self._settings.callback_connect_timeout_s:g} s"
+                return f"no connection within {self._settings.connect_timeout_s:g} s"
             case TimeoutError() | httpcore.TimeoutException():
-                return f"no answer within {self._settings.callback_timeout_s:g} s"
+                return f"no answer within {self._settings.timeout_s:g} s"
             case httpcore.ReadError() | httpcore.WriteError():
                 return "the connection was lost"
             case _:

@@ -18,7 +18,7 @@ from actors.dispatch.worker import (
     worker_prefix,
 )
 from events.store.records import Endpoint
-from settings import Settings
+from settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class WorkerPool:
                 self._open_needed(await demand())
                 await self._close_surplus()
                 await self._close_strangers()
-                await asyncio.sleep(self._settings.endpoints_period_s)
+                await asyncio.sleep(self._settings.dispatch.endpoints_period_s)
         finally:
             for task in self._keeping.values():
                 task.cancel()
@@ -115,7 +115,7 @@ class WorkerPool:
                 worker.idle_since = now
             elif (
                 len(self._workers) > self._endpoint.min_workers
-                and now - worker.idle_since > self._settings.worker_idle_s
+                and now - worker.idle_since > self._settings.dispatch.worker_idle_s
             ):
                 await self._close(index)
 

@@ -31,7 +31,7 @@ from actors.remote import NAMESPACE, EngineActor, JobActor
 from actors.worker.job import RunOutcome
 from events.queue import QueueEntry
 from events.store.records import Endpoint
-from settings import Settings
+from settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class Worker:
         return Slot(
             f"{self.name}:job:{number}",
             create=self._make_job_actor,
-            jobs_per_actor=self._settings.jobs_per_actor or (1 if self._gpus else 50),
+            jobs_per_actor=self._settings.dispatch.jobs_per_actor or (1 if self._gpus else 50),
             on_change=self._on_change,
         )
 

@@ -25,7 +25,7 @@ from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
-from settings import Settings
+from settings.retention import RetentionSettings
 from storage.images import ImageStore, ImageStoreError, StoredFile
 from storage.keys import UPLOADS
 
@@ -49,11 +49,16 @@ class Janitor:
         uploads: Uploads,
         images: ImageStore,
         removal: Removal,
-        settings: Settings,
+        settings: RetentionSettings,
+        longest_job_s: float,
+        longest_pauses_s: float,
         batch: int = 500,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`batch`: how many jobs, uploads and files one round looks at."""
+        """`longest_pauses_s`: between the tries of a callback, all together.
+
+        `batch`: how many jobs, uploads and files one round looks at.
+        """
         self._holder = holder
         self._leases = leases
         self._writer = JobWriter(log)
@@ -62,6 +67,8 @@ class Janitor:
         self._images = images
         self._removal = removal
         self._settings = settings
+        self._longest_job_s = longest_job_s
+        self._longest_pauses_s = longest_pauses_s
         self._batch = batch
         self._now = now
         self._files: AsyncGenerator[list[StoredFile]] | None = None
@@ -105,7 +112,7 @@ class Janitor:
         return settled
 
     async def _remove_old_jobs(self, most: int) -> int:
-        keep = self._settings.job_retention
+        keep = self._settings.job_retention(longest_pauses_s=self._longest_pauses_s)
         if keep is None:
             return 0
         removed = 0
@@ -122,8 +129,8 @@ class Janitor:
 
     async def _remove_uploads(self, most: int) -> int:
         """The row first: from then on no job is accepted with the file."""
-        keep = self._settings.upload_retention
-        longest_job = timedelta(seconds=self._settings.job_timeout_s)
+        keep = self._settings.upload_retention(longest_job_s=self._longest_job_s)
+        longest_job = timedelta(seconds=self._longest_job_s)
         keys = await self._uploads.forget(
             unused_since=None if keep is None else self._now() - keep,
             replaced_before=self._now() - longest_job,

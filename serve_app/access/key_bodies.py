@@ -11,7 +11,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from events.store.records import ApiKey, KeyLimits, Scope
 from serve_app.acceptance import ENDPOINT_ID
 from serve_app.openapi.request_bodies import model_body
-from settings import HostPattern
+from settings.fields import HostPattern
 
 USUAL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
 _LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)

@@ -25,7 +25,8 @@ from serve_app.cli.terminal import console, fail
 from serve_app.errors import ApiError
 from serve_app.local.embedded import with_secret
 from serve_app.local.nats_server import write_private
-from settings import LONGEST_GRACE_S, Settings
+from settings.keys import LONGEST_GRACE_S
+from settings.settings import Settings
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
         expires_at=expires_at,
         limits=limits.values(),
     )
-    settings = with_secret(Settings())
+    settings = with_secret(Settings.load())
     asyncio.run(with_keys(settings, lambda store: store.add(key)))
     _show_once(settings, text, key.id)
 
@@ -87,7 +88,7 @@ def list_keys() -> None:
     """Every key, without its secret."""
     now = utc_now()
     table = Table("id", "owner", "name", "scopes", "created", "expires", "state")
-    for key in asyncio.run(with_keys(Settings(), lambda store: store.all())):
+    for key in asyncio.run(with_keys(Settings.load(), lambda store: store.all())):
         expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
         table.add_row(
             key.id,
@@ -110,8 +111,8 @@ def rotate_key(
     ] = None,
 ) -> None:
     """Make a new key of the same owner, name, scopes and limits; print it as `create` does."""
-    settings = with_secret(Settings())
-    period = timedelta(seconds=settings.key_rotation_grace_s) if grace is None else _period(grace)
+    settings = with_secret(Settings.load())
+    period = timedelta(seconds=settings.keys.rotation_grace_s) if grace is None else _period(grace)
     try:
         text, key = asyncio.run(
             with_keys(settings, lambda store: rotate(store, key_id, grace=period, now=utc_now()))
@@ -125,14 +126,14 @@ def rotate_key(
 @app.command("revoke")
 def revoke_key(key_id: str) -> None:
     """End a key; holds on every replica within 10 s."""
-    if not asyncio.run(with_keys(Settings(), lambda store: store.revoke(key_id, utc_now()))):
+    if not asyncio.run(with_keys(Settings.load(), lambda store: store.revoke(key_id, utc_now()))):
         fail(f"no live key has the id {key_id}")
     console.print(f"{key_id} is revoked.")
 
 
 async def with_keys(settings: Settings, use: Callable[[ApiKeys], Awaitable[T]]) -> T:
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = Database(settings.effective_database_url)
+    settings.stores.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = Database(settings.stores.effective_database_url)
     try:
         await database.prepare()
         return await use(ApiKeys(database))
@@ -141,7 +142,7 @@ async def with_keys(settings: Settings, use: Callable[[ApiKeys], Awaitable[T]]) 
 
 
 def _show_once(settings: Settings, text: str, key_id: str) -> None:
-    for line in (text, webhook_secret(settings.secret_bytes, key_id)):
+    for line in (text, webhook_secret(settings.stores.secret_bytes, key_id)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -157,7 +158,7 @@ def _period(text: str) -> timedelta:
 
 def _replace_admin_key(settings: Settings, old_id: str, text: str) -> None:
     """The command line and the next start use the key in this file."""
-    path = settings.data_dir / ADMIN_KEY_FILE
+    path = settings.stores.data_dir / ADMIN_KEY_FILE
     parsed = parse(path.read_text().strip()) if path.exists() else None
     if parsed is not None and parsed.id == old_id:
         write_private(path, text + "\n")

@@ -29,7 +29,7 @@ from serve_app.cli.keys import ADMIN_KEY_FILE, with_keys
 from serve_app.cli.terminal import complaints, console, fail
 from serve_app.local.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
 from serve_app.local.nats_server import NatsDidNotStart, write_private
-from settings import Settings
+from settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(key_commands.app, name="keys")
@@ -51,7 +51,7 @@ def main() -> None:
 @app.command()
 def up() -> None:
     """Start everything on this machine and keep it running until Ctrl-C."""
-    settings = Settings()
+    settings = Settings.load()
     began = time.monotonic()
     stop = threading.Event()
     try:
@@ -87,7 +87,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _wait_ready(settings: Settings) -> None:
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
-    url = f"http://{settings.host}:{settings.port}"
+    url = f"http://{settings.http.host}:{settings.http.port}"
     with httpx.Client(base_url=url, timeout=2, trust_env=False) as client:
         while time.monotonic() < give_up_at:
             with suppress(httpx.TransportError):
@@ -99,7 +99,7 @@ def _wait_ready(settings: Settings) -> None:
 
 async def ensure_admin_key(settings: Settings) -> str | None:
     """The admin key in `<data>/admin.key`; returned only when it was made just now."""
-    path = settings.data_dir / ADMIN_KEY_FILE
+    path = settings.stores.data_dir / ADMIN_KEY_FILE
     if path.exists():
         await _ensure_row(settings, path.read_text().strip())
         return None
@@ -135,24 +135,25 @@ async def _ensure_row(settings: Settings, text: str) -> None:
 
 def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:
     settings = running.settings
+    stores = settings.stores
     table = Table.grid(padding=(0, 2))
     for name, value in (
-        ("HTTP API", settings.effective_public_url),
-        ("Documentation", f"{settings.effective_public_url}/docs"),
-        ("Event log", _without_password(settings.nats_url or "")),
-        ("Subscribers", f"{settings.nats_dir / 'reader.url'} (events.>)" if running.nats else "-"),
-        ("Images", settings.effective_images_url),
-        ("Models", str(settings.models_dir.absolute())),
-        ("Database", _without_password(settings.effective_database_url)),
+        ("HTTP API", settings.http.effective_public_url),
+        ("Documentation", f"{settings.http.effective_public_url}/docs"),
+        ("Event log", _without_password(settings.log.nats_url or "")),
+        ("Subscribers", f"{stores.nats_dir / 'reader.url'} (events.>)" if running.nats else "-"),
+        ("Images", stores.effective_images_url),
+        ("Models", str(stores.models_dir.absolute())),
+        ("Database", _without_password(stores.effective_database_url)),
         ("Ray", running.ray_address),
         ("HAProxy metrics", f"http://127.0.0.1:{running.metrics_port}/metrics"),
-        ("Admin key", fresh_key or f"in {settings.data_dir / ADMIN_KEY_FILE}"),
+        ("Admin key", fresh_key or f"in {stores.data_dir / ADMIN_KEY_FILE}"),
     ):
         table.add_row(f"[bold]{name}", value)
     console.print(f"\n[bold green]Darkroom is up[/] after {took_s:.1f} s. Ctrl-C stops it.\n")
     console.print(table, soft_wrap=True)
     if fresh_key:
-        path = settings.data_dir / ADMIN_KEY_FILE
+        path = stores.data_dir / ADMIN_KEY_FILE
         console.print(f"\nThe admin key is shown this once; it is also in {path}.")
 
 
@@ -238,11 +239,11 @@ def result(
 
 
 def _client(url: str | None, key: str | None) -> Client:
-    settings = Settings()
-    path = settings.data_dir / ADMIN_KEY_FILE
+    settings = Settings.load()
+    path = settings.stores.data_dir / ADMIN_KEY_FILE
     if key is None and not path.exists():
         fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
-    return Client(url or settings.effective_public_url, key or path.read_text().strip())
+    return Client(url or settings.http.effective_public_url, key or path.read_text().strip())
 
 
 def _read_graph(path: Path) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from pydantic import SecretStr
 
 from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.stale_processes import stop_leftovers
-from settings import Settings
+from settings.endpoint import EndpointSettings
+from settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -81,18 +82,19 @@ class Embedded:
 
     def _start(self) -> Running:
         settings = self._settings
-        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._stack.enter_context(_only_one(settings.data_dir))
+        data_dir = settings.stores.data_dir
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._stack.enter_context(_only_one(data_dir))
         metrics_port = _configure_serve(settings)
-        _check_port(settings.host, settings.port)
+        _check_port(settings.http.host, settings.http.port)
         settings = with_secret(settings)
         nats = None
-        if settings.nats_url is None:
+        if settings.log.nats_url is None:
             self._tell("nats-server")
-            nats = NatsServer(settings.nats_dir)
+            nats = NatsServer(settings.stores.nats_dir)
             self._stack.callback(nats.stop)
             nats.start()
-            settings = settings.model_copy(update={"nats_url": nats.url})
+            settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
         self._tell("Ray")
         address = self._start_ray(settings)
@@ -101,7 +103,8 @@ class Embedded:
         return Running(settings, nats, metrics_port, address)
 
     def _start_ray(self, settings: Settings) -> str:
-        _require_token(settings.data_dir / "ray.token")  # before Ray is imported: it reads it then
+        # Before Ray is imported: it reads the token then.
+        _require_token(settings.stores.data_dir / "ray.token")
         import ray
 
         # Workers import our packages from where this one runs, and find no other project's.
@@ -112,8 +115,8 @@ class Embedded:
         ray.init(
             address="local",
             namespace="serve",
-            num_gpus=settings.ray_num_gpus,
-            num_cpus=_logical_cpus(settings),
+            num_gpus=settings.ray.num_gpus,
+            num_cpus=_logical_cpus(settings.default_endpoint),
             resources={"darkroom_cpu": 1000},
             include_dashboard=False,
             log_to_driver=False,
@@ -128,7 +131,7 @@ class Embedded:
 
         from serve_app.app import build_with
 
-        serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port))
+        serve.start(http_options=HTTPOptions(host=settings.http.host, port=settings.http.port))
         serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
 
 
@@ -143,13 +146,20 @@ def _require_token(path: Path) -> None:
 
 def with_secret(settings: Settings) -> Settings:
     """The given secret, else the one in `<data>/secret`, made at the first start."""
-    if settings.secret is not None:
+    if settings.stores.secret is not None:
         return settings
-    path = settings.data_dir / "secret"
+    path = settings.stores.data_dir / "secret"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, secrets.token_urlsafe(32))
-    return settings.model_copy(update={"secret": SecretStr(path.read_text().strip())})
+    secret = SecretStr(path.read_text().strip())
+    stores = settings.stores.model_copy(update={"secret": secret})
+    return settings.model_copy(update={"stores": stores})
+
+
+def _with_nats(settings: Settings, url: str) -> Settings:
+    log = settings.log.model_copy(update={"nats_url": url})
+    return settings.model_copy(update={"log": log})
 
 
 @contextmanager
@@ -198,7 +208,7 @@ def _configure_serve(settings: Settings) -> int:
 
     An HAProxy that outlived a killed predecessor still holds our port, and is ended.
     """
-    folder = (settings.data_dir / "haproxy").absolute()
+    folder = (settings.stores.data_dir / "haproxy").absolute()
     stop_leftovers(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sockets = folder
@@ -280,6 +290,6 @@ def _free_range(count: int) -> int:
             return first
 
 
-def _logical_cpus(settings: Settings) -> int:
-    """Room for every worker that the settings allow: Ray's CPUs are a count, not a measure."""
-    return max(os.cpu_count() or 1, math.ceil(settings.worker_cpus * settings.max_workers))
+def _logical_cpus(endpoint: EndpointSettings) -> int:
+    """Room for every worker that the endpoint may have: Ray's CPUs are a count, not a measure."""
+    return max(os.cpu_count() or 1, math.ceil(endpoint.cpus * endpoint.max_workers))

@@ -138,7 +138,7 @@ async def send_sample(
     It is tried once. The job that it names does not exist.
     """
     tests: TokenBuckets = request.app.state.callback_tests
-    most = services.settings.callback_tests_per_minute
+    most = services.callback_settings.tests_per_minute
     if wait_s := tests.take(key.owner, rate_per_s=most / 60, burst=most):
         message = "Too many test callbacks in a minute."
         raise ApiError(429, "too_many_tests", message, headers=retry_after(wait_s))

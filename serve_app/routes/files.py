@@ -74,7 +74,7 @@ async def get_file(
 async def _find(services: Services, request_id: str, name: str, *, token: str) -> ImageStored:
     """A wrong token and an image that is not there are one and the same 404."""
     parts = _NAME.fullmatch(name)
-    secret = services.settings.secret_bytes
+    secret = services.secret
     if (
         parts is None
         or not is_job_id(request_id)

@@ -18,7 +18,6 @@ from serve_app.errors import documented
 from serve_app.openapi.callback_docs import receiver_routes
 from serve_app.openapi.request_bodies import request_body
 from serve_app.services import services_of
-from storage.tokens import url_for
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -131,8 +130,7 @@ async def _accept(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
-    settings = services.settings
-    body = await read_body(request, max_bytes=settings.max_body_bytes)
+    body = await read_body(request, max_bytes=services.http_settings.max_body_bytes)
     traceparent = request.headers.get("traceparent", "")
     acceptance: Acceptance = request.app.state.acceptance
     job = await acceptance.accept(
@@ -148,7 +146,7 @@ async def _accept(
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
         )
     )
-    result = result_of(job, url_for(settings.effective_public_url, settings.secret_bytes))
+    result = result_of(job, services.url_for)
     location = f"{_result_path(request.url.path, flavour)}?request_id={job.id}"
     headers = {"Location": location}
     return Response(result.body(), 202, headers, media_type="application/json")

@@ -28,7 +28,7 @@ from serve_app.access.rotation import no_such_key, rotate
 from serve_app.body import read_as
 from serve_app.errors import documented
 from serve_app.services import Services, ServicesGiven
-from settings import LONGEST_GRACE_S
+from settings.keys import LONGEST_GRACE_S
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ async def create_key(
     request: Request, response: Response, admin: Admin, services: ServicesGiven
 ) -> NewKeyInfo:
     """Make a key. Only this answer has it, and the secret that signs its callbacks."""
-    asked = await read_as(request, NewKey, max_bytes=services.settings.max_body_bytes)
+    asked = await read_as(request, NewKey, max_bytes=services.http_settings.max_body_bytes)
     text, key = mint(
         asked.owner,
         asked.name or asked.owner,
@@ -97,7 +97,7 @@ async def show_key(id: str, _admin: Admin, services: ServicesGiven) -> KeyInfo:
 )
 async def change_key(id: str, request: Request, admin: Admin, services: ServicesGiven) -> KeyInfo:
     """Change name, scopes, expiry or limits; what is absent stays."""
-    asked = await read_as(request, KeyChanges, max_bytes=services.settings.max_body_bytes)
+    asked = await read_as(request, KeyChanges, max_bytes=services.http_settings.max_body_bytes)
     key = await _known(services, id)
     if columns := asked.columns():
         key = await services.keys.change(id, **columns) or key
@@ -140,7 +140,7 @@ async def rotate_key(
     """Make a new key of the same owner, name, scopes and limits; the old one ends after a while."""
     await _known(services, id)
     grace = timedelta(
-        seconds=services.settings.key_rotation_grace_s if grace_s is None else grace_s
+        seconds=services.key_settings.rotation_grace_s if grace_s is None else grace_s
     )
     text, key = await rotate(services.keys, id, grace=grace, now=utc_now())
     _changed(request, "rotate", id, admin)
@@ -157,7 +157,7 @@ async def _known(services: Services, id: str) -> ApiKey:
 def _shown_once(services: Services, response: Response, text: str, key: ApiKey) -> NewKeyInfo:
     response.headers["Location"] = f"{router.prefix}/{key.id}"
     response.headers["Cache-Control"] = "no-store"
-    secret = webhook_secret(services.settings.secret_bytes, key.id)
+    secret = webhook_secret(services.secret, key.id)
     return NewKeyInfo.of(key, now=utc_now(), key=text, webhook_secret=secret)
 
 

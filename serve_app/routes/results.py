@@ -17,7 +17,6 @@ from serve_app.access.auth import Reader, caller
 from serve_app.errors import documented
 from serve_app.job_state import owned_job
 from serve_app.services import Services, services_of
-from storage.tokens import url_for
 
 _SLICE_S = 1.0
 """How often a waiting answer looks whether its caller is still there."""
@@ -68,7 +67,7 @@ async def _result(
 ) -> Response:
     services = services_of(request)
     job = await owned_job(services, request_id, key, flavour=flavour)
-    wait_s = min(wait_s, services.settings.max_wait_s)
+    wait_s = min(wait_s, services.http_settings.max_wait_s)
     if job.end is None and wait_s > 0:
         job = await _ended_job(request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
@@ -78,8 +77,7 @@ async def _result(
 
 def result_body(services: Services, job: Job) -> ResultResponse:
     """The result, with the progress of what runs."""
-    settings = services.settings
-    result = result_of(job, url_for(settings.effective_public_url, settings.secret_bytes))
+    result = result_of(job, services.url_for)
     if job.end is not None or job.started_at is None:
         return result
     return result.model_copy(update={"progress": services.progress(job.id)})

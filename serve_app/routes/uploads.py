@@ -91,7 +91,7 @@ async def upload_image(request: Request, key: Generator, services: ServicesGiven
     An image is kept as a PNG of its pixels alone, a latent as its tensor alone. Form fields beside
     `image` are passed over.
     """
-    settings = services.settings
+    settings = services.http_settings
     name, data = await _read_form(request, max_bytes=settings.max_upload_bytes)
     name = _label(name, max_chars=settings.max_upload_name_chars)
     is_latent = name.endswith(_LATENT_SUFFIX)

@@ -23,8 +23,8 @@ DEADLINE_S = 240.0
 ROLE = """
 import asyncio
 from actors.roles import run_callbacks
-from settings import Settings
-asyncio.run(run_callbacks(Settings()))
+from settings.settings import Settings
+asyncio.run(run_callbacks(Settings.load()))
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
-from settings import Settings
+from settings.callbacks import CallbackSettings
 from tests.support.proxy import ConnectProxy, running_proxy
 from tests.support.receiver import Receiver
 
@@ -26,12 +26,14 @@ def through(proxy: ConnectProxy, *, login: str = "", answers: Sequence[str] = ()
         return answers or ("127.0.0.1",)
 
     settings: dict[str, Any] = {
-        "callback_proxy": f"http://{login}127.0.0.1:{proxy.port}",
-        "callback_timeout_s": 2.0,
-        "callback_connect_timeout_s": 1.0,
+        "proxy": f"http://{login}127.0.0.1:{proxy.port}",
+        "timeout_s": 2.0,
+        "connect_timeout_s": 1.0,
     }
     trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
-    return Sender(LOOPBACK, settings=Settings(**settings), resolve=resolve, ssl_context=trusted)
+    return Sender(
+        LOOPBACK, settings=CallbackSettings(**settings), resolve=resolve, ssl_context=trusted
+    )
 
 
 async def test_the_proxy_is_given_the_checked_address_and_never_the_name() -> None:
@@ -102,7 +104,7 @@ async def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.Monkey
     async with running_proxy() as proxy, Receiver() as receiver:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
-        sender = Sender(LOOPBACK, settings=Settings())
+        sender = Sender(LOOPBACK, settings=CallbackSettings())
         assert (await sender.send(receiver.url, b"{}", {})).status == 200
         await sender.close()
     assert proxy.requests == []

@@ -34,10 +34,10 @@ MIB = 1024 * 1024
 CERTIFICATE = Path(__file__).parents[1] / "support" / "tls" / "receiver.pem"
 SHORT = SETTINGS.model_copy(
     update={
-        "callback_timeout_s": 0.5,
-        "callback_connect_timeout_s": 0.3,
-        "callback_delays_s": (0, *[0.05] * 4),
-        "callback_breaker_failures": 1000,
+        "timeout_s": 0.5,
+        "connect_timeout_s": 0.3,
+        "delays_s": (0, *[0.05] * 4),
+        "breaker_failures": 1000,
     }
 )
 """Five tries; the breaker has its own tests."""

@@ -136,15 +136,15 @@ async def test_a_private_address_is_never_dialled(world: World) -> None:
 
 
 async def test_a_receiver_that_hangs_costs_the_others_nothing(world: World) -> None:
-    settings = SETTINGS.model_copy(update={"callback_timeout_s": DEADLINE_S})
+    settings = SETTINGS.model_copy(update={"timeout_s": DEADLINE_S})
     async with Receiver([hang]) as hung, Receiver() as healthy:
         hanging = [await world.ended_job(hung.url) for _ in range(30)]
         async with world.callbacks(settings=settings):
-            await hung.wait_for(settings.callback_per_host)
+            await hung.wait_for(settings.per_host)
             delivered = [await world.ended_job(healthy.url) for _ in range(30)]
             for job_id in delivered:
                 await world.end(job_id)
-            assert len(hung.received) == settings.callback_per_host
+            assert len(hung.received) == settings.per_host
         assert set(hanging) <= await world.queue.job_ids()
 
 
@@ -154,14 +154,14 @@ async def test_a_receiver_gets_no_more_than_its_share_at_once(world: World) -> N
         async with world.callbacks():
             for job_id in jobs:
                 await world.end(job_id)
-        assert receiver.most_at_once == SETTINGS.callback_per_host
+        assert receiver.most_at_once == SETTINGS.per_host
         assert sorted(ids(receiver.received)) == sorted(f"msg_{job_id}" for job_id in jobs)
 
 
 async def test_an_entry_that_is_longer_in_work_than_its_ack_wait_is_sent_once(
     world: World,
 ) -> None:
-    settings = SETTINGS.model_copy(update={"callback_timeout_s": DEADLINE_S})
+    settings = SETTINGS.model_copy(update={"timeout_s": DEADLINE_S})
     async with Receiver([status(200, after_s=4)]) as receiver:
         async with world.callbacks(settings=settings):
             await world.end(await world.ended_job(receiver.url))
@@ -273,7 +273,7 @@ async def has_two_entries(world: World, job_id: str) -> bool:
 
 async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
     both_came = asyncio.Event()
-    settings = SETTINGS.model_copy(update={"callback_timeout_s": DEADLINE_S})
+    settings = SETTINGS.model_copy(update={"timeout_s": DEADLINE_S})
     async with Receiver([status(200, after=both_came)]) as receiver:
         job_id = await world.ended_job(receiver.url)
         async with world.callbacks(settings=settings), world.callbacks(settings=settings):
@@ -296,7 +296,7 @@ async def test_deliveries_go_on_after_nats_was_away(world: World) -> None:
             for job_id in jobs:
                 assert isinstance((await world.end(job_id))[-1], CallbackDelivered)
         assert set(ids(receiver.received)) == {f"msg_{job_id}" for job_id in jobs}
-        assert len(receiver.received) <= len(jobs) + SETTINGS.callback_per_host
+        assert len(receiver.received) <= len(jobs) + SETTINGS.per_host
 
 
 async def test_a_writer_of_deliveries_continues_their_own_versions(world: World) -> None:
@@ -312,11 +312,11 @@ async def test_a_writer_of_deliveries_continues_their_own_versions(world: World)
 
 
 LEFT_ALONE = {
-    "callback_breaker_failures": 2,
-    "callback_breaker_open_s": 0.5,
-    "callback_breaker_longest_s": 0.5,
-    "callback_per_host": 1,
-    "callback_delays_s": (0, *[0.1] * 9),
+    "breaker_failures": 2,
+    "breaker_open_s": 0.5,
+    "breaker_longest_s": 0.5,
+    "per_host": 1,
+    "delays_s": (0, *[0.1] * 9),
 }
 
 
@@ -339,9 +339,7 @@ async def test_a_receiver_that_fails_is_left_alone_and_what_was_withheld_is_no_t
 
 
 async def test_what_is_withheld_for_too_long_is_given_up(world: World) -> None:
-    settings = SETTINGS.model_copy(
-        update=LEFT_ALONE | {"callback_breaker_open_s": 60.0, "callback_withheld_s": 1.0}
-    )
+    settings = SETTINGS.model_copy(update=LEFT_ALONE | {"breaker_open_s": 60.0, "withheld_s": 1.0})
     async with Receiver([status(500)]) as receiver:
         jobs = [await world.ended_job(receiver.url) for _ in range(8)]
         async with world.callbacks(settings=settings):
@@ -353,7 +351,7 @@ async def test_what_is_withheld_for_too_long_is_given_up(world: World) -> None:
 
 
 async def test_a_receiver_that_is_left_alone_costs_no_other_a_try(world: World) -> None:
-    settings = SETTINGS.model_copy(update=LEFT_ALONE | {"callback_breaker_open_s": 60.0})
+    settings = SETTINGS.model_copy(update=LEFT_ALONE | {"breaker_open_s": 60.0})
     async with Receiver([status(500)]) as dead, Receiver() as healthy:
         failing = [await world.ended_job(dead.url) for _ in range(20)]
         async with world.callbacks(settings=settings):
@@ -378,7 +376,7 @@ async def test_a_delivery_is_signed_for_the_owners_other_live_keys_too(world: Wo
         await world.end(await world.ended_job(receiver.url, key_id="used", owner="alice"))
         (request,) = receiver.received
     signatures = request.headers["webhook-signature"].split(" ")
-    assert len(signatures) == SETTINGS.callback_secrets == 3
+    assert len(signatures) == SETTINGS.secrets == 3
     for key_id in ("used", "newer", "older"):
         Webhook(webhook_secret(SECRET, key_id)).verify(request.body, request.headers)
     for key_id in ("revoked", "foreign"):

@@ -32,7 +32,7 @@ from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import Erased, Event, ImageStored
-from settings import Settings
+from settings.retention import RetentionSettings
 from storage.images import ImageNotFound, ImageStore
 from tests.support.engines import ScriptedEngine, picture
 from tests.support.jobs import submitted
@@ -217,7 +217,9 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
         uploads=Uploads(bench.database),
         images=bench.images,
         removal=bench.removal,
-        settings=Settings(),
+        settings=RetentionSettings(),
+        longest_job_s=3600.0,
+        longest_pauses_s=0.0,
         now=lambda: utc_now() + timedelta(minutes=1),
     )
     await janitor.round()

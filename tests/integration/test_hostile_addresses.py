@@ -13,7 +13,7 @@ import pytest
 
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
-from settings import Settings
+from settings.callbacks import CallbackSettings
 from tests.support.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
 from tests.support.receiver import Receiver, status
 
@@ -47,7 +47,7 @@ def dials() -> Dials:
 
 @pytest.fixture
 async def sender() -> AsyncIterator[Sender]:
-    sender = Sender(AddressRule(), settings=Settings())
+    sender = Sender(AddressRule(), settings=CallbackSettings())
     yield sender
     await sender.close()
 
@@ -57,7 +57,7 @@ def test_there_are_at_least_sixty() -> None:
 
 
 async def test_a_dial_is_counted(dials: Dials) -> None:
-    sender = Sender(LOOPBACK, settings=Settings())
+    sender = Sender(LOOPBACK, settings=CallbackSettings())
     async with Receiver() as receiver:
         with dials.counted() as dialled:
             assert (await sender.send(receiver.url, b"{}", {})).status == 200
@@ -83,7 +83,7 @@ async def test_a_name_with_a_hostile_answer_is_not_dialled(
     async def resolve(host: str) -> Sequence[str]:
         return answers
 
-    sender = Sender(AddressRule(), settings=Settings(), resolve=resolve)
+    sender = Sender(AddressRule(), settings=CallbackSettings(), resolve=resolve)
     with dials.counted() as dialled:
         sent = await sender.send("http://hooks.example.com/", b"{}", {})
     assert sent.refused
@@ -100,7 +100,7 @@ async def test_a_name_that_changes_its_answer_after_the_check_is_not_dialled(dia
         return next(answers)
 
     rule = AddressRule()
-    sender = Sender(rule, settings=Settings(), resolve=resolve)
+    sender = Sender(rule, settings=CallbackSettings(), resolve=resolve)
     url = "http://hooks.example.com/"
     accepted = await rule.addresses(rule.check_url(url), resolve)
     assert [str(each) for each in accepted] == ["8.8.8.8"]
@@ -121,7 +121,7 @@ async def test_a_name_is_asked_for_once_and_what_was_checked_is_dialled(dials: D
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
 
-    sender = Sender(LOOPBACK, settings=Settings(), resolve=resolve)
+    sender = Sender(LOOPBACK, settings=CallbackSettings(), resolve=resolve)
     async with Receiver([status(200)]) as receiver:
         with dials.counted() as dialled:
             sent = await sender.send(f"http://receiver.test:{receiver.port}/", b"{}", {})

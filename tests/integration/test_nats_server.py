@@ -23,7 +23,7 @@ from events.bus.streams import JOBS, STREAMS, event_subject, job_subject, router
 from events.ids import new_id
 from serve_app.local.embedded import Embedded, watched
 from serve_app.local.nats_server import NatsDidNotStart, NatsServer
-from settings import Settings
+from settings.settings import Settings
 from tests.support.bus import connected
 from tests.support.polling import eventually
 
@@ -241,7 +241,7 @@ def test_an_interrupted_start_leaves_no_server(
     monkeypatch.setattr(os, "environ", dict(os.environ))  # it says there where Serve's files go
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        settings = Settings(data_dir=tmp_path, port=probe.getsockname()[1])
+        settings = Settings.load(data_dir=tmp_path, port=probe.getsockname()[1])
 
     def interrupt(part: str) -> None:
         if part == "Ray":  # nats-server is up by then

@@ -15,7 +15,7 @@ import pytest
 
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
-from settings import Settings
+from settings.callbacks import CallbackSettings
 from tests.support.receiver import (
     Answer,
     Large,
@@ -27,7 +27,7 @@ from tests.support.receiver import (
     status,
 )
 
-SETTINGS = Settings(callback_timeout_s=0.5, callback_connect_timeout_s=0.3)
+SETTINGS = CallbackSettings(timeout_s=0.5, connect_timeout_s=0.3)
 LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
 CERTIFICATE = Path(__file__).parents[1] / "support" / "tls" / "receiver.pem"
 
@@ -40,7 +40,7 @@ async def sender() -> AsyncIterator[Sender]:
 
 
 def resolving_to(
-    *addresses: str, rule: AddressRule = LOOPBACK, settings: Settings = SETTINGS
+    *addresses: str, rule: AddressRule = LOOPBACK, settings: CallbackSettings = SETTINGS
 ) -> Sender:
     async def resolve(host: str) -> Sequence[str]:
         return addresses
@@ -224,7 +224,7 @@ async def test_tls_verifies_the_name_although_an_address_is_dialled() -> None:
 
 
 async def test_pools_that_nobody_uses_are_closed() -> None:
-    sender = resolving_to("127.0.0.1", settings=Settings())
+    sender = resolving_to("127.0.0.1", settings=CallbackSettings())
     async with Receiver() as receiver:
         for number in range(150):
             url = f"http://r{number}.receiver.test:{receiver.port}/"

@@ -29,7 +29,7 @@ from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
 from events.types import Completed, Event, EventData, ImageStored, Started
 from serve_app.local.nats_server import NatsServer
-from settings import Settings
+from settings.callbacks import CallbackSettings
 from storage.tokens import url_for
 from tests.support.bus import connected
 from tests.support.jobs import submitted
@@ -38,7 +38,7 @@ from tests.support.receiver import DEADLINE_S, Received
 SECRET = b"a secret of sixteen"
 URL_FOR = url_for("http://images.example", SECRET)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-SETTINGS = Settings(callback_delays_s=(0, 0.2, 0.2, 0.2), callback_timeout_s=3.0)
+SETTINGS = CallbackSettings(delays_s=(0, 0.2, 0.2, 0.2), timeout_s=3.0)
 IMAGE = ImageStored(
     index=0, attempt=1, key="k", size_bytes=9, digest="sha256:0", width=64, height=64, seed=7
 )
@@ -114,7 +114,7 @@ class World:
     async def callbacks(
         self,
         *,
-        settings: Settings = SETTINGS,
+        settings: CallbackSettings = SETTINGS,
         rule: AddressRule | None = None,
         deliveries: EventLog | None = None,
     ) -> AsyncGenerator[None]:
@@ -127,7 +127,7 @@ class World:
             deliveries=deliveries or self.deliveries,
             sender=sender,
             url_for=URL_FOR,
-            secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.callback_secrets),
+            secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.secrets),
             settings=settings,
             hold_s=1.5,
         )

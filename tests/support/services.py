@@ -39,7 +39,8 @@ from serve_app.access.api_keys import mint
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.api import create_api
 from serve_app.services import Services
-from settings import Settings
+from settings.callbacks import CallbackSettings
+from settings.settings import Settings
 from storage.images import ImageStore
 from storage.keys import file_key, file_name
 from storage.tokens import url_for
@@ -47,6 +48,7 @@ from storage.tokens import url_for
 CHECKPOINT = "tiny.safetensors"
 ALL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
 ACTOR = "job-actor-1"
+URL = "http://darkroom.test"
 SECRET = b"a secret for the tests"
 
 
@@ -137,9 +139,7 @@ class Edge:
     def client_with(self, key: str | None) -> httpx.AsyncClient:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(
-            transport=transport, base_url="http://darkroom.test", headers=headers
-        )
+        return httpx.AsyncClient(transport=transport, base_url=URL, headers=headers)
 
     async def job(self, job_id: str) -> Job:
         job = fold(await self.log.read(job_id))
@@ -212,21 +212,23 @@ async def running_edge(
     read_model, images = ReadModel(database), ImageStore((folder / "images").as_uri())
     deliveries, callback_queue = MemoryLog(), MemoryCallbackQueue()
     rule = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
-    callback_settings = Settings(callback_timeout_s=1.0)
-    sender = Sender(rule, settings=callback_settings, resolve=name_server.resolve)
+    sender = Sender(rule, settings=CallbackSettings(timeout_s=1.0), resolve=name_server.resolve)
     keys = ApiKeys(database)
     sample = SampleCallback(
         sender=sender,
         secrets=SigningSecrets(keys, secret=SECRET, most=3),
-        url_for=url_for("http://darkroom.test", SECRET),
+        url_for=url_for(URL, SECRET),
     )
+    given = Settings.load(**settings)
     services = Services(
-        settings=Settings(
-            data_dir=folder,
-            secret=SECRET.decode(),
-            public_url="http://darkroom.test",
-            **settings,
-        ),
+        http_settings=given.http,
+        graph_settings=given.graph,
+        endpoint_settings=given.default_endpoint,
+        dispatch_settings=given.dispatch,
+        key_settings=given.keys,
+        callback_settings=given.callbacks,
+        secret=SECRET,
+        url_for=url_for(URL, SECRET),
         log=log,
         writer=JobWriter(log),
         read_model=read_model,

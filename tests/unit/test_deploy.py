@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from settings import Settings
+from settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CPU_RESOURCE = "darkroom_cpu"
@@ -181,7 +181,7 @@ def test_every_node_reads_the_same_models(cluster: dict[str, Any]) -> None:
 
 
 def test_every_variable_is_a_setting(cluster: dict[str, Any]) -> None:
-    known = {f"DARKROOM_{name.upper()}" for name in Settings.model_fields}
+    known = Settings.variables()
     for group in node_groups(cluster).values():
         names = {entry["name"] for entry in container(group)["env"]}
         assert {name for name in names if name.startswith("DARKROOM_")} <= known

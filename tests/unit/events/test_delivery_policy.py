@@ -12,10 +12,10 @@ from events.delivery_policy import (
     longest_delivery_s,
     next_step,
 )
-from settings import Settings
+from settings.callbacks import CallbackSettings
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
-DELAYS_S = Settings().callback_delays_s
+DELAYS_S = CallbackSettings().delays_s
 
 
 def after(result: SendResult, *, tries: int = 1, spread: float = 1.0) -> Step:

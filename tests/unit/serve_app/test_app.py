@@ -5,13 +5,15 @@ from pathlib import Path
 
 from serve_app.app import build_asgi
 from serve_app.services import Services
-from settings import Settings
+from settings.settings import Settings
 
 
 async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> None:
     """A name server that hangs may not hold up `asyncio.to_thread`, nor the other way round."""
     app = build_asgi(
-        Settings(data_dir=tmp_path, secret="a secret for the tests", nats_url="nats://127.0.0.1:1")
+        Settings.load(
+            data_dir=tmp_path, secret="a secret for the tests", nats_url="nats://127.0.0.1:1"
+        )
     )
     services: Services = app.state.services
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))

@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -100,12 +101,12 @@ async def test_the_longest_key_is_taken(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_repeat_is_found_where_the_request_would_be_refused_by_now(
-    edge: Edge, client: httpx.AsyncClient
+    edge: Edge, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     first = await client.post(DIFFUSION, json=diffusion_body(), headers=KEY)
     edge.queue.depths["default"] = 10**6
     edge.health.full = 0.99
-    for model in edge.services.settings.data_dir.rglob("*.safetensors"):
+    for model in tmp_path.rglob("*.safetensors"):
         model.unlink()
     again = await client.post(DIFFUSION, json=diffusion_body(), headers=KEY)
     assert again.status_code == 202

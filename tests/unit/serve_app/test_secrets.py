@@ -111,7 +111,7 @@ async def test_requests_with_keys_leave_no_secret_behind(
 
     expected = {200, 202, 400, 401, 403, 404, 405, 409, 415, 429, 500, 503}
     assert {answer.status_code for answer in answers} == expected
-    service_secret = edge.services.settings.secret_bytes
+    service_secret = edge.services.secret
     own = webhook_secret(service_secret, admin_key.split("_")[1])
     secrets = {service_secret.decode()} | secrets_in(admin_key, own)
     for each in made:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from settings import Settings
+from settings.settings import Settings
 
 VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_HOST": ("127.0.0.1", "0.0.0.0"),
@@ -100,9 +100,13 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
 """Default and another value of every variable; operators depend on the names."""
 
 
-def values() -> dict[str, object]:
-    """What is set now, by variable."""
-    return {f"DARKROOM_{name.upper()}": value for name, value in Settings()}
+def by_variable(settings: Settings) -> dict[str, object]:
+    """The values of all settings."""
+    return {
+        variable: getattr(group, field)
+        for _, group in settings
+        for variable, field in group.variables().items()
+    }
 
 
 def written(value: Any) -> str:
@@ -123,17 +127,19 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_these_are_all_variables_with_their_defaults() -> None:
-    assert values() == {variable: default for variable, (default, _) in VARIABLES.items()}
+    assert by_variable(Settings.load()) == {
+        variable: default for variable, (default, _) in VARIABLES.items()
+    }
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_a_variable_is_read_and_changes_nothing_else(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    before = values()
+    before = by_variable(Settings.load())
     _, other = VARIABLES[variable]
     monkeypatch.setenv(variable, written(other))
-    assert values() == before | {variable: other}
+    assert by_variable(Settings.load()) == before | {variable: other}
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -144,4 +150,4 @@ def test_a_serve_argument_goes_before_its_variable(
     name = variable.removeprefix("DARKROOM_").lower()
     monkeypatch.setenv(variable, written(other))
     arguments: dict[str, Any] = {name: default}
-    assert getattr(Settings(**arguments), name) == default
+    assert by_variable(Settings.load(**arguments))[variable] == default

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from settings import Settings
 from settings.__main__ import markdown
+from settings.callbacks import CallbackSettings
+from settings.log import LogSettings
+from settings.settings import Settings
+from settings.stores import StoreSettings
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 
@@ -23,7 +26,7 @@ def test_the_readme_shows_every_setting_with_its_default() -> None:
 def test_networks_are_a_json_list_or_commas(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DARKROOM_CALLBACK_ALLOW_NETWORKS", text)
     expected = (ip_network("127.0.0.0/8"), ip_network("10.0.0.0/8"))
-    assert Settings().callback_allow_networks == expected
+    assert Settings.load().callbacks.allow_networks == expected
 
 
 def test_hosts_are_a_list_in_lower_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +34,7 @@ def test_hosts_are_a_list_in_lower_case(monkeypatch: pytest.MonkeyPatch) -> None
         "DARKROOM_KEY_CALLBACK_HOSTS", "*.Example.com, hooks.example.org,2001:DB8::1"
     )
     expected = ("*.example.com", "hooks.example.org", "2001:db8::1")
-    assert Settings().key_callback_hosts == expected
+    assert Settings.load().keys.callback_hosts == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_a_value_that_makes_no_sense_is_refused(
 ) -> None:
     monkeypatch.setenv(f"DARKROOM_{name}", value)
     with pytest.raises(ValidationError, match=name.lower()):
-        Settings()
+        Settings.load()
 
 
 def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +62,7 @@ def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DARKROOM_KEY_CALLBACK_HOSTS", "*,https://example.com")
     arguments: dict[str, Any] = {"callback_timeout_s": -1, "port": "http"}
     with pytest.raises(ValidationError) as refusal:
-        Settings(**arguments)
+        Settings.load(**arguments)
     named = {error["loc"]: error["type"] for error in refusal.value.errors()}
     assert named == {
         ("append_timeout_s",): "greater_than",
@@ -69,9 +72,23 @@ def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_a_variable_without_the_prefix_of_its_group_has_no_second_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DARKROOM_LOG_APPEND_TIMEOUT_S", "7")
+    monkeypatch.setenv("APPEND_TIMEOUT_S", "7")
+    assert LogSettings().append_timeout_s == 10
+
+
+def test_a_group_knows_its_own_names_alone() -> None:
+    arguments: dict[str, Any] = {"callback_timeout_s": 1.0}
+    with pytest.raises(ValidationError, match="callback_timeout_s"):
+        CallbackSettings(**arguments)
+
+
 def test_a_name_that_is_none_of_ours_is_passed_over() -> None:
     arguments: dict[str, Any] = {"nobody": 1}
-    assert Settings(**arguments) == Settings()
+    assert Settings.load(**arguments) == Settings.load()
 
 
 @pytest.mark.parametrize(
@@ -92,19 +109,19 @@ def test_a_proxy_that_could_not_be_asked_is_refused_and_not_repeated(
 ) -> None:
     monkeypatch.setenv("DARKROOM_CALLBACK_PROXY", url)
     with pytest.raises(ValidationError, match="http://host:port") as refusal:
-        Settings()
+        Settings.load()
     assert url not in str(refusal.value)
 
 
 def test_a_proxy_may_have_a_login_which_is_not_shown() -> None:
-    settings = Settings(callback_proxy="http://user:a-password@proxy:3128")  # type: ignore[arg-type]  # as the environment gives it
+    settings = CallbackSettings(proxy="http://user:a-password@proxy:3128")  # type: ignore[arg-type]  # as the environment gives it
     assert "a-password" not in repr(settings)
 
 
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="DARKROOM_SECRET"):
-        _ = Settings(secret="short").secret_bytes  # type: ignore[arg-type]  # as the environment gives it
+        _ = StoreSettings(secret="short").secret_bytes  # type: ignore[arg-type]  # as the environment gives it
 
 
 def test_the_secret_is_not_shown() -> None:
-    assert "a-very-long-secret" not in repr(Settings(secret="a-very-long-secret"))  # type: ignore[arg-type]  # the same
+    assert "a-very-long-secret" not in repr(StoreSettings(secret="a-very-long-secret"))  # type: ignore[arg-type]  # the same

@@ -1,5 +1,5 @@
 from actors.callbacks.breaker import Breaker, BreakerLimits
-from settings import Settings
+from settings.callbacks import CallbackSettings
 
 LIMITS = BreakerLimits(failures=3, open_s=10, longest_open_s=40, jitter=0)
 
@@ -85,10 +85,10 @@ def test_times_are_spread_but_bounded() -> None:
 
 
 def test_the_settings_are_its_limits() -> None:
-    settings = Settings(
-        callback_breaker_failures=7,
-        callback_breaker_open_s=8,
-        callback_breaker_longest_s=9,
-        callback_jitter=0.1,
+    settings = CallbackSettings(
+        breaker_failures=7,
+        breaker_open_s=8,
+        breaker_longest_s=9,
+        jitter=0.1,
     )
     assert BreakerLimits.of(settings) == BreakerLimits(7, 8, 9, 0.1)

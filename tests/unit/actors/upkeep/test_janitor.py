@@ -25,7 +25,7 @@ from events.store.records import Upload
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import CallbackDelivered, Event, ImageStored
-from settings import Settings
+from settings.settings import Settings
 from storage.images import ImageNotFound, ImageStore
 from tests.support.failing_log import FailingLog
 from tests.support.jobs import submitted
@@ -67,6 +67,7 @@ class House:
         )
 
     def janitor(self, holder: str = "j", *, batch: int = 500, **settings: Any) -> Janitor:
+        given = Settings.load(**({"retention_days": 7, "sweep_grace_s": 3600} | settings))
         return Janitor(
             holder=holder,
             leases=Leases(self.database),
@@ -75,7 +76,9 @@ class House:
             uploads=self.uploads,
             images=self.images,
             removal=self.removal,
-            settings=Settings(**({"retention_days": 7, "sweep_grace_s": 3600} | settings)),
+            settings=given.retention,
+            longest_job_s=given.dispatch.job_timeout_s,
+            longest_pauses_s=given.callbacks.longest_pauses_s,
             batch=batch,
             now=self.clock,
         )

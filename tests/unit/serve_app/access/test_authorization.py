@@ -125,7 +125,7 @@ async def places(edge: Edge) -> dict[str, str]:
             await edge.run(ids[name])
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
     await edge.project()
-    secret = edge.services.settings.secret_bytes
+    secret = edge.services.secret
     token = file_token(secret, ids["diffusion"], "0.png")
     return {**ids, "token": token, "key": (await edge.key("alice")).split("_")[1]}
 

@@ -14,7 +14,7 @@ from serve_app.access.api_keys import parse
 from serve_app.cli.keys import ADMIN_KEY_FILE, with_keys
 from serve_app.cli.main import app, ensure_admin_key
 from serve_app.local.embedded import with_secret
-from settings import Settings
+from settings.settings import Settings
 
 Darkroom = Callable[..., Result]
 
@@ -28,7 +28,7 @@ def darkroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Darkroom:
 
 def rows() -> dict[str, ApiKey]:
     """By id."""
-    return {key.id: key for key in asyncio.run(with_keys(Settings(), lambda keys: keys.all()))}
+    return {key.id: key for key in asyncio.run(with_keys(Settings.load(), lambda keys: keys.all()))}
 
 
 def printed(result: Result) -> ApiKey:
@@ -39,7 +39,7 @@ def printed(result: Result) -> ApiKey:
     assert parsed is not None
     key = rows()[parsed.id]
     assert parsed.opens(key)
-    assert secret == webhook_secret(with_secret(Settings()).secret_bytes, key.id)
+    assert secret == webhook_secret(with_secret(Settings.load()).stores.secret_bytes, key.id)
     return key
 
 
@@ -117,7 +117,7 @@ class TestRotate:
     def test_the_admin_key_is_replaced_in_its_file(
         self, darkroom: Darkroom, tmp_path: Path
     ) -> None:
-        text = asyncio.run(ensure_admin_key(Settings()))
+        text = asyncio.run(ensure_admin_key(Settings.load()))
         assert text is not None
         other = printed(darkroom("create", "alice"))
         darkroom("rotate", other.id)
@@ -126,7 +126,7 @@ class TestRotate:
         result = darkroom("rotate", text.split("_")[1])
         assert path.read_text().strip() == result.stdout.split()[0]
         assert path.stat().st_mode & 0o777 == 0o600
-        assert asyncio.run(ensure_admin_key(Settings())) is None
+        assert asyncio.run(ensure_admin_key(Settings.load())) is None
 
 
 def test_a_key_is_revoked_once(darkroom: Darkroom) -> None:

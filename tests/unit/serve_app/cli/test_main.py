@@ -11,17 +11,17 @@ from events.store.keys import ApiKeys
 from events.store.records import Scope
 from serve_app.access.api_keys import parse
 from serve_app.cli.main import ADMIN_KEY_FILE, ensure_admin_key
-from settings import Settings
+from settings.settings import Settings
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path)
+    return Settings.load(data_dir=tmp_path)
 
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[ApiKeys]:
-    database = Database(settings.effective_database_url)
+    database = Database(settings.stores.effective_database_url)
     yield ApiKeys(database)
     await database.close()
 
@@ -36,14 +36,14 @@ class TestAdminKey:
         parsed = parse(text)
         assert parsed is not None
         assert parsed.opens(row)
-        assert (settings.data_dir / ADMIN_KEY_FILE).read_text() == f"{text}\n"
+        assert (settings.stores.data_dir / ADMIN_KEY_FILE).read_text() == f"{text}\n"
 
     async def test_a_database_that_lost_it_is_told(
         self, settings: Settings, tmp_path: Path
     ) -> None:
         text = await ensure_admin_key(settings)
-        other = settings.model_copy(
-            update={"database_url": f"sqlite+aiosqlite:///{tmp_path / 'other.sqlite3'}"}
+        other = Settings.load(
+            data_dir=tmp_path, database_url=f"sqlite+aiosqlite:///{tmp_path / 'other.sqlite3'}"
         )
         assert await ensure_admin_key(other) is None
         async with opened(other) as keys:
@@ -66,16 +66,16 @@ class TestAdminKey:
     async def test_a_file_that_holds_none_is_told(
         self, settings: Settings, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (settings.data_dir / ADMIN_KEY_FILE).write_text("dk_broken\n")
+        (settings.stores.data_dir / ADMIN_KEY_FILE).write_text("dk_broken\n")
         with pytest.raises(typer.Exit):
             await ensure_admin_key(settings)
         assert "holds no key" in capsys.readouterr().err
 
     async def test_a_database_that_is_away_does_not_stop_the_start(
-        self, settings: Settings, capsys: pytest.CaptureFixture[str]
+        self, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await ensure_admin_key(settings)
         nobody = "postgresql+asyncpg://127.0.0.1:1/darkroom"
-        away = settings.model_copy(update={"database_url": nobody})
+        away = Settings.load(data_dir=tmp_path, database_url=nobody)
         assert await ensure_admin_key(away) is None
         assert "not checked" in capsys.readouterr().err

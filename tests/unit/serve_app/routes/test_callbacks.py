@@ -180,7 +180,7 @@ class TestSample:
             query = {"callback_url": "http://10.0.0.1/"}
             return await sender.post("/v1/callbacks/test", params=query)
 
-        allowed = edge.services.settings.callback_tests_per_minute
+        allowed = edge.services.callback_settings.tests_per_minute
         assert {(await post(client)).status_code for _ in range(allowed)} == {400}
         refused = await post(client)
         assert refused.status_code == 429

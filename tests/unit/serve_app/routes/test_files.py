@@ -65,7 +65,7 @@ async def test_a_latent_is_a_file_of_its_own_kind(
         assert (found.status_code, found.headers["Content-Type"]) == (200, SAFETENSORS)
     part = await anyone.get(url, headers={"Range": "bytes=0-1"})
     assert (part.status_code, part.headers["Content-Type"]) == (206, SAFETENSORS)
-    token = file_token(edge.services.settings.secret_bytes, job_id, "0.png")
+    token = file_token(edge.services.secret, job_id, "0.png")
     assert (await anyone.get(f"/files/{job_id}/0.png?token={token}")).status_code == 404
 
 
@@ -169,7 +169,7 @@ async def test_a_right_token_opens_only_what_is_stored(
     edge: Edge, anyone: httpx.AsyncClient, url: str, name: str
 ) -> None:
     job_id = url.split("/")[-2]
-    token = file_token(edge.services.settings.secret_bytes, job_id, name)
+    token = file_token(edge.services.secret, job_id, name)
     assert (await anyone.get(f"/files/{job_id}/{name}?token={token}")).status_code == 404
 
 

@@ -64,7 +64,7 @@ class TestCreate:
         assert answer.headers["Cache-Control"] == "no-store"
         assert answer.headers["Location"] == f"/v1/keys/{body['id']}"
         text, secret = body.pop("key"), body.pop("webhook_secret")
-        assert secret == webhook_secret(edge.services.settings.secret_bytes, body["id"])
+        assert secret == webhook_secret(edge.services.secret, body["id"])
         Webhook(secret)
         assert (await admin.get(answer.headers["Location"])).json() == body
         listed = await admin.get("/v1/keys")
@@ -227,23 +227,21 @@ class TestRevoke:
         clock_s = 0.0
         body = await created(admin)
         header = f"Bearer {body['key']}"
-        settings = edge.services.settings
+        settings = edge.services.key_settings
         async with AsyncExitStack() as stack:
             replicas = []
             for _ in range(2):
                 database = Database(f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}")
                 stack.push_async_callback(database.close)
                 replicas.append(
-                    Authenticator(
-                        ApiKeys(database), ttl_s=settings.key_cache_s, clock=lambda: clock_s
-                    )
+                    Authenticator(ApiKeys(database), ttl_s=settings.cache_s, clock=lambda: clock_s)
                 )
             for replica in replicas:
                 await replica.authenticate(header)
             await admin.delete(f"/v1/keys/{body['id']}")
             for replica in replicas:  # remembered: nobody was asked
                 assert (await replica.authenticate(header)).revoked_at is None
-            clock_s = settings.key_cache_s
+            clock_s = settings.cache_s
             assert clock_s < 10
             for replica in replicas:
                 with pytest.raises(ApiError, match="revoked"):

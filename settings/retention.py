@@ -1,0 +1,42 @@
+"""How long jobs, uploads and files are kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
+from pydantic_settings import SettingsConfigDict
+
+from settings.group import Group
+
+_DAY_S = 86_400
+
+
+class RetentionSettings(Group):
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_")
+
+    retention_days: Annotated[float, Field(ge=0)] = 30.0
+    """A job that ended so long ago, and its images, are removed; 0: never."""
+    upload_retention_days: Annotated[float, Field(ge=0)] = 30.0
+    """An upload that no job has named for so long is removed; 0: never."""
+    sweep_grace_s: PositiveFloat = 3600.0
+    """A file of no job and no upload is removed when it is so old."""
+    janitor_period_s: PositiveFloat = 60.0
+    """How often it is looked for what must be removed."""
+
+    def job_retention(self, *, longest_pauses_s: float) -> timedelta | None:
+        """How long a job is kept after its end; None: for good.
+
+        Its callback needs it too, for as long as the pauses between the tries last.
+        """
+        kept_s = max(self.retention_days * _DAY_S, longest_pauses_s)
+        return timedelta(seconds=kept_s) if self.retention_days else None
+
+    def upload_retention(self, *, longest_job_s: float) -> timedelta | None:
+        """How long an upload is kept after its last use; None: for good.
+
+        A job that names it needs it too, for as long as the job may last.
+        """
+        kept_s = max(self.upload_retention_days * _DAY_S, longest_job_s)
+        return timedelta(seconds=kept_s) if self.upload_retention_days else None

@@ -1,0 +1,90 @@
+"""Settings: every group. Only where the parts are put together is all of it seen."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails
+
+from settings.callbacks import CallbackSettings
+from settings.dispatch import DispatchSettings
+from settings.endpoint import EndpointSettings
+from settings.engine import EngineSettings
+from settings.graph import GraphSettings
+from settings.group import Group
+from settings.http import HttpSettings
+from settings.keys import KeySettings
+from settings.log import LogSettings
+from settings.ray import RaySettings
+from settings.retention import RetentionSettings
+from settings.stores import StoreSettings
+from settings.workers import WorkerSettings
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    http: HttpSettings
+    stores: StoreSettings
+    log: LogSettings
+    keys: KeySettings
+    graph: GraphSettings
+    default_endpoint: EndpointSettings
+    workers: WorkerSettings
+    engine: EngineSettings
+    dispatch: DispatchSettings
+    callbacks: CallbackSettings
+    retention: RetentionSettings
+    ray: RaySettings
+
+    @classmethod
+    def groups(cls) -> dict[str, type[Group]]:
+        """The class of each group, by the group's name here."""
+        types = get_type_hints(cls)
+        return {name: types[name] for name in cls.model_fields}
+
+    @classmethod
+    def variables(cls) -> set[str]:
+        """The names of all environment variables."""
+        return {variable for group in cls.groups().values() for variable in group.variables()}
+
+    @classmethod
+    def load(cls, **arguments: Any) -> Settings:
+        """Every group, from the environment; an argument wins over its variable.
+
+        An argument has the name of its variable, in lower case and without `DARKROOM_`. One that
+        belongs to no variable is ignored. Raises ValidationError, which names every wrong value
+        in the same way.
+        """
+        groups: dict[str, Group] = {}
+        wrong: list[InitErrorDetails] = []
+        for name, group in cls.groups().items():
+            fields = {_argument(variable): field for variable, field in group.variables().items()}
+            given = {fields[each]: value for each, value in arguments.items() if each in fields}
+            try:
+                groups[name] = group(**given)
+            except ValidationError as error:
+                wrong += _by_argument(error, {field: each for each, field in fields.items()})
+        if wrong:
+            raise ValidationError.from_exception_data(cls.__name__, wrong, hide_input=True)
+        return cls.model_validate(groups)
+
+
+def _argument(variable: str) -> str:
+    return variable.removeprefix("DARKROOM_").lower()
+
+
+def _by_argument(
+    error: ValidationError, arguments: Mapping[str, str]
+) -> Generator[InitErrorDetails]:
+    """What is wrong with a group; `arguments` by field."""
+    for detail in error.errors():
+        field, *place = detail["loc"]
+        yield InitErrorDetails(
+            type=detail["type"],
+            loc=(arguments[str(field)], *place),
+            input=detail["input"],
+            ctx=detail.get("ctx", {}),
+        )

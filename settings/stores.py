@@ -1,0 +1,45 @@
+"""Where state is kept, and the secret of this service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from settings.group import Group
+
+
+class StoreSettings(Group):
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_")
+
+    data_dir: Path = Path("data")
+    """Folder of all state: event log, database, images, keys."""
+    models_dir: Path = Path("models")
+    """Models, laid out as ComfyUI's folder; the same on every node."""
+    database_url: str | None = None
+    """SQLAlchemy URL (`postgresql+asyncpg://…`); unset: SQLite in the data folder."""
+    images_url: str | None = None
+    """Where images go (`file:///…`, `s3://…`, `gs://…`, `az://…`); unset: the data folder."""
+    secret: SecretStr | None = None
+    """Key of ids, file tokens and webhook secrets; unset: generated into `<data>/secret`."""
+
+    @property
+    def nats_dir(self) -> Path:
+        return self.data_dir / "nats"
+
+    @property
+    def effective_database_url(self) -> str:
+        path = (self.data_dir / "darkroom.sqlite3").absolute()
+        return self.database_url or f"sqlite+aiosqlite:///{path}"
+
+    @property
+    def effective_images_url(self) -> str:
+        return self.images_url or (self.data_dir / "images").absolute().as_uri()
+
+    @property
+    def secret_bytes(self) -> bytes:
+        """Raises ValueError where no secret was given or generated."""
+        if self.secret is None or len(self.secret.get_secret_value()) < 16:
+            raise ValueError("DARKROOM_SECRET is not set, or shorter than 16 characters")
+        return self.secret.get_secret_value().encode()
