@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors.worker.attempt import AttemptLimits, ReportProgress
+from actors.worker.config import WorkerConfig
 from actors.worker.engine_host import EngineClient, EngineHost
 from actors.worker.job import JobRunner
 from actors.worker.plan import planner
@@ -117,18 +118,30 @@ def default_endpoint(settings: EndpointSettings) -> Endpoint:
     )
 
 
-def _models(settings: Settings) -> ModelsFolder:
+def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
+    return WorkerConfig(
+        endpoint=endpoint,
+        workers=settings.workers,
+        engine=settings.engine,
+        graph=settings.graph,
+        log=settings.log,
+        images_url=settings.stores.effective_images_url,
+        models_dir=settings.stores.models_dir,
+    )
+
+
+def _models(config: WorkerConfig) -> ModelsFolder:
     """Read anew for each job: the edge that accepted it may have seen a file before us."""
-    return ModelsFolder(settings.stores.models_dir, ttl_s=0)
+    return ModelsFolder(config.models_dir, ttl_s=0)
 
 
-def build_engine_host(settings: Settings, endpoint: Endpoint, *, device: str) -> EngineHost:
-    models = _models(settings)
-    limits = graph_limits(settings.graph)
+def build_engine_host(config: WorkerConfig, *, device: str) -> EngineHost:
+    models = _models(config)
+    limits = graph_limits(config.graph)
     engine = Engine(
         models=models,
-        options=device_options(settings.engine, endpoint, device=device),
-        max_rows=settings.engine.max_rows,
+        options=device_options(config.engine, config.endpoint, device=device),
+        max_rows=config.engine.max_rows,
         limits=limits,
     )
     engine.start()
@@ -159,24 +172,24 @@ class JobActorParts:
 
 
 async def connect_job_actor(
-    settings: Settings, endpoint: Endpoint, *, actor: str, engine: EngineClient
+    config: WorkerConfig, *, actor: str, engine: EngineClient
 ) -> JobActorParts:
     """Returns once it is connected."""
-    messaging = connect(settings.log, actor, lease_s=settings.workers.lease_s)
-    catalogue = Catalogue(_models(settings))
+    messaging = connect(config.log, actor, lease_s=config.workers.lease_s)
+    catalogue = Catalogue(_models(config))
     runner = JobRunner(
         actor=actor,
         log=PersistentLog(messaging.log),
-        images=ImageStore(settings.stores.effective_images_url),
+        images=ImageStore(config.images_url),
         engine=engine,
-        plan=planner(catalogue, graph_limits(settings.graph), endpoint.checkpoint),
+        plan=planner(catalogue, graph_limits(config.graph), config.endpoint.checkpoint),
         report_progress=messaging.report_progress,
         limits=AttemptLimits(
-            step_timeout_s=settings.workers.step_timeout_s,
-            model_load_timeout_s=settings.workers.model_load_timeout_s,
+            step_timeout_s=config.workers.step_timeout_s,
+            model_load_timeout_s=config.workers.model_load_timeout_s,
         ),
-        lease_renew_s=settings.workers.lease_renew_s,
-        max_attempts=settings.workers.max_attempts,
+        lease_renew_s=config.workers.lease_renew_s,
+        max_attempts=config.workers.max_attempts,
         now=utc_now,
     )
     await messaging.connected()

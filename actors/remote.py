@@ -19,10 +19,10 @@ from ray.exceptions import RayError
 
 from actors.assembly import JobActorParts, build_engine_host, connect_job_actor
 from actors.logs import set_up_logging
+from actors.worker.config import WorkerConfig
 from actors.worker.engine_host import EngineDied, EngineHost, Order
 from actors.worker.job import RunOutcome
 from engine.reports import EngineEvent, Errored, Finished
-from events.store.records import Endpoint
 from settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -53,9 +53,9 @@ class EngineProcess:
     process ends and Ray makes a new one; an error of the constructor would be for good.
     """
 
-    def __init__(self, settings: Settings, endpoint: Endpoint, *, device: str) -> None:
+    def __init__(self, config: WorkerConfig, *, device: str) -> None:
         set_up_logging()
-        build = partial(build_engine_host, settings, endpoint, device=device)
+        build = partial(build_engine_host, config, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
@@ -145,11 +145,10 @@ class RemoteEngine:
 class JobProcess:
     """One slot of a worker: a Ray actor that is one job's own for as long as the job runs."""
 
-    def __init__(self, settings: Settings, endpoint: Endpoint, engine: str) -> None:
+    def __init__(self, config: WorkerConfig, engine: str) -> None:
         """`engine`: name of this worker's EngineProcess."""
         set_up_logging()
-        self._settings = settings
-        self._endpoint = endpoint
+        self._config = config
         self._engine = RemoteEngine(engine)
         self._parts: JobActorParts | None = None
         self._job_id: str | None = None
@@ -161,7 +160,7 @@ class JobProcess:
         """Connected; the name under which this actor writes events."""
         if self._parts is None:
             self._parts = await connect_job_actor(
-                self._settings, self._endpoint, actor=actor_name(), engine=self._engine
+                self._config, actor=actor_name(), engine=self._engine
             )
         return actor_name()
 

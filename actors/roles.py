@@ -10,6 +10,7 @@ from actors.assembly import (
     address_rule,
     connect,
     default_endpoint,
+    worker_config,
 )
 from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
@@ -98,7 +99,7 @@ async def run_dispatcher(settings: Settings) -> None:
             endpoint,
             queue=messaging.queue,
             writer=writer,
-            pool=WorkerPool(endpoint, settings=settings),
+            pool=WorkerPool(worker_config(settings, endpoint), settings=settings.dispatch),
             hold_renew_s=settings.workers.lease_s / 3,
         )
 

@@ -17,17 +17,18 @@ from actors.dispatch.worker import (
     worker_names,
     worker_prefix,
 )
-from events.store.records import Endpoint
-from settings.settings import Settings
+from actors.worker.config import WorkerConfig
+from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    def __init__(self, endpoint: Endpoint, *, settings: Settings) -> None:
-        self._endpoint = endpoint
+    def __init__(self, config: WorkerConfig, *, settings: DispatchSettings) -> None:
+        self._config = config
+        self._endpoint = config.endpoint
         self._settings = settings
-        self._prefix = worker_prefix(endpoint, settings)
+        self._prefix = worker_prefix(config)
         self._workers: dict[int, Worker] = {}
         self._keeping: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -72,7 +73,7 @@ class WorkerPool:
                 self._open_needed(await demand())
                 await self._close_surplus()
                 await self._close_strangers()
-                await asyncio.sleep(self._settings.dispatch.endpoints_period_s)
+                await asyncio.sleep(self._settings.endpoints_period_s)
         finally:
             for task in self._keeping.values():
                 task.cancel()
@@ -104,7 +105,7 @@ class WorkerPool:
         self._keeping[index] = asyncio.create_task(worker.keep(), name=worker.name)
 
     def _worker(self, name: str) -> Worker:
-        return Worker(name, self._endpoint, settings=self._settings, on_change=self._changed.set)
+        return Worker(name, self._config, settings=self._settings, on_change=self._changed.set)
 
     async def _close_surplus(self) -> None:
         now = time.monotonic()
@@ -115,7 +116,7 @@ class WorkerPool:
                 worker.idle_since = now
             elif (
                 len(self._workers) > self._endpoint.min_workers
-                and now - worker.idle_since > self._settings.dispatch.worker_idle_s
+                and now - worker.idle_since > self._settings.worker_idle_s
             ):
                 await self._close(index)
 
@@ -127,7 +128,7 @@ class WorkerPool:
         logger.info("closed", extra={"action": "worker_close", "worker": worker.name})
 
     async def _close_strangers(self) -> None:
-        """Workers made from an earlier row or earlier settings end with what they run."""
+        """Workers that were made from another config end when what they run has ended."""
         ours = {worker.name for worker in self._workers.values()}
         for name in await asyncio.to_thread(worker_names, endpoint_prefix(self._endpoint.id)):
             if name not in ours and await is_idle(name):

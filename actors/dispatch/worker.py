@@ -28,10 +28,11 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.remote import NAMESPACE, EngineActor, JobActor
+from actors.worker.config import WorkerConfig
 from actors.worker.job import RunOutcome
 from events.queue import QueueEntry
 from events.store.records import Endpoint
-from settings.settings import Settings
+from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,12 @@ class Worker:
     """One placement group of an endpoint."""
 
     def __init__(
-        self, name: str, endpoint: Endpoint, *, settings: Settings, on_change: Callable[[], None]
+        self,
+        name: str,
+        config: WorkerConfig,
+        *,
+        settings: DispatchSettings,
+        on_change: Callable[[], None],
     ) -> None:
         self.name = name
         self.checkpoints: set[str] = set()
@@ -187,7 +193,8 @@ class Worker:
         self.is_ready = False
         """Its engine answers. Not so: no job is given to it."""
         self.idle_since = time.monotonic()
-        self._endpoint = endpoint
+        self._config = config
+        self._endpoint = config.endpoint
         self._settings = settings
         self._on_change = on_change
         self._group: PlacementGroup | None = None
@@ -298,7 +305,7 @@ class Worker:
         }
         device = "auto" if self._gpus else "cpu"
         make = EngineActor.options(**options).remote
-        self._engine = await asyncio.to_thread(make, self._settings, self._endpoint, device=device)
+        self._engine = await asyncio.to_thread(make, self._config, device=device)
 
     @property
     def _engine_name(self) -> str:
@@ -308,21 +315,18 @@ class Worker:
         return Slot(
             f"{self.name}:job:{number}",
             create=self._make_job_actor,
-            jobs_per_actor=self._settings.dispatch.jobs_per_actor or (1 if self._gpus else 50),
+            jobs_per_actor=self._settings.jobs_per_actor or (1 if self._gpus else 50),
             on_change=self._on_change,
         )
 
     def _make_job_actor(self, name: str) -> Any:
-        return JobActor.options(**self._options(name)).remote(
-            self._settings, self._endpoint, self._engine_name
-        )
+        return JobActor.options(**self._options(name)).remote(self._config, self._engine_name)
 
 
-def worker_prefix(endpoint: Endpoint, settings: Settings) -> str:
-    """Of the names of its workers: another row, or other settings, make other workers."""
-    made_from = f"{endpoint!r} {settings.model_dump_json()}"
-    digest = hashlib.blake2b(made_from.encode(), digest_size=4).hexdigest()
-    return f"{endpoint_prefix(endpoint.id)}{digest}:"
+def worker_prefix(config: WorkerConfig) -> str:
+    """Every worker that is made from this config has a name that begins so, and no other has."""
+    digest = hashlib.blake2b(repr(config).encode(), digest_size=4).hexdigest()
+    return f"{endpoint_prefix(config.endpoint.id)}{digest}:"
 
 
 def endpoint_prefix(endpoint_id: str) -> str:

@@ -1,0 +1,85 @@
+"""Which workers a dispatcher takes over: those that were made from what it would make them from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.assembly import worker_config
+from actors.dispatch.worker import endpoint_prefix, worker_prefix
+from actors.worker.config import WorkerConfig
+from events.store.records import Endpoint
+from settings.settings import Settings
+
+ENDPOINT = Endpoint(id="default")
+
+
+def config(endpoint: Endpoint = ENDPOINT, **arguments: Any) -> WorkerConfig:
+    return worker_config(Settings.load(**arguments), endpoint)
+
+
+def test_the_same_config_makes_the_same_names() -> None:
+    assert worker_prefix(config()) == worker_prefix(config())
+
+
+def test_the_names_are_those_of_the_endpoint() -> None:
+    assert worker_prefix(config()).startswith(endpoint_prefix("default"))
+    assert worker_prefix(config(Endpoint(id="fast"))).startswith(endpoint_prefix("fast"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("callback_timeout_s", 1.5),
+        ("database_url", "postgresql+asyncpg://db/darkroom"),
+        ("dispatcher_lease_s", 7.5),
+        ("http_replicas", 3),
+        ("job_timeout_s", 90.0),
+        ("jobs_per_actor", 7),
+        ("key_rate_per_s", 2.0),
+        ("log_full_ratio", 0.5),
+        ("max_body_bytes", 1024),
+        ("ray_num_gpus", 2),
+        ("retention_days", 7.0),
+        ("secret", "another secret of the service"),
+        ("worker_idle_s", 60.0),
+    ],
+)
+def test_a_setting_that_no_worker_is_made_from_replaces_none(name: str, value: object) -> None:
+    assert worker_prefix(config(**{name: value})) == worker_prefix(config())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("append_timeout_s", 20.0),
+        ("data_dir", "elsewhere"),
+        ("engine_threads", 3),
+        ("images_url", "s3://images"),
+        ("lease_renew_s", 2.0),
+        ("lease_s", 60.0),
+        ("log_max_bytes", 1024**3),
+        ("max_attempts", 5),
+        ("max_batch", 4),
+        ("max_rows", 8),
+        ("model_cache_bytes", 1024**3),
+        ("model_load_timeout_s", 60.0),
+        ("models_dir", "other-models"),
+        ("nats_url", "nats://nats:4222"),
+        ("step_seed_offset", 1),
+        ("step_timeout_s", 60.0),
+        ("text_cache_bytes", 1024**2),
+    ],
+)
+def test_a_setting_that_workers_are_made_from_replaces_them(name: str, value: object) -> None:
+    assert worker_prefix(config(**{name: value})) != worker_prefix(config())
+
+
+def test_another_row_of_the_endpoint_replaces_its_workers() -> None:
+    assert worker_prefix(config(replace(ENDPOINT, precision="float16"))) != worker_prefix(config())
+
+
+def test_a_new_version_replaces_workers() -> None:
+    assert worker_prefix(replace(config(), version="99")) != worker_prefix(config())
