@@ -16,7 +16,8 @@ def markdown() -> str:
             if isinstance(default, tuple):
                 default = ",".join(map(str, default))
             shown = "" if default is None or default == "" else f"`{default}`"
-            lines.append(f"| `{variable}` | {shown} | {field.description} |")
+            meaning = " ".join((field.description or "").split())
+            lines.append(f"| `{variable}` | {shown} | {meaning} |")
     return "\n".join(lines)
 
 

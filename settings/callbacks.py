@@ -1,4 +1,4 @@
-"""Callbacks to receivers."""
+"""Where callbacks may go, and how often and how long they are tried."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ class CallbackSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_CALLBACK_")
 
     allow_networks: Networks = ()
-    """Networks that callbacks may go to beside public addresses (JSON list or commas)."""
+    """The networks that callbacks may go to in addition to public addresses, as a JSON list or
+    with commas."""
     require_https: bool = False
-    """Refuse callback addresses without TLS."""
+    """Whether callback addresses without TLS are refused."""
     ports: Ports = ()
-    """Ports that callbacks may go to; empty: 80, 443 and 1024 up."""
+    """The ports that callbacks may go to; if empty, 80, 443 and all from 1024 up."""
     proxy: ProxyUrl = None
-    """Outbound proxy of callbacks (`http://[user:password@]host:port`); it must take CONNECT."""
+    """The proxy that callbacks go through (`http://[user:password@]host:port`); it must support
+    CONNECT."""
     connect_timeout_s: PositiveFloat = 3.0
-    """To connect to a receiver."""
+    """How long it may take to connect to a receiver."""
     timeout_s: PositiveFloat = 15.0
-    """For one whole try."""
+    """How long a receiver may take to answer, from the start of a try."""
     max_answer_bytes: PositiveInt = 16 * 1024
-    """Of a receiver's answer this much is read."""
+    """How much of a receiver's answer is read."""
     delays_s: Seconds = (0, 5, 30, 120, 600, 1800, 3600, 10800, 21600, 43200)
-    """Pauses before the first and each further try."""
+    """How long the pauses before the first try and each further one are."""
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Each pause is longer or shorter by up to this part."""
+    """The part of a pause by which it may be longer or shorter."""
     in_flight: PositiveInt = 256
-    """Deliveries at once."""
+    """How many deliveries are made at the same time."""
     per_host: PositiveInt = 4
-    """Deliveries at once to one host."""
+    """How many deliveries to one host are made at the same time."""
     breaker_failures: PositiveInt = 4
-    """A host that fails this often in a row is left alone: its breaker opens."""
+    """How many failures in a row open the circuit breaker of a host, which then gets no
+    deliveries for a while."""
     breaker_open_s: PositiveFloat = 15.0
-    """How long the first time; then one delivery is tried, and each failure doubles it."""
+    """How long a circuit breaker is open the first time; then one delivery is tried, and each
+    failure doubles the time."""
     breaker_longest_s: PositiveFloat = 600.0
-    """Longest time that a host is left alone before the next such try."""
+    """The longest time that a circuit breaker is open before one delivery is tried."""
     withheld_s: PositiveFloat = 172_800.0
-    """A delivery that breakers have kept from its host for this long is given up."""
+    """How long circuit breakers may keep a delivery from its host before it is given up."""
     secrets: PositiveInt = 3
-    """Most signatures of a delivery: its key's, then those of the owner's newest other keys."""
+    """The most signatures that a delivery has: that of its key, then those of the owner's newest
+    other keys."""
     tests_per_minute: PositiveInt = 10
-    """Test callbacks that one owner may send."""
+    """How many test callbacks one owner may send per minute."""
 
     @property
     def longest_pauses_s(self) -> float:

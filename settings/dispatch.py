@@ -1,4 +1,4 @@
-"""How jobs come to workers."""
+"""How jobs come to workers, and when waiting ends."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class DispatchSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     job_timeout_s: PositiveFloat = 3600.0
-    """A job that has not ended by then fails."""
+    """How long a job may take from its submission to its end before it fails."""
     jobs_per_actor: Annotated[int, Field(ge=0)] = 0
-    """Jobs that one actor runs before it is replaced; 0: 1 with a GPU, 50 without."""
+    """How many jobs one actor runs before it is replaced; 0 is 1 with a GPU and 50 without."""
     worker_idle_s: PositiveFloat = 300.0
-    """A worker above the minimum that is idle for this long is closed."""
+    """How long a worker above the minimum may be idle before it is closed."""
     dispatcher_lease_s: PositiveFloat = 6.0
-    """After this silence another dispatcher takes over."""
+    """How long a dispatcher may be silent before another one takes over."""
     endpoints_period_s: PositiveFloat = 2.0
-    """How often the endpoints' rows are read."""
+    """How often the rows of the endpoints are read."""
     requeue_period_s: PositiveFloat = 60.0
     """How often open jobs are compared with the queue."""

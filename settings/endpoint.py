@@ -1,4 +1,4 @@
-"""The default endpoint: its row is made from these at every start."""
+"""The default endpoint, whose row is made from these settings at every start."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ class EndpointSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     checkpoint: str | None = Field(None, validation_alias="DARKROOM_DEFAULT_CHECKPOINT")
-    """Checkpoint of a diffusion job that names none; unset: the first of the models folder."""
+    """The checkpoint of a diffusion job that names none; if unset, the first of the models
+    folder."""
     min_workers: Annotated[int, Field(ge=0)] = 1
-    """Workers that the default endpoint always keeps."""
+    """How many workers the default endpoint always keeps."""
     max_workers: PositiveInt = 1
-    """Most workers of the default endpoint."""
+    """How many workers the default endpoint may have."""
     gpus: Annotated[float, Field(ge=0)] | None = Field(
         None, validation_alias="DARKROOM_WORKER_GPUS"
     )
-    """GPUs of one worker; unset: 1 where Ray has any."""
+    """How many GPUs a worker of the default endpoint takes; if unset, 1 where Ray has any."""
     cpus: PositiveFloat = Field(1.0, validation_alias="DARKROOM_WORKER_CPUS")
-    """CPUs of one worker, as Ray counts them."""
+    """How many CPUs a worker of the default endpoint takes, as Ray counts them."""
     jobs_per_worker: PositiveInt = 4
-    """Jobs that one worker runs at once."""
+    """How many jobs a worker of the default endpoint runs at the same time."""
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Of the UNets' weights on the default endpoint; auto: float16 with a GPU, else float32."""
+    """The precision of the UNets' weights on the default endpoint; `auto` is float16 with a GPU
+    and float32 without."""
     channels_last: bool = False
-    """UNets of the default endpoint with their channels innermost, for a GPU's tensor cores."""
+    """Whether the UNets of the default endpoint keep their channels innermost, which suits a
+    GPU's tensor cores."""
     compiler: str | None = None
-    """Backend of torch.compile for the UNets of the default endpoint (`inductor`); unset: none."""
+    """The backend of torch.compile for the UNets of the default endpoint (`inductor`); if unset,
+    they are not compiled."""

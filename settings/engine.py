@@ -1,4 +1,4 @@
-"""The engine of a worker."""
+"""What an engine uses of its machine, and how it computes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class EngineSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     threads: Annotated[int, Field(ge=0)] = Field(0, validation_alias="DARKROOM_ENGINE_THREADS")
-    """Threads of torch in one engine on a CPU; 0: as many as the machine has cores."""
+    """How many threads torch uses in one engine on a CPU; 0 is one for each core of the machine."""
     max_rows: PositiveInt = 32
-    """Most latents in one UNet call."""
+    """How many latents one UNet call may have."""
     model_cache_bytes: PositiveInt = 8 * 1024**3
-    """Models that one engine keeps in memory."""
+    """How much memory one engine uses to keep models."""
     text_cache_bytes: PositiveInt = 128 * 1024**2
-    """Encoded texts that one engine keeps in memory, beside the models."""
+    """How much memory one engine uses to keep encoded texts, in addition to the models."""
     step_seed_offset: int = 0
-    """What is added to the seed for the noise of steps; 1: as newer ComfyUI than 0.3 on a CPU."""
+    """The number that is added to the seed for the noise of steps; with 1 it is that of ComfyUI
+    after 0.3 on a CPU."""

@@ -1,4 +1,4 @@
-"""How large a graph may be, and what it makes."""
+"""How large a graph may be, and the images that it makes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class GraphSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     max_nodes: PositiveInt = 1000
-    """Most nodes of a graph."""
+    """The most nodes that a graph may have."""
     max_prompt_chars: PositiveInt = 32_768
-    """Longest text of a node."""
+    """The longest text that a node may have."""
     max_side_px: PositiveInt = 4096
-    """Longest side of an image."""
+    """The longest side that an image may have."""
     max_batch: PositiveInt = 16
-    """Most images of one batch."""
+    """The most images that one batch may have."""

@@ -1,4 +1,4 @@
-"""The HTTP API, and what it takes of a caller."""
+"""What the HTTP API is reached at, and what it accepts."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ class HttpSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     host: str = "127.0.0.1"
-    """Address that the HTTP API listens on."""
+    """The address that the HTTP API listens on."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    """Port that the HTTP API listens on."""
+    """The port that the HTTP API listens on."""
     public_url: str | None = None
-    """Base of the image URLs in results; unset: host and port."""
+    """The base of the image URLs in results; if unset, it is made from host and port."""
     replicas: PositiveInt = Field(1, validation_alias="DARKROOM_HTTP_REPLICAS")
-    """HTTP processes."""
+    """How many processes serve the HTTP API."""
     max_body_bytes: PositiveInt = 512 * 1024
-    """Longest request body."""
+    """The longest request body that is accepted."""
     max_wait_s: PositiveFloat = 60.0
-    """Longest `wait` of a result call."""
+    """How long a call for a result may wait for the end of its job."""
     max_upload_bytes: PositiveInt = 20 * 1024**2
-    """Largest file that may be uploaded as an input image."""
+    """The largest file that may be uploaded as an input image."""
     max_upload_pixels: PositiveInt = 2**25
-    """Most pixels of an input image."""
+    """The most pixels that an input image may have."""
     max_upload_name_chars: PositiveInt = 255
-    """Longest file name of an input image."""
+    """The longest file name that an input image may have."""
     upload_decodes: PositiveInt = 2
-    """Uploads that one HTTP process decodes at once."""
+    """How many uploads one HTTP process decodes at the same time."""
     log_full_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.85
-    """From this fill on nothing new is accepted; the rest is for accepted jobs."""
+    """How full the event log may be before new jobs are refused; the rest of it is for jobs that
+    were accepted."""
     ready_period_s: PositiveFloat = 5.0
-    """How long an answer of `/health/ready` is kept."""
+    """How long an answer of `/health/ready` is used again."""
 
     @property
     def effective_public_url(self) -> str:

@@ -1,4 +1,4 @@
-"""API keys, and what one may do that sets no limit of its own."""
+"""What holds for an API key that has no limits of its own, and how long one is remembered."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class KeySettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_KEY_")
 
     cache_s: Annotated[float, Field(gt=0, lt=10)] = 5.0
-    """How long a replica remembers a key; a revocation holds after this."""
+    """How long a replica remembers a key, and so how long a revoked key may still work."""
     rotation_grace_s: Annotated[float, Field(ge=0, le=LONGEST_GRACE_S)] = 7 * 86400.0
-    """How long a key still works after its rotation."""
+    """How long the old key still works after a rotation."""
     rate_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Requests a second of a key that has no rate of its own; 0: any number."""
+    """How many requests per second a key may make if it has no rate of its own; 0 is any number."""
     burst: PositiveInt = 20
-    """Requests at once, after a pause, of a key that has no burst of its own."""
+    """How many requests a key may make at once after a pause if it has no burst of its own."""
     max_open_jobs: Annotated[int, Field(ge=0)] = 0
-    """Jobs that wait or run of a key that has no number of its own; 0: any number."""
+    """How many jobs of a key may wait or run if it has no number of its own; 0 is any number."""
     endpoints: Names = ("*",)
-    """Endpoints of a key that has no list of its own; `*`: any."""
+    """The endpoints that a key may use if it has no list of its own; `*` is all of them."""
     callback_hosts: HostPatterns = ("*",)
-    """The same of hosts that are called back; `*.example.com`: every name below it."""
+    """The hosts that a key may have called back if it has no list of its own; `*.example.com` is
+    every name below it."""

@@ -14,4 +14,4 @@ class RaySettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_RAY_")
 
     num_gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs that the local Ray declares; unset: those it finds."""
+    """How many GPUs the Ray of `darkroom up` declares; if unset, all that it finds."""

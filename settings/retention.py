@@ -17,13 +17,13 @@ class RetentionSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     retention_days: Annotated[float, Field(ge=0)] = 30.0
-    """A job that ended so long ago, and its images, are removed; 0: never."""
+    """How many days an ended job and its images are kept; 0 is for ever."""
     upload_retention_days: Annotated[float, Field(ge=0)] = 30.0
-    """An upload that no job has named for so long is removed; 0: never."""
+    """How many days an upload is kept after the last job that named it; 0 is for ever."""
     sweep_grace_s: PositiveFloat = 3600.0
-    """A file of no job and no upload is removed when it is so old."""
+    """How old a file of no job and no upload must be before it is removed."""
     janitor_period_s: PositiveFloat = 60.0
-    """How often it is looked for what must be removed."""
+    """How often the service looks for what it must remove."""
 
     def job_retention(self, *, longest_pauses_s: float) -> timedelta | None:
         """How long a job is kept after its end; None: for good.

@@ -14,15 +14,18 @@ class StoreSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     data_dir: Path = Path("data")
-    """Folder of all state: event log, database, images, keys."""
+    """The folder of all state: event log, database, images and keys."""
     models_dir: Path = Path("models")
-    """Models, laid out as ComfyUI's folder; the same on every node."""
+    """The folder of the models, laid out as ComfyUI's; it must be the same on every node."""
     database_url: str | None = None
-    """SQLAlchemy URL (`postgresql+asyncpg://…`); unset: SQLite in the data folder."""
+    """The SQLAlchemy URL of the database (`postgresql+asyncpg://…`); if unset, it is SQLite in
+    the data folder."""
     images_url: str | None = None
-    """Where images go (`file:///…`, `s3://…`, `gs://…`, `az://…`); unset: the data folder."""
+    """Where images are stored (`file:///…`, `s3://…`, `gs://…`, `az://…`); if unset, in the data
+    folder."""
     secret: SecretStr | None = None
-    """Key of ids, file tokens and webhook secrets; unset: generated into `<data>/secret`."""
+    """The secret from which ids, file tokens and webhook secrets are derived; if unset, one is
+    generated into `<data>/secret`."""
 
     @property
     def nats_dir(self) -> Path:

@@ -12,12 +12,12 @@ class WorkerSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     max_attempts: PositiveInt = 3
-    """Attempts at one job."""
+    """How many times a job is tried before it fails."""
     lease_s: PositiveFloat = 30.0
-    """A job whose actor is silent for this long goes to another one."""
+    """How long the actor of a job may be silent before the job goes to another one."""
     lease_renew_s: PositiveFloat = 5.0
-    """How often the lease is renewed."""
+    """How often the actor of a job renews its lease."""
     step_timeout_s: PositiveFloat = 120.0
-    """An engine without a step for this long is killed."""
+    """How long an engine may take for one step before it is killed."""
     model_load_timeout_s: PositiveFloat = 600.0
-    """The same, before a job's first step."""
+    """How long an engine may take until the first step of a job before it is killed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ README = Path(__file__).resolve().parents[3] / "README.md"
 
 def test_the_readme_shows_every_setting_with_its_default() -> None:
     assert markdown() in README.read_text()
+
+
+def test_every_setting_says_in_a_sentence_what_it_does() -> None:
+    for line in markdown().splitlines()[2:]:
+        meaning = line.split(" | ")[2].removesuffix(" |")
+        assert re.fullmatch(r"[A-Z][^|]{20,}\.", meaning), line
 
 
 @pytest.mark.parametrize("text", ['["127.0.0.0/8", "10.0.0.0/8"]', "127.0.0.0/8,10.0.0.0/8"])
