@@ -117,8 +117,8 @@ class RemoteEngine:
     async def steps_done(self) -> int:
         handle = await self._handle()
         try:
-            answer = _answer(handle.steps_done.remote())
-            return int(await asyncio.wait_for(answer, self._answer_timeout_s))
+            async with asyncio.timeout(self._answer_timeout_s):
+                return int(await handle.steps_done.remote())
         except (RayError, TimeoutError) as error:
             raise self._died(error) from error
 
@@ -225,10 +225,6 @@ def actor_name() -> str:
     return f"{context.get_actor_name()}@{context.get_actor_id()}"
 
 
-async def _answer(reference: Any) -> Any:
-    return await reference
-
-
-EngineActor = ray.remote(EngineProcess)
-JobActor = ray.remote(JobProcess)
+EngineProcessActor = ray.remote(EngineProcess)
+JobProcessActor = ray.remote(JobProcess)
 RoleActor = ray.remote(RoleProcess)

@@ -18,7 +18,9 @@ from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.dispatch.dispatcher import Dispatcher
 from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.names import worker_prefix
 from actors.dispatch.pool import WorkerPool
+from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
@@ -95,11 +97,17 @@ async def run_dispatcher(settings: Settings) -> None:
     writer = JobWriter(PersistentLog(messaging.log))
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
+        config = worker_config(settings, endpoint)
         return EndpointDispatcher(
             endpoint,
             queue=messaging.queue,
             writer=writer,
-            pool=WorkerPool(worker_config(settings, endpoint), settings=settings.dispatch),
+            pool=WorkerPool(
+                endpoint,
+                prefix=worker_prefix(config),
+                cluster=RayCluster(config),
+                settings=settings.dispatch,
+            ),
             hold_renew_s=settings.workers.lease_s / 3,
         )
 

@@ -7,8 +7,10 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from actors.dispatch.cluster import ActorDied
 from actors.dispatch.pool import WorkerPool
-from actors.dispatch.worker import ActorDied, Slot, Worker
+from actors.dispatch.slot import Slot
+from actors.dispatch.worker import Worker
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
 from events.decisions import Expire
@@ -70,7 +72,7 @@ class EndpointDispatcher:
                 lane, worker, slot = await self._match()
                 held = self._held.pop(lane)
                 self._last_lane = lane
-                slot.reserve(held.job.id)
+                slot.reserve(held.entry)
                 held.taken.set()
                 group.create_task(self._dispatch(held, worker, slot))
 
@@ -126,7 +128,7 @@ class EndpointDispatcher:
         if await slot.take_delivery(entry, timeout_s=self._hold_renew_s):
             return True
         logger.warning("replacing", extra={"action": "zombie", "job_id": job.id})
-        worker.forget(job.id, job.attempts)
+        worker.cancel_run(job.id, job.attempts)
         if slot.job_id == job.id:
             slot.replace()
         return False
@@ -139,7 +141,8 @@ class EndpointDispatcher:
             while not held.taken.is_set():
                 await held.entry.renew()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(held.taken.wait(), self._hold_renew_s)
+                    async with asyncio.timeout(self._hold_renew_s):
+                        await held.taken.wait()
                 if not held.taken.is_set() and await self._has_ended(held):
                     await held.entry.ack()
                     return
@@ -158,27 +161,27 @@ class EndpointDispatcher:
         return held.job.end is not None and not held.taken.is_set()
 
     async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
-        actor, job_id = slot.actor, held.job.id
+        writer, job_id = slot.writer, held.job.id
         try:
             outcome = await slot.run(held.entry)
         except ActorDied as error:
             fields = {"action": "actor_died", "job_id": job_id, "error": str(error)}
             logger.warning("job actor died", extra=fields)
             outcome = None
-        if slot.job_id != job_id:
-            return  # Replaced as a zombie: its entry was delivered anew, and is not ours to touch.
+        if slot.entry is not held.entry:
+            return  # Replaced as a zombie: the job was delivered anew, perhaps to this very slot.
         if outcome is RunOutcome.RETRY:
-            worker.doubt()
+            worker.mark_unready()
         if outcome is None:
-            await self._give_back(held, worker, actor)
-        if outcome is not RunOutcome.COMPLETED or slot.is_worn:
+            await self._give_back(held, worker, writer)
+        if outcome is not RunOutcome.COMPLETED or slot.is_expired:
             slot.replace()
         else:
             slot.release()
 
-    async def _give_back(self, held: _Held, worker: Worker, actor: str | None) -> None:
+    async def _give_back(self, held: _Held, worker: Worker, writer: str | None) -> None:
         """At once, if the dead actor was the job's writer; else its lease has to run out."""
         job = await self._writer.load(held.job.id)
-        if job is not None and job.end is None and job.actor == actor:
-            worker.forget(job.id, job.attempts)
+        if job is not None and job.end is None and job.actor == writer:
+            worker.cancel_run(job.id, job.attempts)
             await held.entry.nak()

@@ -8,27 +8,35 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from actors.dispatch.worker import (
-    Slot,
-    SlotState,
-    Worker,
-    endpoint_prefix,
-    is_idle,
-    worker_names,
-    worker_prefix,
-)
-from actors.worker.config import WorkerConfig
+from actors.dispatch.cluster import Cluster
+from actors.dispatch.names import endpoint_prefix, index_of, worker_name
+from actors.dispatch.slot import Slot
+from actors.dispatch.worker import Worker
+from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    def __init__(self, config: WorkerConfig, *, settings: DispatchSettings) -> None:
-        self._config = config
-        self._endpoint = config.endpoint
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        prefix: str,
+        cluster: Cluster,
+        settings: DispatchSettings,
+        worker_period_s: float = 1.0,
+    ) -> None:
+        """`prefix`: how the names of workers begin that are made as this endpoint's are now.
+
+        `worker_period_s`: see `Worker`.
+        """
+        self._endpoint = endpoint
+        self._prefix = prefix
+        self._cluster = cluster
         self._settings = settings
-        self._prefix = worker_prefix(config)
+        self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
         self._keeping: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -72,7 +80,7 @@ class WorkerPool:
             while True:
                 self._open_needed(await demand())
                 await self._close_surplus()
-                await self._close_strangers()
+                await self._close_stale()
                 await asyncio.sleep(self._settings.endpoints_period_s)
         finally:
             for task in self._keeping.values():
@@ -81,13 +89,13 @@ class WorkerPool:
 
     async def close(self) -> None:
         """The endpoint is gone: so are its workers, and what runs on them."""
-        for name in await asyncio.to_thread(worker_names, endpoint_prefix(self._endpoint.id)):
-            await self._worker(name).close()
+        for name in await self._cluster.workers(endpoint_prefix(self._endpoint.id)):
+            await self._cluster.remove(name)
 
     async def _take_over(self) -> None:
-        """A predecessor's workers of the same making are ours now."""
-        for name in await asyncio.to_thread(worker_names, self._prefix):
-            self._open(int(name.rsplit(":", 1)[1]))
+        """A predecessor's workers that are made alike are ours now."""
+        for name in await self._cluster.workers(self._prefix):
+            self._open(index_of(name))
         for index in range(self._endpoint.min_workers):
             if index not in self._workers:
                 self._open(index)
@@ -100,19 +108,23 @@ class WorkerPool:
             self._open(index)
 
     def _open(self, index: int) -> None:
-        worker = self._worker(f"{self._prefix}{index}")
+        worker = Worker(
+            worker_name(self._prefix, index),
+            cluster=self._cluster,
+            slots=self._endpoint.jobs_per_worker,
+            jobs_per_actor=self._settings.jobs_per_actor,
+            on_change=self._changed.set,
+            period_s=self._worker_period_s,
+        )
         self._workers[index] = worker
         self._keeping[index] = asyncio.create_task(worker.keep(), name=worker.name)
-
-    def _worker(self, name: str) -> Worker:
-        return Worker(name, self._config, settings=self._settings, on_change=self._changed.set)
 
     async def _close_surplus(self) -> None:
         now = time.monotonic()
         for index, worker in sorted(self._workers.items(), reverse=True):
             if (task := self._keeping[index]).done():
                 task.result()
-            if not worker.is_ready or any(s.state is SlotState.BUSY for s in worker.slots):
+            if not worker.is_ready or worker.is_busy:
                 worker.idle_since = now
             elif (
                 len(self._workers) > self._endpoint.min_workers
@@ -124,12 +136,12 @@ class WorkerPool:
         worker, task = self._workers.pop(index), self._keeping.pop(index)
         task.cancel()
         await asyncio.wait({task})
-        await worker.close()
+        await self._cluster.remove(worker.name)
         logger.info("closed", extra={"action": "worker_close", "worker": worker.name})
 
-    async def _close_strangers(self) -> None:
-        """Workers that were made from another config end when what they run has ended."""
+    async def _close_stale(self) -> None:
+        """Workers that are made otherwise than ours go once what they run has ended."""
         ours = {worker.name for worker in self._workers.values()}
-        for name in await asyncio.to_thread(worker_names, endpoint_prefix(self._endpoint.id)):
-            if name not in ours and await is_idle(name):
-                await self._worker(name).close()
+        for name in await self._cluster.workers(endpoint_prefix(self._endpoint.id)):
+            if name not in ours and await self._cluster.is_idle(name):
+                await self._cluster.remove(name)

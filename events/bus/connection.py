@@ -50,7 +50,7 @@ class Connection:
         self._keeping = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
-        # More than once: nats-py, and wait_for before Python 3.12, can swallow a cancellation.
+        # More than once: nats-py waits in ways that can swallow a cancellation before Python 3.12.
         while self._keeping and not self._keeping.done():
             self._keeping.cancel()
             await asyncio.wait([self._keeping], timeout=CALL_TIMEOUT_S)
@@ -102,7 +102,8 @@ class Connection:
         while not client.is_closed:
             # With a limit: nats-py does not come to closed_cb where its last write fails.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._dirty.wait(), _WATCH_PERIOD_S)
+                async with asyncio.timeout(_WATCH_PERIOD_S):
+                    await self._dirty.wait()
             if self._dirty.is_set() and not client.is_closed:
                 self._dirty.clear()
                 if await self._setup.prepare(self._js):
@@ -125,7 +126,8 @@ class Connection:
             call.close()
             raise LogUnavailable
         try:
-            return await asyncio.wait_for(call, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await call
         except (nats.js.errors.APIError, TimeoutError, *DISCONNECTED) as error:
             if code_of(error) == NO_MESSAGE:
                 raise

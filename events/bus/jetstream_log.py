@@ -140,7 +140,8 @@ class _Watch:
 
     async def next(self, timeout_s: float) -> Event | None:
         try:
-            message = await asyncio.wait_for(self._feed.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                message = await self._feed.get()
         except TimeoutError:
             return None
         return decode(message.data, position=message.sequence)

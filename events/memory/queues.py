@@ -124,7 +124,8 @@ class MemoryEntries:
             ready_in_s = self._messages.seconds_to_next(self._key)
             wait_s = left_s if ready_in_s is None else min(left_s, ready_in_s)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._messages.changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._messages.changed.wait()
 
     def _room(self, most: int) -> int:
         if self._most_held is None:

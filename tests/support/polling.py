@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float = 60.0) -> T:
     """The first true answer of `check`; an AssertionError with the last one when time is up."""
-    give_up_at = time.monotonic() + within_s
+    give_up_at, pause_s = time.monotonic() + within_s, 0.001
     while True:
         answer = check()
         if inspect.isawaitable(answer):
@@ -21,4 +21,5 @@ async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float =
         if answer:
             return answer
         assert time.monotonic() < give_up_at, f"not within {within_s} s: {answer!r}"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.05)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.assembly import worker_config
-from actors.dispatch.worker import endpoint_prefix, worker_prefix
+from actors.dispatch.names import endpoint_prefix, worker_prefix
 from actors.worker.config import WorkerConfig
 from events.store.records import Endpoint
 from settings.settings import Settings

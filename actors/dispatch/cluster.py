@@ -1,0 +1,86 @@
+"""What dispatching asks of the cluster: workers, the engine of each, and its job actors.
+
+`ray_cluster.py` does it with Ray. Tests do it in memory, in milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from actors.worker.job import RunOutcome
+from events.queue import QueueEntry
+
+
+class ActorDied(Exception):
+    """A job actor's process ended in the middle of a job."""
+
+
+class ActorUnavailable(Exception):
+    """An actor could not be found or made, or did not answer in time."""
+
+
+class EngineGone(Exception):
+    """An engine's process has ended. It may come back by itself under its name."""
+
+
+class JobActor(Protocol):
+    """The actor in one slot of a worker."""
+
+    async def ready(self) -> str:
+        """Once it is connected: the name under which it writes events. Raises ActorUnavailable."""
+
+    async def state(self) -> tuple[str | None, int]:
+        """The job that it runs, and how many it was given. Raises ActorUnavailable."""
+
+    async def wait_idle(self) -> None:
+        """Returns once it runs no job. Raises ActorUnavailable."""
+
+    async def run(self, entry: QueueEntry) -> RunOutcome:
+        """Run the job of an entry. Raises ActorDied."""
+
+    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
+        """The entry was delivered again: False where the actor does not answer in time, or does
+        not run its job.
+        """
+
+
+class EngineActor(Protocol):
+    """The engine of one worker."""
+
+    async def check(self) -> None:
+        """Returns where it answers. Raises EngineGone, ActorUnavailable."""
+
+    def cancel(self, job_id: str, attempt: int) -> None:
+        """End a run whose job actor is gone. Waits for no answer."""
+
+
+class Cluster(Protocol):
+    """The cluster, as the workers of one endpoint see it.
+
+    Everything has a name and outlives its maker, so a dispatcher that takes over finds what its
+    predecessor made.
+    """
+
+    async def place(self, worker: str) -> float:
+        """Find or make the worker's place; returns once the cluster has room for it.
+
+        The number of GPUs of the worker. Raises ActorUnavailable.
+        """
+
+    async def engine(self, worker: str) -> EngineActor:
+        """Find or make the engine of a worker that has a place. Raises ActorUnavailable."""
+
+    async def job_actor(self, worker: str, name: str) -> JobActor:
+        """Find or make a job actor of a worker that has a place. Raises ActorUnavailable."""
+
+    async def kill(self, name: str) -> None:
+        """Returns once no actor has this name any more."""
+
+    async def workers(self, prefix: str) -> list[str]:
+        """Names of all workers that begin so, whoever made them."""
+
+    async def is_idle(self, worker: str) -> bool:
+        """Whether none of its job actors runs a job."""
+
+    async def remove(self, worker: str) -> None:
+        """Kill the worker's actors and give its place back."""

@@ -1,0 +1,43 @@
+"""Names of workers and their actors. They can be computed, so that a successor finds them.
+
+worker:<endpoint>:<digest>:<index>           a placement group
+worker:<endpoint>:<digest>:<index>:engine    its engine
+worker:<endpoint>:<digest>:<index>:job:<n>   the job actor of a slot
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from actors.worker.config import WorkerConfig
+
+
+def endpoint_prefix(endpoint_id: str) -> str:
+    """How the names of all workers of an endpoint begin."""
+    return f"worker:{endpoint_id}:"
+
+
+def worker_prefix(config: WorkerConfig) -> str:
+    """How the names of all workers begin that are made from this config, and of no others."""
+    digest = hashlib.blake2b(repr(config).encode(), digest_size=4).hexdigest()
+    return f"{endpoint_prefix(config.endpoint.id)}{digest}:"
+
+
+def worker_name(prefix: str, index: int) -> str:
+    return f"{prefix}{index}"
+
+
+def index_of(worker: str) -> int:
+    return int(worker.rsplit(":", 1)[1])
+
+
+def engine_name(worker: str) -> str:
+    return f"{worker}:engine"
+
+
+def slot_name(worker: str, number: int) -> str:
+    return f"{worker}:job:{number}"
+
+
+def is_slot_name(name: str) -> bool:
+    return ":job:" in name

@@ -1,0 +1,123 @@
+"""Which endpoints are dispatched, by which of several dispatchers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.dispatch.dispatcher import Dispatcher
+from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.leases import Leases
+from events.store.records import Endpoint
+from tests.support.polling import eventually
+
+DEFAULT = Endpoint("default", jobs_per_worker=7)
+
+
+class FakeEndpointDispatcher:
+    """Runs until it is stopped, or told to fail."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.is_running = False
+        self.is_closed = False
+        self.failing = asyncio.Event()
+
+    async def run(self) -> None:
+        self.is_running = True
+        try:
+            await self.failing.wait()
+            raise RuntimeError("something unforeseen")
+        finally:
+            self.is_running = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Bench:
+    def __init__(self, database: Database) -> None:
+        self.endpoints = Endpoints(database)
+        self.leases = Leases(database)
+        self.opened: list[FakeEndpointDispatcher] = []
+
+    @asynccontextmanager
+    async def dispatching(self, holder: str = "one") -> AsyncIterator[Dispatcher]:
+        dispatcher = Dispatcher(
+            holder=holder,
+            leases=self.leases,
+            endpoints=self.endpoints,
+            default_endpoint=DEFAULT,
+            open_endpoint=self._open,
+            lease_s=1.0,
+            period_s=0.01,
+        )
+        task = asyncio.create_task(dispatcher.run())
+        try:
+            yield dispatcher
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _open(self, endpoint: Endpoint) -> Any:
+        self.opened.append(FakeEndpointDispatcher(endpoint))
+        return self.opened[-1]
+
+    def running(self) -> list[str]:
+        return sorted(each.endpoint.id for each in self.opened if each.is_running)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}")
+    await database.prepare()
+    yield Bench(database)
+    await database.close()
+
+
+async def test_the_default_endpoint_is_put_and_every_row_dispatched(bench: Bench) -> None:
+    await bench.endpoints.put(Endpoint("fast"))
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default", "fast"])
+    assert await bench.endpoints.get("default") == DEFAULT
+    assert bench.running() == []
+
+
+async def test_a_row_that_changed_is_dispatched_anew(bench: Bench) -> None:
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default"])
+        changed = Endpoint("default", jobs_per_worker=3)
+        await bench.endpoints.put(changed)
+        await eventually(lambda: bench.opened[-1].endpoint == changed and bench.running())
+        assert bench.running() == ["default"]
+        assert not any(each.is_closed for each in bench.opened)
+
+
+async def test_only_the_holder_of_the_lease_dispatches(bench: Bench) -> None:
+    async with bench.dispatching("one"):
+        await eventually(lambda: bench.running() == ["default"])
+        async with bench.dispatching("two"):
+            await asyncio.sleep(0.2)
+            assert len(bench.opened) == 1
+
+
+async def test_another_takes_over_when_the_lease_runs_out(bench: Bench) -> None:
+    async with bench.dispatching("one"):
+        await eventually(lambda: bench.running() == ["default"])
+    async with bench.dispatching("two"):
+        await eventually(lambda: bench.running() == ["default"], within_s=10)
+    assert len(bench.opened) == 2
+
+
+async def test_an_endpoint_whose_loop_ended_begins_again(bench: Bench) -> None:
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default"])
+        bench.opened[0].failing.set()
+        await eventually(lambda: len(bench.opened) == 2 and bench.running() == ["default"])

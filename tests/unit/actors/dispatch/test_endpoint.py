@@ -1,0 +1,284 @@
+"""One endpoint's queue and its workers, without Ray and NATS: whose turn it is, what follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.names import slot_name
+from actors.dispatch.pool import WorkerPool
+from actors.worker.job import RunOutcome
+from events.decisions import Cancel, Start, Submit
+from events.ids import new_id
+from events.job import Job
+from events.log import JobWriter, utc_now
+from events.memory.log import MemoryLog
+from events.memory.queues import MemoryJobQueue
+from events.store.records import Endpoint
+from events.types import Cancelled, Failed
+from settings.dispatch import DispatchSettings
+from tests.support.dispatch import FakeCluster, FakeJobActor
+from tests.support.jobs import submitted
+from tests.support.polling import eventually
+
+PREFIX = "worker:default:d1:"
+WORKER = f"{PREFIX}0"
+LEASE_S = 0.3
+
+
+class Bench:
+    """A dispatcher of one endpoint, with the queue, the log and the cluster that it works on."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.queue = MemoryJobQueue(lease_s=LEASE_S)
+        self.log = MemoryLog()
+        self.writer = JobWriter(self.log)
+
+    @asynccontextmanager
+    async def dispatching(self, *, slots: int = 1) -> AsyncIterator[EndpointDispatcher]:
+        endpoint = Endpoint("default", jobs_per_worker=slots)
+        settings = DispatchSettings(endpoints_period_s=0.01, worker_idle_s=1000, jobs_per_actor=100)
+        dispatcher = EndpointDispatcher(
+            endpoint,
+            queue=self.queue,
+            writer=self.writer,
+            pool=WorkerPool(
+                endpoint,
+                prefix=PREFIX,
+                cluster=self.cluster,
+                settings=settings,
+                worker_period_s=0.01,
+            ),
+            hold_renew_s=LEASE_S / 3,
+        )
+        task = asyncio.create_task(dispatcher.run())
+        try:
+            yield dispatcher
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def submit(self, *, lane: int = 3, **changes: Any) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted(lane=lane, **changes)))
+        await self.queue.add("default", lane, job_id)
+        return job_id
+
+    async def start(self, job_id: str, actor: FakeJobActor) -> None:
+        """What a job actor does first."""
+        command = Start(actor.writer, max_attempts=3, now=utc_now())
+        await self.writer.execute(command, await self.job(job_id))
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def running(self, job_id: str) -> FakeJobActor:
+        return await eventually(lambda: self.cluster.running(job_id))
+
+    async def finish(self, job_id: str, outcome: RunOutcome = RunOutcome.COMPLETED) -> None:
+        """End a job's run as its actor does: the entry is acknowledged before it answers."""
+        actor = await self.running(job_id)
+        await actor.entries[-1].ack()
+        actor.finish(outcome)
+
+    async def is_queued(self, job_id: str) -> bool:
+        return job_id in await self.queue.job_ids()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_lanes_are_served_in_turn(bench: Bench) -> None:
+    backlog = [await bench.submit(lane=1) for _ in range(4)]
+    others = [await bench.submit(lane=2), await bench.submit(lane=63)]
+    order: list[str] = []
+    async with bench.dispatching():
+        for _ in range(6):
+            actor = await eventually(lambda: next(iter(bench.cluster.actors.values()), None))
+            job_id = await eventually(lambda actor=actor: actor.job_id)
+            order.append(job_id)
+            await bench.finish(job_id)
+            await eventually(lambda job_id=job_id: bench.cluster.running(job_id) is None)
+    assert order.index(others[0]) <= 2
+    assert order.index(others[1]) <= 2
+    assert [job_id for job_id in order if job_id in backlog] == backlog
+
+
+async def test_jobs_of_several_lanes_run_at_once_where_there_are_slots(bench: Bench) -> None:
+    jobs = [await bench.submit(lane=lane) for lane in range(3)]
+    async with bench.dispatching(slots=3):
+        for job_id in jobs:
+            await bench.running(job_id)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_an_entry_of_a_job_that_ended_or_is_unknown_goes_away(
+    bench: Bench, is_known: bool
+) -> None:
+    if is_known:
+        job_id = await bench.submit()
+        await bench.writer.execute(Cancel(), await bench.job(job_id))
+    else:
+        job_id = new_id()
+        await bench.queue.add("default", 3, job_id)
+    async with bench.dispatching():
+        await eventually(lambda: not_queued(bench, job_id))
+        assert bench.cluster.running(job_id) is None
+
+
+async def not_queued(bench: Bench, job_id: str) -> bool:
+    return not await bench.is_queued(job_id)
+
+
+async def test_an_entry_in_hand_stays_ours_while_no_slot_is_free(bench: Bench) -> None:
+    bench.cluster.room = 0
+    job_id = await bench.submit()
+    async with bench.dispatching() as ours, bench.queue.lane("default", 3) as other_dispatcher:
+        await eventually(lambda: ours._held)
+        assert await other_dispatcher.next(most=1, timeout_s=3 * LEASE_S) == []
+        bench.cluster.give_room(1)
+        await bench.running(job_id)
+
+
+async def test_a_job_that_is_cancelled_while_it_waits_leaves_the_queue(bench: Bench) -> None:
+    bench.cluster.room = 0
+    job_id = await bench.submit()
+    async with bench.dispatching():
+        await bench.writer.execute(Cancel(), await bench.job(job_id))
+        await eventually(lambda: not_queued(bench, job_id))
+    assert isinstance((await bench.job(job_id)).end, Cancelled)
+
+
+async def test_a_job_that_never_gets_a_slot_fails_at_its_deadline(bench: Bench) -> None:
+    bench.cluster.room = 0
+    job_id = await bench.submit(deadline_s=0.05)
+    async with bench.dispatching():
+        await eventually(lambda: not_queued(bench, job_id))
+    end = (await bench.job(job_id)).end
+    assert isinstance(end, Failed)
+    assert "Timed out" in end.message
+
+
+async def test_a_dispatcher_that_stops_gives_back_what_it_has_in_hand(bench: Bench) -> None:
+    bench.cluster.room = 0
+    job_id = await bench.submit()
+    async with bench.dispatching() as dispatcher:
+        await eventually(lambda: dispatcher._held)
+    async with bench.queue.lane("default", 3) as successor:
+        [entry] = await successor.next(most=1, timeout_s=LEASE_S / 3)
+    assert entry.job_id == job_id
+
+
+async def test_an_actor_that_completed_its_job_is_kept(bench: Bench) -> None:
+    first, second = await bench.submit(), await bench.submit()
+    async with bench.dispatching():
+        writer = (await bench.running(first)).writer
+        await bench.finish(first)
+        assert (await bench.running(second)).writer == writer
+    assert bench.cluster.killed == []
+
+
+@pytest.mark.parametrize("outcome", [RunOutcome.ENDED, RunOutcome.RETRY, RunOutcome.LOST])
+async def test_an_actor_is_replaced_after_everything_else(
+    bench: Bench, outcome: RunOutcome
+) -> None:
+    first, second = await bench.submit(), await bench.submit()
+    async with bench.dispatching():
+        writer = (await bench.running(first)).writer
+        await bench.finish(first, outcome)
+        assert (await bench.running(second)).writer != writer
+    assert bench.cluster.killed == [slot_name(WORKER, 0)]
+
+
+async def test_after_a_failed_attempt_the_engine_must_answer_before_the_next_job(
+    bench: Bench,
+) -> None:
+    first, second = await bench.submit(), await bench.submit()
+    async with bench.dispatching():
+        await bench.running(first)
+        bench.cluster.engines[WORKER].answers = False
+        await bench.finish(first, RunOutcome.RETRY)
+        await asyncio.sleep(0.1)
+        assert bench.cluster.running(second) is None
+        bench.cluster.engines[WORKER].answers = True
+        await bench.running(second)
+
+
+async def test_the_job_of_an_actor_that_died_is_tried_again_at_once(bench: Bench) -> None:
+    job_id = await bench.submit()
+    async with bench.dispatching():
+        actor = await bench.running(job_id)
+        await bench.start(job_id, actor)
+        actor.die()
+        again = await eventually(lambda: another(bench, job_id, actor), within_s=LEASE_S)
+        assert again.writer != actor.writer
+        assert bench.cluster.engines[WORKER].cancelled == [(job_id, 1)]
+
+
+def another(bench: Bench, job_id: str, actor: FakeJobActor) -> FakeJobActor | None:
+    found = bench.cluster.running(job_id)
+    return None if found is actor else found
+
+
+async def test_a_death_before_the_start_is_told_by_the_lease(bench: Bench) -> None:
+    """Nobody knows whether another dispatcher's actor has the job: its lease has to run out."""
+    job_id = await bench.submit()
+    async with bench.dispatching():
+        actor = await bench.running(job_id)
+        actor.die()
+        again = await eventually(lambda: another(bench, job_id, actor), within_s=10 * LEASE_S)
+        assert again.writer != actor.writer
+        assert bench.cluster.engines[WORKER].cancelled == []
+
+
+async def test_a_job_that_runs_goes_on_under_a_later_delivery(bench: Bench) -> None:
+    job_id = await bench.submit()
+    async with bench.dispatching():
+        actor = await bench.running(job_id)
+        await actor.entries[0].nak()  # as a restarted server does, which forgot the renewals
+        await eventually(lambda: len(actor.entries) == 2)
+        assert actor.job_id == job_id
+    assert bench.cluster.killed == []
+
+
+async def test_an_actor_that_hangs_is_replaced_and_its_job_tried_again(bench: Bench) -> None:
+    job_id = await bench.submit()
+    async with bench.dispatching():
+        hung = await bench.running(job_id)
+        await bench.start(job_id, hung)
+        hung.hangs = True
+        again = await eventually(lambda: another(bench, job_id, hung), within_s=10 * LEASE_S)
+        assert again.writer != hung.writer
+        assert bench.cluster.engines[WORKER].cancelled == [(job_id, 1)]
+        # What comes of the hung actor in the end changes nothing any more.
+        hung.die()
+        await asyncio.sleep(0.05)
+        assert bench.cluster.running(job_id) is again
+
+
+async def test_a_successor_finds_the_job_that_still_runs(bench: Bench) -> None:
+    job_id = await bench.submit()
+    async with bench.dispatching():
+        actor = await bench.running(job_id)
+    async with bench.dispatching():
+        await eventually(lambda: len(actor.entries) == 2, within_s=10 * LEASE_S)
+        assert bench.cluster.running(job_id) is actor
+    assert bench.cluster.killed == []
+
+
+async def test_an_endpoint_that_is_gone_takes_its_workers_along(bench: Bench) -> None:
+    async with bench.dispatching() as dispatcher:
+        await eventually(lambda: bench.cluster.actors)
+    await dispatcher.close()
+    assert bench.cluster.groups == {}

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from actors.dispatch.names import slot_name
+from actors.dispatch.pool import WorkerPool
+from events.memory.queues import MemoryJobQueue
+from events.queue import QueueEntry
+from events.store.records import Endpoint
+from settings.dispatch import DispatchSettings
+from tests.support.dispatch import FakeCluster
+from tests.support.polling import eventually
+
+PREFIX = "worker:default:d1:"
+LONG_S = 1000.0
+
+
+def new_pool(cluster: FakeCluster, *, idle_s: float = LONG_S, **row: Any) -> WorkerPool:
+    row = {"min_workers": 1, "max_workers": 3, "jobs_per_worker": 2, "cpus": 1.0} | row
+    return WorkerPool(
+        Endpoint("default", **row),
+        prefix=PREFIX,
+        cluster=cluster,
+        settings=DispatchSettings(endpoints_period_s=0.01, worker_idle_s=idle_s),
+        worker_period_s=0.01,
+    )
+
+
+class Demand:
+    """How many jobs wait or run."""
+
+    def __init__(self, jobs: int = 0) -> None:
+        self.jobs = jobs
+
+    async def __call__(self) -> int:
+        return self.jobs
+
+
+@asynccontextmanager
+async def kept(pool: WorkerPool, demand: Demand) -> AsyncIterator[WorkerPool]:
+    task = asyncio.create_task(pool.keep(demand))
+    try:
+        yield pool
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+def entry(job_id: str) -> QueueEntry:
+    return MemoryJobQueue().entry(job_id, "1")
+
+
+def workers(*indexes: int) -> set[str]:
+    return {f"{PREFIX}{index}" for index in indexes}
+
+
+async def test_the_least_number_of_workers_is_there_without_any_job(cluster: FakeCluster) -> None:
+    async with kept(new_pool(cluster, min_workers=2), Demand()):
+        await eventually(lambda: set(cluster.groups) == workers(0, 1))
+
+
+async def test_as_many_are_opened_as_the_jobs_would_fill(cluster: FakeCluster) -> None:
+    demand = Demand(3)
+    async with kept(new_pool(cluster), demand):
+        await eventually(lambda: set(cluster.groups) == workers(0, 1))
+        demand.jobs = 1000
+        await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
+
+
+async def test_an_idle_worker_above_the_minimum_is_closed(cluster: FakeCluster) -> None:
+    demand = Demand(6)
+    async with kept(new_pool(cluster, idle_s=0.05), demand):
+        await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
+        demand.jobs = 0
+        await eventually(lambda: set(cluster.groups) == workers(0))
+        assert cluster.removed == [f"{PREFIX}2", f"{PREFIX}1"]
+        demand.jobs = 6
+        await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
+
+
+async def test_a_busy_worker_is_not_closed(cluster: FakeCluster) -> None:
+    async with kept(new_pool(cluster, min_workers=0, idle_s=0.05), Demand(1)) as pool:
+        _, slot = await eventually(lambda: pool.idle_slot(None))
+        slot.reserve(entry("a-job"))
+        await asyncio.sleep(0.2)
+        assert cluster.removed == []
+
+
+async def test_a_worker_that_is_not_ready_is_not_closed_as_idle(cluster: FakeCluster) -> None:
+    (await cluster.engine(f"{PREFIX}0")).answers = False
+    async with kept(new_pool(cluster, min_workers=0, idle_s=0.05), Demand(1)) as pool:
+        await eventually(lambda: f"{PREFIX}0" in cluster.groups)
+        await asyncio.sleep(0.2)
+        assert cluster.removed == []
+        assert pool.idle_slot(None) is None
+
+
+async def test_a_free_slot_is_taken_on_a_worker_that_has_the_checkpoint(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_pool(cluster, min_workers=2), Demand()) as pool:
+        await eventually(lambda: len(cluster.actors) == 4)
+        first, slot = await eventually(lambda: pool.idle_slot("a"))
+        slot.reserve(entry("job-1"))
+        again, slot = await eventually(lambda: pool.idle_slot("a"))
+        assert again is first
+        slot.reserve(entry("job-2"))
+        other, _ = await eventually(lambda: pool.idle_slot("a"))
+        assert other is not first
+        assert other.checkpoints == {"a"}
+
+
+async def test_a_successor_takes_over_workers_and_the_jobs_on_them(cluster: FakeCluster) -> None:
+    async with kept(new_pool(cluster, min_workers=2), Demand()):
+        await eventually(lambda: len(cluster.actors) == 4)
+    cluster.actors[slot_name(f"{PREFIX}1", 0)].begin("a-job")
+
+    async with kept(new_pool(cluster, min_workers=0), Demand()) as successor:
+        worker, slot = await eventually(lambda: successor.running("a-job"))
+        assert (worker.name, slot.name) == (f"{PREFIX}1", slot_name(f"{PREFIX}1", 0))
+        assert successor.running("another-job") is None
+        assert (cluster.killed, cluster.removed) == ([], [])
+
+
+async def test_workers_of_another_making_are_closed_once_they_run_nothing(
+    cluster: FakeCluster,
+) -> None:
+    stale = "worker:default:old:0"
+    await cluster.place(stale)
+    actor = await cluster.job_actor(stale, slot_name(stale, 0))
+    actor.begin("a-job")
+    async with kept(new_pool(cluster), Demand()):
+        await eventually(lambda: set(cluster.groups) == {stale, *workers(0)})
+        await asyncio.sleep(0.1)
+        assert cluster.removed == []
+        actor.finish()
+        await eventually(lambda: cluster.removed == [stale])
+
+
+async def test_workers_of_other_endpoints_are_let_alone(cluster: FakeCluster) -> None:
+    await cluster.place("worker:default-2:d1:0")
+    async with kept(new_pool(cluster), Demand()) as pool:
+        await eventually(lambda: pool.idle_slot(None))
+        await pool.close()
+    assert set(cluster.groups) == {"worker:default-2:d1:0"}
+
+
+async def test_a_pool_that_is_left_keeps_its_workers(cluster: FakeCluster) -> None:
+    async with kept(new_pool(cluster), Demand()) as pool:
+        await eventually(lambda: pool.idle_slot(None))
+    assert set(cluster.groups) == workers(0)
+
+
+async def test_who_waits_for_a_change_hears_of_a_free_slot(cluster: FakeCluster) -> None:
+    async with kept(new_pool(cluster), Demand()) as pool:
+        while pool.idle_slot(None) is None:
+            await asyncio.wait_for(pool.changed(), 5)

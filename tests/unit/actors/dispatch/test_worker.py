@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from actors.dispatch.names import slot_name
+from actors.dispatch.slot import SlotState
+from actors.dispatch.worker import Worker
+from tests.support.dispatch import FakeCluster
+from tests.support.polling import eventually
+
+NAME = "worker:default:d1:0"
+
+
+def new_worker(cluster: FakeCluster, *, slots: int = 2, jobs_per_actor: int = 0) -> Worker:
+    return Worker(
+        NAME,
+        cluster=cluster,
+        slots=slots,
+        jobs_per_actor=jobs_per_actor,
+        on_change=lambda: None,
+        period_s=0.01,
+    )
+
+
+@asynccontextmanager
+async def kept(worker: Worker) -> AsyncIterator[Worker]:
+    """The worker is open until the end of the context."""
+    task = asyncio.create_task(worker.keep())
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+def has_idle_slots(worker: Worker, count: int) -> bool:
+    return sum(slot.state is SlotState.IDLE for slot in worker.slots) == count
+
+
+async def test_a_worker_gives_slots_once_its_engine_answers(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        assert worker.idle_slot() is None
+        await eventually(lambda: worker.is_ready and has_idle_slots(worker, 2))
+        assert worker.idle_slot() is worker.slots[0]
+
+
+async def test_a_worker_that_never_gets_ready_gives_no_slot(cluster: FakeCluster) -> None:
+    (await cluster.engine(NAME)).answers = False
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        assert not worker.is_ready
+        assert worker.idle_slot() is None
+
+
+async def test_a_worker_without_room_waits_for_it(cluster: FakeCluster) -> None:
+    cluster.room = 0
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: NAME in cluster.groups)
+        assert worker.slots == []
+        cluster.give_room(1)
+        await eventually(lambda: worker.idle_slot() is not None)
+
+
+async def test_an_engine_that_does_not_answer_gets_no_job_until_it_does(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.idle_slot() is not None)
+        worker.checkpoints.add("a.safetensors")
+        cluster.engines[NAME].answers = False
+        await eventually(lambda: not worker.is_ready)
+        assert worker.idle_slot() is None
+        cluster.engines[NAME].answers = True
+        await eventually(lambda: worker.idle_slot() is not None)
+        assert worker.checkpoints == {"a.safetensors"}
+
+
+async def test_an_engine_that_is_gone_is_made_anew_and_has_loaded_nothing(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.idle_slot() is not None)
+        worker.checkpoints.add("a.safetensors")
+        first = cluster.engines[NAME]
+        first.is_gone = True
+        await eventually(lambda: cluster.engines[NAME] is not first and worker.is_ready)
+        assert worker.checkpoints == set()
+        worker.cancel_run("a-job", 2)
+        assert cluster.engines[NAME].cancelled == [("a-job", 2)]
+
+
+async def test_a_worker_that_was_marked_unready_is_asked_again(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.is_ready)
+        worker.mark_unready()
+        assert worker.idle_slot() is None
+        await eventually(lambda: worker.is_ready)
+
+
+@pytest.mark.parametrize(("gpus", "jobs"), [(1.0, 1), (0.25, 1), (0.0, 50)])
+async def test_an_actor_runs_one_job_on_a_gpu_and_many_on_a_cpu(gpus: float, jobs: int) -> None:
+    cluster = FakeCluster(gpus=gpus)
+    (await cluster.job_actor(NAME, slot_name(NAME, 0))).jobs_run = jobs
+    (await cluster.job_actor(NAME, slot_name(NAME, 1))).jobs_run = jobs - 1
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        assert [slot.is_expired for slot in worker.slots] == [True, False]
+
+
+async def test_the_settings_say_how_many_jobs_an_actor_runs(cluster: FakeCluster) -> None:
+    (await cluster.job_actor(NAME, slot_name(NAME, 0))).jobs_run = 3
+    async with kept(new_worker(cluster, slots=1, jobs_per_actor=3)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 1))
+        assert worker.slots[0].is_expired
+
+
+async def test_a_worker_that_is_left_keeps_its_actors(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+    assert not worker.is_ready
+    assert (cluster.killed, cluster.removed) == ([], [])
+    assert set(cluster.actors) == {slot_name(NAME, 0), slot_name(NAME, 1)}
+
+
+async def test_before_it_has_an_engine_there_is_no_run_to_cancel(cluster: FakeCluster) -> None:
+    new_worker(cluster).cancel_run("a-job", 1)
+    assert cluster.engines == {}
