@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
 PIP_AUDIT := pip-audit==2.10.1
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
@@ -13,7 +14,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test check format bench lock audit clean
+.PHONY: help install demo up test check docs format bench lock audit clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -35,6 +36,9 @@ check: $(INSTALLED) ## form, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(DOCS_INSTALLED) ## build the documentation into site/; a broken link is an error
+	$(BIN)/python -m mkdocs build --strict
+
 format: $(INSTALLED) ## put the code into the form that `check` wants
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -48,7 +52,7 @@ bench: $(INSTALLED) $(CHECKPOINT) ## run each script in benchmarks/
 lock: ## write constraints.txt anew with the newest versions
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet '.[dev]'
+	$(VENV)-lock/bin/pip install --quiet '.[dev,docs]'
 	sed -n '/^#/p' constraints.txt > constraints.new
 	$(VENV)-lock/bin/pip freeze --exclude darkroom \
 		| sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)' >> constraints.new
@@ -63,13 +67,18 @@ audit: ## look for known vulnerabilities in constraints.txt; needs a network
 	$(VENV)-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove caches, build output and the tiny checkpoint; .venv and data/ stay
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-lock constraints.new
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Beside the rest, since the pages of settings, events and routes come from the code itself.
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
 # Only the script makes the checkpoint stale; a new environment does not.

@@ -1,4 +1,4 @@
-"""The table of settings in the README; `python -m settings` prints it."""
+"""The table of settings in the documentation; `python -m settings` prints it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Settings: what is read from the environment, and what the README says of it."""
+"""Settings: what is read from the environment, and what the table says of it."""
 
 from __future__ import annotations
 
 import re
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from settings.callbacks import CallbackSettings
 from settings.log import LogSettings
 from settings.settings import Settings
 from settings.stores import StoreSettings
-
-README = Path(__file__).resolve().parents[3] / "README.md"
-
-
-def test_the_readme_shows_every_setting_with_its_default() -> None:
-    assert markdown() in README.read_text()
 
 
 def test_every_setting_says_in_a_sentence_what_it_does() -> None:

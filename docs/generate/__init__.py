@@ -1,0 +1,1 @@
+"""Parts of the documentation that are generated when the site is built."""

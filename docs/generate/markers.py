@@ -1,0 +1,23 @@
+"""`<!-- generated: NAME -->` in a page stands for what the generator of that name writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from docs.generate.events import event_types
+from docs.generate.routes import http_routes
+from settings.__main__ import markdown as settings_table
+
+GENERATORS: Mapping[str, Callable[[], str]] = {
+    "events": event_types,
+    "routes": http_routes,
+    "settings": settings_table,
+}
+
+_MARKER = re.compile(r"^<!-- generated: (?P<name>\w+) -->$", re.MULTILINE)
+
+
+def fill(markdown: str) -> str:
+    """The page with its markers replaced. Raises KeyError for a name that no generator has."""
+    return _MARKER.sub(lambda match: GENERATORS[match["name"]](), markdown)
