@@ -1,4 +1,4 @@
-"""How jobs come to workers, and when waiting ends."""
+"""How jobs come to workers, when waiting ends, and the Ray of a single machine."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ class DispatchSettings(Group):
     """How often the rows of the endpoints are read."""
     requeue_period_s: PositiveFloat = 60.0
     """How often open jobs are compared with the queue."""
+
+
+class RaySettings(Group):
+    """The Ray that `darkroom up` starts on this machine."""
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_RAY_")
+
+    num_gpus: Annotated[int, Field(ge=0)] | None = None
+    """How many GPUs the Ray of `darkroom up` declares; if unset, all that it finds."""

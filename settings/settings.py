@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails
 
 from settings.callbacks import CallbackSettings
-from settings.dispatch import DispatchSettings
+from settings.dispatch import DispatchSettings, RaySettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.graph import GraphSettings
@@ -17,7 +17,6 @@ from settings.group import Group
 from settings.http import HttpSettings
 from settings.keys import KeySettings
 from settings.log import LogSettings
-from settings.ray import RaySettings
 from settings.retention import RetentionSettings
 from settings.stores import StoreSettings
 from settings.workers import WorkerSettings
