@@ -14,8 +14,8 @@ from actors.worker.job import JobRunner
 from actors.worker.plan import planner
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits
 from engine.options import DeviceOptions, UnetOptions
 from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer

@@ -12,8 +12,9 @@ from typing import Any
 
 from engine.engine import Engine, EngineEvent, Errored, Finished
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, Limits, validate
+from engine.graph.validation import Graph, validate
 from engine.options import DeviceOptions
 from examples.service import ROOT
 

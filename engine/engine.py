@@ -13,8 +13,9 @@ from engine.batch_limits import RowLimits
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, Limits
+from engine.graph.validation import Graph
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from engine.run import Run

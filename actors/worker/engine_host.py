@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from engine.engine import Engine
 from engine.errors import EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
-from engine.graph.validation import Limits, validate
+from engine.graph.limits import Limits
+from engine.graph.validation import validate
 from engine.reports import EngineEvent, Errored, Finished
 from engine.run import Run
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.graph.catalogue import Catalogue
-from engine.graph.validation import Limits
+from engine.graph.limits import Limits
 from engine.reports import ImageReady, LatentReady
 from engine.webui.compiler import compile_parameters
 from engine.webui.infotext import infotext

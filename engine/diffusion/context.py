@@ -40,7 +40,7 @@ from engine.diffusion.text.webui import Parts
 from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
 from engine.errors import InputFileUnavailable
 from engine.graph import names
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
 from engine.reports import SavedLatent
 

@@ -10,7 +10,7 @@ import torch
 from engine.diffusion.context import Context
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.memory_probe import gauge_of
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
 

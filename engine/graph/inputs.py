@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import TooLarge
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import (
     Boolean,
@@ -21,47 +20,10 @@ from engine.graph.declarations import (
     String,
     type_name,
 )
+from engine.graph.limits import Limits
 
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the service takes at most; narrower than what the nodes declare."""
-
-    max_nodes: int = 1000
-    min_side: int = 16
-    max_side: int = 4096
-    max_steps: int = 10_000
-    max_batch: int = 16
-    max_text_chars: int = 32_768
-    """Of one text: every 75 of its tokens are one more chunk to encode and to attend to."""
-    max_pixels: int = 2**24
-    """Width x height x batch."""
-
-    def bounds(self, declared: Int) -> tuple[int, int]:
-        """The range of an integer, narrowed."""
-        match declared.limit:
-            case "side":
-                return max(declared.min, self.min_side), min(declared.max, self.max_side)
-            case "longest_side":
-                return declared.min, min(declared.max, self.max_side)
-            case "steps":
-                return declared.min, min(declared.max, self.max_steps)
-            case "batch":
-                return declared.min, min(declared.max, self.max_batch)
-            case None:
-                return declared.min, declared.max
-
-    def require_batch(self, count: int, *, width: int, height: int) -> None:
-        """Raises TooLarge where so many images of that size are more than is taken."""
-        pixels = count * width * height
-        if count > self.max_batch or pixels > self.max_pixels:
-            raise TooLarge(
-                f"A batch of {count} images of {width} x {height} pixels is too large: at most "
-                f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from typing import Any
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import InputFile, NodeType
-from engine.graph.inputs import Checked, InputError, Limits, Source, check_inputs, whole_number
+from engine.graph.inputs import Checked, InputError, Source, check_inputs, whole_number
+from engine.graph.limits import Limits
 
 SEED_INPUTS = ("seed", "noise_seed")
-
-__all__ = ["SEED_INPUTS", "Graph", "Limits", "Node", "Source", "resolve_seeds", "validate"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from engine.errors import FieldError, ParametersInvalid
 from engine.graph import names
 from engine.graph.catalogue import Catalogue
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 from engine.webui.parameters import SEEDS, DiffusionParameters
 from engine.webui.passes import Pass, Upscaler, first_pass, second_pass, upscaler_of
 

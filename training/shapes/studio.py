@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits, validate
+from engine.graph.validation import validate
 from engine.options import DeviceOptions
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters

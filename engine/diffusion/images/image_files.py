@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.diffusion.images.latents import Images, Mask
 from engine.errors import InputFileUnavailable
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 
 _NO_MASK_SIDE = 64
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")

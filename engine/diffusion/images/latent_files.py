@@ -7,7 +7,7 @@ from safetensors.torch import load
 
 from engine.diffusion.images.latents import CHANNELS, PIXELS_PER_LATENT, Latent
 from engine.errors import InputFileUnavailable
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 
 _TENSOR = "latent_tensor"
 _VERSION = "latent_format_version_0"

@@ -11,7 +11,7 @@ from engine.diffusion.conditioning.feathering import ramp
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Latent, empty_latent
 from engine.diffusion.images.resampling import kept_ratio, resampled
 from engine.errors import EngineError
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 
 _LEAST_SIDE = 64
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.diffusion.images.latents import Images, Mask
 from engine.diffusion.images.resampling import kept_ratio, resampled
 from engine.errors import EngineError
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 
 _CHANNELS = ("red", "green", "blue")
 _GREY = 0.5

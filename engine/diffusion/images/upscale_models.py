@@ -18,7 +18,7 @@ from engine.diffusion.images.latents import Images
 from engine.diffusion.images.upscale_networks import UpscaleNetwork, network_of
 from engine.diffusion.out_of_memory import memory_checked
 from engine.errors import CheckpointUnavailable, OutOfMemory
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 
 _LARGEST_TILE = 512
 _SMALLEST_TILE = 128

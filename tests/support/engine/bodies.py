@@ -9,7 +9,7 @@ import torch
 
 from engine.diffusion.context import Context
 from engine.executor import BODIES
-from engine.graph.validation import Limits
+from engine.graph.limits import Limits
 
 
 def outputs_of(

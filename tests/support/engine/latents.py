@@ -12,7 +12,8 @@ from engine.batcher import Batcher, Member
 from engine.executor import BODIES, execute
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Body
-from engine.graph.validation import Limits, validate
+from engine.graph.limits import Limits
+from engine.graph.validation import validate
 from engine.options import DeviceOptions
 from engine.reports import SavedLatent
 

@@ -10,8 +10,9 @@ import pytest
 
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits, validate
+from engine.graph.validation import validate
 from tests.support.engine import parity
 from tests.support.engine.workflows import TINY, Watched, text_to_image
 

@@ -13,8 +13,9 @@ from engine.engine import Engine, Errored
 from engine.errors import GraphInvalid, InputFileUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import InputFile, node
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, Limits, validate
+from engine.graph.validation import Graph, validate
 from engine.nodes import NODE_TYPES
 from tests.support.engine.workflows import Watched
 from tests.support.engine.workflows import node as used

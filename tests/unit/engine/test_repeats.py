@@ -9,7 +9,7 @@ import pytest
 
 from engine.engine import ImageReady
 from engine.graph.catalogue import Catalogue
-from engine.graph.validation import Limits
+from engine.graph.limits import Limits
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
 from tests.support.engine.workflows import TINY, Watched, text_to_image

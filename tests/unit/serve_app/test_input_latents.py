@@ -12,7 +12,7 @@ from safetensors.numpy import load, save
 
 from actors.worker.result_file import encode_result
 from engine.diffusion.images.latent_files import read_latent
-from engine.graph.inputs import Limits
+from engine.graph.limits import Limits
 from engine.reports import LatentReady
 from serve_app.input_images import UploadRefused
 from serve_app.input_latents import read_input_latent

@@ -10,8 +10,8 @@ import pytest
 
 from actors.worker.plan import plan_text, planner
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits
 from engine.reports import ImageReady
 from events.job import Job
 from events.types import Flavour

@@ -10,8 +10,9 @@ import pytest
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Int, Link, node
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits, validate
+from engine.graph.validation import validate
 from tests.support.engine.workflows import node as used
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from actors.worker.result_file import encode_result
 from engine.errors import InputFileUnavailable, TooLarge
-from engine.graph.validation import Limits
+from engine.graph.limits import Limits
 from engine.reports import LatentReady
 from tests.support.engine.bodies import outputs_of
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from engine.diffusion.images.latents import Latent
 from engine.errors import EngineError, TooLarge
-from engine.graph.validation import Limits
+from engine.graph.limits import Limits
 from tests.support.engine.bodies import outputs_of
 
 SMALL = Limits(max_pixels=64 * 64, max_batch=2)

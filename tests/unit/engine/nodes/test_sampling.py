@@ -13,8 +13,9 @@ from engine.engine import Engine, Errored, Progress
 from engine.errors import GraphInvalid, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Int
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits, validate
+from engine.graph.validation import validate
 from engine.options import DeviceOptions
 from tests.support.engine.latents import all_latents_and_images, psnr_db_of
 from tests.support.engine.workflows import Watched, node, text_to_image

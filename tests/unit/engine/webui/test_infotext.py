@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from engine.graph.catalogue import Catalogue
-from engine.graph.validation import Limits
+from engine.graph.limits import Limits
 from engine.webui.compiler import compile_parameters
 from engine.webui.infotext import infotext
 from engine.webui.parameters import parse_parameters

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ParametersInvalid
 from engine.graph.catalogue import Catalogue
-from engine.graph.validation import Limits, validate
+from engine.graph.limits import Limits
+from engine.graph.validation import validate
 from engine.webui.compiler import Compiled, compile_parameters
 from engine.webui.parameters import (
     DiffusionParameters,

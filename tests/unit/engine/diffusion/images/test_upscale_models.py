@@ -18,8 +18,9 @@ from engine.diffusion.images.upscale_networks import Compact, Rrdb, UpscaleNetwo
 from engine.engine import Engine, ImageReady
 from engine.errors import CheckpointUnavailable, OutOfMemory, TooLarge
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits, validate
+from engine.graph.validation import validate
 from tests.support.engine.bodies import outputs_of
 from tests.support.engine.workflows import Watched, node
 

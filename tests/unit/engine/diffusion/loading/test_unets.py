@@ -15,8 +15,9 @@ from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.unets import dtype_of
 from engine.engine import Engine, ImageReady
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Limits, validate
+from engine.graph.validation import validate
 from engine.options import DeviceOptions, UnetOptions
 from tests.support.engine.workflows import TINY, Watched
 

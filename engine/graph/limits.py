@@ -1,0 +1,46 @@
+"""How large the requests may be that the service accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import TooLarge
+from engine.graph.declarations import Int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest values that the service accepts; they narrow the ranges that nodes declare."""
+
+    max_nodes: int = 1000
+    min_side: int = 16
+    max_side: int = 4096
+    max_steps: int = 10_000
+    max_batch: int = 16
+    max_text_chars: int = 32_768
+    """The length of one text. Every 75 tokens are one more chunk to encode and to attend to."""
+    max_pixels: int = 2**24
+    """The product of width, height and batch size."""
+
+    def bounds(self, declared: Int) -> tuple[int, int]:
+        """The lowest and the highest value of an integer input; both are allowed."""
+        match declared.limit:
+            case "side":
+                return max(declared.min, self.min_side), min(declared.max, self.max_side)
+            case "longest_side":
+                return declared.min, min(declared.max, self.max_side)
+            case "steps":
+                return declared.min, min(declared.max, self.max_steps)
+            case "batch":
+                return declared.min, min(declared.max, self.max_batch)
+            case None:
+                return declared.min, declared.max
+
+    def require_batch(self, count: int, *, width: int, height: int) -> None:
+        """Raise TooLarge for a batch that is too large; `width` and `height` are in pixels."""
+        pixels = count * width * height
+        if count > self.max_batch or pixels > self.max_pixels:
+            raise TooLarge(
+                f"A batch of {count} images of {width} x {height} pixels is too large: at most "
+                f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
+            )
