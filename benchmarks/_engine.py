@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from engine.engine import Engine, EngineEvent, Errored, Finished
+from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import Graph, validate
 from engine.options import DeviceOptions
+from engine.reports import EngineEvent, Errored, Finished
 from examples.service import ROOT
 
 CHECKPOINT = "darkroom-tiny.safetensors"

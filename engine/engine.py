@@ -17,22 +17,11 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import Graph
 from engine.options import DeviceOptions
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
+from engine.reports import EngineEvent
 from engine.run import Run
 
 if TYPE_CHECKING:
     from engine.diffusion.device import Device
-
-__all__ = [
-    "Engine",
-    "EngineEvent",
-    "Errored",
-    "Finished",
-    "ImageReady",
-    "LatentReady",
-    "Progress",
-    "Run",
-]
 
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images
-    from engine.diffusion.loading.checkpoints import Vae
+    from engine.diffusion.images.vae import Vae
 
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts.")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
-    from engine.diffusion.loading.checkpoints import Model
+    from engine.diffusion.model import Model
     from engine.diffusion.samplers.sigmas import Sigmas
 
 _DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")

@@ -11,7 +11,7 @@ from engine.nodes.sides import CROP, MAX_SIDE, side
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Latent
-    from engine.diffusion.loading.checkpoints import Vae
+    from engine.diffusion.images.vae import Vae
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."

@@ -10,7 +10,9 @@ from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
-    from engine.diffusion.loading.checkpoints import Clip, Model, Vae
+    from engine.diffusion.images.vae import Vae
+    from engine.diffusion.model import Model
+    from engine.diffusion.text.encoding import Clip
 
 _STRENGTH = {"min": -100.0, "max": 100.0}
 

@@ -11,7 +11,7 @@ from engine.graph.declarations import Choice, Int, Link, node
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Latent, Mask
-    from engine.diffusion.loading.checkpoints import Vae
+    from engine.diffusion.images.vae import Vae
 
 
 @node(

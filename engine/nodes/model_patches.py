@@ -9,8 +9,7 @@ from engine.graph.declarations import Boolean, Choice, Float, Link, node
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
-    from engine.diffusion.loading.checkpoints import Model
-    from engine.diffusion.model import Prediction
+    from engine.diffusion.model import Model, Prediction
 
 _PREDICTIONS: dict[str, Prediction] = {
     "eps": "epsilon",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
-    from engine.diffusion.loading.checkpoints import Model
+    from engine.diffusion.model import Model
 
 SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
 SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)

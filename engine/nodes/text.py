@@ -10,7 +10,7 @@ from engine.graph.declarations import Float, Int, Link, String, node
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.loading.checkpoints import Clip
+    from engine.diffusion.text.encoding import Clip
 
 _TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
 _LARGEST_SIDE = 16384

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
-    from engine.diffusion.loading.checkpoints import Clip, Model
+    from engine.diffusion.model import Model
+    from engine.diffusion.text.encoding import Clip
 
 _METHODS = Choice(
     (

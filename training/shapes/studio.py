@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.engine import Engine, EngineEvent, Errored, Finished, ImageReady
+from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.options import DeviceOptions
+from engine.reports import EngineEvent, Errored, Finished, ImageReady
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
 from training.shapes.scenes import SIDE

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from engine.engine import EngineEvent, Errored, Finished, ImageReady, Run
+from engine.reports import EngineEvent, Errored, Finished, ImageReady
+from engine.run import Run
 
 TINY = "darkroom-tiny.safetensors"
 DEADLINE_S = 300.0

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.engine import Engine, Errored, Finished, ImageReady, Progress
+from engine.engine import Engine
 from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
+from engine.reports import Errored, Finished, ImageReady, Progress
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
 from tests.support.engine.workflows import TINY, Watched, node, text_to_image

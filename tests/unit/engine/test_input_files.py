@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import executor
-from engine.engine import Engine, Errored
+from engine.engine import Engine
 from engine.errors import GraphInvalid, InputFileUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import InputFile, node
@@ -17,6 +17,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import Graph, validate
 from engine.nodes import NODE_TYPES
+from engine.reports import Errored
 from tests.support.engine.workflows import Watched
 from tests.support.engine.workflows import node as used
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.engine import ImageReady
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
+from engine.reports import ImageReady
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
 from tests.support.engine.workflows import TINY, Watched, text_to_image

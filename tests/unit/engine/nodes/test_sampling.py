@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.engine import Engine, Errored, Progress
+from engine.engine import Engine
 from engine.errors import GraphInvalid, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Int
@@ -17,6 +17,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.options import DeviceOptions
+from engine.reports import Errored, Progress
 from tests.support.engine.latents import all_latents_and_images, psnr_db_of
 from tests.support.engine.workflows import Watched, node, text_to_image
 

@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from engine.diffusion.images.upscale_models import Upscale, read_upscale_model
 from engine.diffusion.images.upscale_networks import Compact, Rrdb, UpscaleNetwork
-from engine.engine import Engine, ImageReady
+from engine.engine import Engine
 from engine.errors import CheckpointUnavailable, OutOfMemory, TooLarge
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
+from engine.reports import ImageReady
 from tests.support.engine.bodies import outputs_of
 from tests.support.engine.workflows import Watched, node
 

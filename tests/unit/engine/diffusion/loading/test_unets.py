@@ -13,12 +13,13 @@ import torch
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.unets import dtype_of
-from engine.engine import Engine, ImageReady
+from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.options import DeviceOptions, UnetOptions
+from engine.reports import ImageReady
 from tests.support.engine.workflows import TINY, Watched
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
