@@ -12,9 +12,10 @@ from typing import Any
 
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, validate
+from engine.graph.validation import validate
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent, Errored, Finished
 from examples.service import ROOT

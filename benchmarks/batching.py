@@ -35,9 +35,10 @@ from benchmarks._process import Process
 from benchmarks._report import console, print_hardware, print_table
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, validate
+from engine.graph.validation import validate
 from engine.options import DeviceOptions
 from examples.service import ROOT
 

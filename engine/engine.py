@@ -13,9 +13,9 @@ from engine.batch_limits import RowLimits
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent
 from engine.run import Run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from engine.batcher import Answer, Execution, Request, Work
 from engine.errors import EngineError, NodeFailed
 from engine.graph.declarations import Body
-from engine.graph.validation import Graph, Node
+from engine.graph.graph import Graph, Node
 from engine.nodes import NODE_TYPES
 
 if TYPE_CHECKING:

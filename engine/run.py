@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from engine.errors import EngineError
-from engine.graph.validation import Graph
+from engine.graph.graph import Graph
 from engine.reports import (
     EngineEvent,
     Errored,

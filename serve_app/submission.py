@@ -12,7 +12,8 @@ from engine.errors import FieldError, ParametersInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS
-from engine.graph.validation import resolve_seeds, validate
+from engine.graph.seeds import resolve_seeds
+from engine.graph.validation import validate
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters, with_seed
 from events.store.records import Endpoint

@@ -20,18 +20,11 @@ from engine.graph.declarations import (
     String,
     type_name,
 )
+from engine.graph.graph import Source
 from engine.graph.limits import Limits
 
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a link comes from: an output of a node, counted from 0."""
-
-    node_id: str
-    output: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ is sent raises anything but GraphInvalid, and sizes have limits of the service's
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -15,92 +14,9 @@ from typing import Any
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import InputFile, NodeType
-from engine.graph.inputs import Checked, InputError, Source, check_inputs, whole_number
+from engine.graph.graph import Graph, Node
+from engine.graph.inputs import Checked, InputError, check_inputs
 from engine.graph.limits import Limits
-
-SEED_INPUTS = ("seed", "noise_seed")
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One node: literals converted to their declared types, and where its links come from."""
-
-    id: str
-    class_type: str
-    literals: Mapping[str, Any]
-    links: Mapping[str, Source]
-    is_output: bool = False
-    steps: int = 0
-    input_files: tuple[str, ...] = ()
-    """The names that its `InputFile`s were given."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The nodes that it needs, each once."""
-        return tuple(dict.fromkeys(source.node_id for source in self.links.values()))
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The nodes that the outputs need, in the order they were submitted."""
-
-    nodes: tuple[Node, ...]
-    _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_id", {node.id: node for node in self.nodes})
-
-    def node(self, node_id: str) -> Node:
-        return self._by_id[node_id]
-
-    @property
-    def outputs(self) -> tuple[Node, ...]:
-        """The nodes whose images are the job's results."""
-        return tuple(node for node in self.nodes if node.is_output)
-
-    @property
-    def total_steps(self) -> int:
-        """Sampler steps over all nodes."""
-        return sum(node.steps for node in self.nodes)
-
-    @property
-    def input_files(self) -> tuple[str, ...]:
-        """The files that the nodes need, each once."""
-        return tuple(dict.fromkeys(name for node in self.nodes for name in node.input_files))
-
-    def seed_of(self, node_id: str) -> int | None:
-        """The seed of the nearest node upstream that has one: for an image, of its sampler."""
-        queue = [node_id]
-        seen = set(queue)
-        for current in queue:
-            node = self.node(current)
-            for name in SEED_INPUTS:
-                if isinstance(seed := node.literals.get(name), int):
-                    return seed
-            fresh = [source for source in node.sources if source not in seen]
-            seen.update(fresh)
-            queue += fresh
-        return None
-
-
-def resolve_seeds(prompt: object, draw: Callable[[], int]) -> Any:
-    """A prompt in which each negative seed is a drawn one; what is malformed stays as it is."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    return {node_id: _with_seeds(node, draw) for node_id, node in prompt.items()}
-
-
-def _with_seeds(node: Any, draw: Callable[[], int]) -> Any:
-    inputs = node.get("inputs") if isinstance(node, Mapping) else None
-    if not isinstance(inputs, Mapping):
-        return node
-    drawn = {name: draw() for name in SEED_INPUTS if _is_negative(inputs.get(name))}
-    return {**node, "inputs": {**inputs, **drawn}} if drawn else node
-
-
-def _is_negative(value: Any) -> bool:
-    number = whole_number(value)
-    return number is not None and number < 0
 
 
 def validate(

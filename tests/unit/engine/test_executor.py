@@ -11,7 +11,7 @@ import pytest
 from engine.batcher import Execution, Request, Work
 from engine.errors import NodeFailed, OutOfMemory
 from engine.executor import execute
-from engine.graph.validation import Graph, Node, Source
+from engine.graph.graph import Graph, Node, Source
 
 CONTEXT = cast("Any", object())
 

@@ -13,9 +13,10 @@ from engine.engine import Engine
 from engine.errors import GraphInvalid, InputFileUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import InputFile, node
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, validate
+from engine.graph.validation import validate
 from engine.nodes import NODE_TYPES
 from engine.reports import Errored
 from tests.support.engine.workflows import Watched

@@ -15,7 +15,8 @@ from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import resolve_seeds, validate
+from engine.graph.seeds import resolve_seeds
+from engine.graph.validation import validate
 from tests.support.engine.workflows import node, text_to_image
 
 Prompt = dict[str, Any]

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from engine.errors import ParametersInvalid
 from engine.graph import names
 from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import Graph, validate
+from engine.graph.validation import validate
 from engine.webui.compiler import Compiled, compile_parameters
 from engine.webui.parameters import parse_parameters
 from tests.support.engine.workflows import TINY

@@ -1,0 +1,80 @@
+"""A valid graph: nodes, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SEED_INPUTS = ("seed", "noise_seed")
+"""The names of the inputs that hold a node's seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The output that a link comes from; `output` counts from 0."""
+
+    node_id: str
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node. Its literals have their declared types, and its links name their sources."""
+
+    id: str
+    class_type: str
+    literals: Mapping[str, Any]
+    links: Mapping[str, Source]
+    is_output: bool = False
+    steps: int = 0
+    input_files: tuple[str, ...] = ()
+    """The names of the files that it reads."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The ids of the nodes that it is linked to, each once."""
+        return tuple(dict.fromkeys(source.node_id for source in self.links.values()))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes that the output nodes depend on, in the order of the prompt."""
+
+    nodes: tuple[Node, ...]
+    _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", {node.id: node for node in self.nodes})
+
+    def node(self, node_id: str) -> Node:
+        return self._by_id[node_id]
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        """The nodes whose images or latents are the job's results."""
+        return tuple(node for node in self.nodes if node.is_output)
+
+    @property
+    def total_steps(self) -> int:
+        """The sampler steps of all nodes together."""
+        return sum(node.steps for node in self.nodes)
+
+    @property
+    def input_files(self) -> tuple[str, ...]:
+        """The names of the files that the nodes read, each once."""
+        return tuple(dict.fromkeys(name for node in self.nodes for name in node.input_files))
+
+    def seed_of(self, node_id: str) -> int | None:
+        """The seed of the nearest node upstream that has one; for an image this is its sampler."""
+        queue = [node_id]
+        seen = set(queue)
+        for current in queue:
+            node = self.node(current)
+            for name in SEED_INPUTS:
+                if isinstance(seed := node.literals.get(name), int):
+                    return seed
+            fresh = [source for source in node.sources if source not in seen]
+            seen.update(fresh)
+            queue += fresh
+        return None
