@@ -1,68 +1,32 @@
-"""Checks one node's inputs against its declaration and turns literals into their declared types."""
+"""Checks the inputs of one node: what links lead to, and literals by their declared types."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.graph.catalogue import Catalogue
-from engine.graph.declarations import (
-    Boolean,
-    Choice,
-    Float,
-    Input,
-    InputFile,
-    Int,
-    Link,
-    NodeType,
-    String,
-    type_name,
-)
+from engine.graph.declarations import Link, NodeType, type_name
 from engine.graph.graph import Source
+from engine.graph.input_errors import GivenInput, InputError, InputInvalid, missing_input
 from engine.graph.limits import Limits
-
-_LISTED_CHOICES = 20
-_SHOWN_CHARS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class InputError:
-    """One entry of a node's errors, in ComfyUI's shape."""
-
-    type: str
-    message: str
-    details: str
-    extra_info: Mapping[str, Any] = field(default_factory=dict)
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "type": self.type,
-            "message": self.message,
-            "details": self.details,
-            "extra_info": dict(self.extra_info),
-        }
+from engine.graph.literals import literal_of
 
 
 @dataclass(slots=True)
-class Checked:
-    """A node's inputs after the check."""
+class CheckedInputs:
+    """The inputs of a node after the check."""
 
     literals: dict[str, Any] = field(default_factory=dict)
     links: dict[str, Source] = field(default_factory=dict)
     errors: list[InputError] = field(default_factory=list)
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """The nodes that it is linked to."""
+    def sources(self) -> tuple[str, ...]:
+        """The ids of the nodes that the links come from."""
         return tuple(source.node_id for source in self.links.values())
-
-
-class _Refused(Exception):
-    def __init__(self, error: InputError) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 def check_inputs(
@@ -73,230 +37,77 @@ def check_inputs(
     catalogue: Catalogue,
     limits: Limits,
     input_files: Collection[str] | None = None,
-) -> Checked:
-    """Check what is declared, ignore what is not. `types` has all nodes of the graph."""
-    checked = Checked()
-    check = _Check(types, catalogue, limits, input_files)
+) -> CheckedInputs:
+    """Check the inputs that a node type declares, and ignore all others.
+
+    `types` has the type of every node of the prompt by its id. `input_files` are the names that an
+    `InputFile` may have; None allows any name.
+    """
+    checked = CheckedInputs()
     for name, each in declared.all_inputs.items():
         if name in declared.optional and name not in inputs:
             continue
         try:
-            check.one(name, each, inputs, checked)
-        except _Refused as refused:
-            checked.errors.append(refused.error)
-    if declared.pixel_inputs and not checked.errors:
-        checked.errors += check.pixels(declared.pixel_inputs, checked.literals)
-    if declared.check and not checked.errors:
-        try:
-            declared.check(checked.literals)
-        except ValueError as error:
-            message = "A node refuses its inputs"
-            checked.errors.append(InputError("custom_validation_failed", message, str(error)))
+            if name not in inputs:
+                raise missing_input(name)
+            given = GivenInput(name, each, inputs[name], catalogue)
+            if isinstance(given.value, list) or isinstance(each, Link):
+                _check_link(given, types, checked)
+            else:
+                checked.literals[name] = literal_of(given, limits, input_files)
+        except InputInvalid as invalid:
+            checked.errors.append(invalid.error)
+    if not checked.errors:
+        checked.errors += _pixel_errors(declared, checked.literals, limits)
+    if not checked.errors:
+        checked.errors += _own_errors(declared, checked.literals)
     return checked
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    types: Mapping[str, NodeType]
-    catalogue: Catalogue
-    limits: Limits
-    input_files: Collection[str] | None
-    """The names that an `InputFile` may be given; None: any."""
-
-    def one(self, name: str, declared: Input, inputs: Mapping[str, Any], checked: Checked) -> None:
-        if name not in inputs:
-            extra = {"input_name": name}
-            error = InputError("required_input_missing", "A required input is missing", name, extra)
-            raise _Refused(error)
-        value = inputs[name]
-        if isinstance(value, list) or isinstance(declared, Link):
-            source = self._source(name, declared, value)
-            # Kept even where the type does not match, so that the node it names is checked too.
-            checked.links[name] = source
-            self._require_type(name, declared, source)
-        else:
-            checked.literals[name] = self._literal(name, declared, value)
-
-    def pixels(self, names: tuple[str, ...], literals: Mapping[str, Any]) -> list[InputError]:
-        if not all(name in literals for name in names):
-            return []
-        asked = math.prod(literals[name] for name in names)
-        if asked <= self.limits.max_pixels:
-            return []
-        details = f"{' x '.join(names)}: {asked} pixels, at most {self.limits.max_pixels}"
-        extra = {"input_name": names[0], "received_value": asked}
-        return [InputError("value_bigger_than_max", "Too many pixels", details, extra)]
-
-    def _source(self, name: str, declared: Input, value: Any) -> Source:
-        match value:
-            case [str() as node_id, int() as output] if not isinstance(output, bool):
-                target = self.types.get(node_id)
-                if target is None:
-                    problem = f"{name}: there is no node {node_id}"
-                elif not 0 <= output < len(target.outputs):
-                    problem = f"{name}: {target.class_type} has {len(target.outputs)} outputs"
-                else:
-                    return Source(node_id, output)
-            case _:
-                problem = f"{name}: must be [node id, output index]"
-        message = "A link leads nowhere"
-        raise self._refused("bad_linked_input", message, problem, (name, declared, value))
-
-    def _require_type(self, name: str, declared: Input, source: Source) -> None:
-        received = self.types[source.node_id].outputs[source.output]
-        expected = type_name(declared)
-        if received == expected:
-            return
-        extra = {
-            "input_name": name,
-            "input_config": self._config(declared),
-            "received_type": received,
-            "linked_node": [source.node_id, source.output],
-        }
-        message = "A link brings another type than the input takes"
-        details = f"{name}: {received}, not {expected}"
-        raise _Refused(InputError("return_type_mismatch", message, details, extra))
-
-    def _literal(self, name: str, declared: Input, value: Any) -> Any:
-        match declared:
-            case Int():
-                return self._whole(name, declared, value)
-            case Float():
-                number = finite_number(value)
-                self._require_range(name, declared, number, value, (declared.min, declared.max))
-                return number
-            case String():
-                return self._text(name, declared, value)
-            case Boolean():
-                return self._truth(name, declared, value)
-            case Choice():
-                return self._chosen(name, declared, value)
-            case InputFile():
-                return self._file(name, declared, value)
-            case Link():
-                raise AssertionError("a link has no literal")
-
-    def _whole(self, name: str, declared: Int, value: Any) -> int:
-        number = whole_number(value)
-        self._require_range(name, declared, number, value, self.limits.bounds(declared))
-        assert number is not None
-        return number - number % declared.multiple
-
-    def _text(self, name: str, declared: String, value: Any) -> str:
-        text = str(value) if finite_number(value) is not None else value
-        if not isinstance(text, str) or not _is_unicode(text):
-            raise self._wrong_type(name, declared, value)
-        if len(text) > (most := self.limits.max_text_chars):
-            problem = f"{name}: {len(text)} characters, at most {most}"
-            at = (name, declared, f"{text[:_SHOWN_CHARS]}…")
-            raise self._refused("value_bigger_than_max", "A text is too long", problem, at)
-        return text
-
-    def _truth(self, name: str, declared: Boolean, value: Any) -> bool:
-        if isinstance(value, bool):
-            return value
-        number = finite_number(value)
-        if number is None:
-            raise self._wrong_type(name, declared, value)
-        return number != 0
-
-    def _chosen(self, name: str, declared: Choice, value: Any) -> str:
-        choices = self.catalogue.choices(declared)
-        if isinstance(value, str):
-            if value in choices:
-                return value
-            if declared.resolve:
-                try:
-                    return declared.resolve(value)
-                except ValueError:
-                    pass
-        raise _not_in_list(name, value, choices)
-
-    def _file(self, name: str, declared: InputFile, value: Any) -> str:
-        if not isinstance(value, str) or not _is_unicode(value):
-            raise self._wrong_type(name, declared, value)
-        if self.input_files is not None and value not in self.input_files:
-            raise _not_in_list(name, value, tuple(self.input_files))
-        return value
-
-    def _require_range(
-        self, name: str, declared: Int | Float, number: float | None, /, *rest: Any
-    ) -> None:
-        value, (least, most) = rest
-        if number is None:
-            raise self._wrong_type(name, declared, value)
-        at = (name, declared, value)
-        if number < least:
-            problem = f"{name}: {_shown(value)}, at least {least}"
-            raise self._refused("value_smaller_than_min", "A value is too small", problem, at)
-        if number > most:
-            problem = f"{name}: {_shown(value)}, at most {most}"
-            raise self._refused("value_bigger_than_max", "A value is too big", problem, at)
-
-    def _wrong_type(self, name: str, declared: Input, value: Any) -> _Refused:
-        problem = f"{name}: must be {type_name(declared)}"
-        at = (name, declared, value)
-        return self._refused("invalid_input_type", "A value has the wrong type", problem, at)
-
-    def _refused(
-        self, type: str, message: str, details: str, at: tuple[str, Input, Any]
-    ) -> _Refused:
-        name, declared, value = at
-        extra = {
-            "input_name": name,
-            "input_config": self._config(declared),
-            "received_value": _shown(value),
-        }
-        return _Refused(InputError(type, message, details, extra))
-
-    def _config(self, declared: Input) -> list[Any]:
-        return self.catalogue.input_config(declared)
+def _check_link(given: GivenInput, types: Mapping[str, NodeType], checked: CheckedInputs) -> None:
+    source = _source(given, types)
+    # A link of the wrong type is kept as well, so that the node it comes from is checked too.
+    checked.links[given.name] = source
+    received_type = types[source.node_id].outputs[source.output]
+    if received_type != type_name(given.declared):
+        raise given.wrong_link_type(source, received_type)
 
 
-def _not_in_list(name: str, value: Any, choices: Sequence[str]) -> _Refused:
-    some = ", ".join(choices[:_LISTED_CHOICES]) + (" …" if choices[_LISTED_CHOICES:] else "")
-    extra = {"input_name": name, "received_value": _shown(value)}
-    details = f"{name}: {_shown(value)!r} not in [{some}]"
-    return _Refused(InputError("value_not_in_list", "A value is not in its list", details, extra))
-
-
-def whole_number(value: Any) -> int | None:
-    """An integer from a number or a numeric string, cut towards zero; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        return None
-
-
-def finite_number(value: Any) -> float | None:
-    """A finite float from a number or a numeric string; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(value: Any) -> Any:
-    """A value as an error repeats it: scalars and links, never a tree of any depth."""
-    match value:
-        case int() if abs(value) >= 2**64:
-            return "an integer of more than 64 bits"
-        case str() | int() | float() | None:
-            return value
-        case [str() | int() as node_id, str() | int() as output]:
-            return [node_id, output]
+def _source(given: GivenInput, types: Mapping[str, NodeType]) -> Source:
+    match given.value:
+        case [str() as node_id, int() as output] if not isinstance(output, bool):
+            linked = types.get(node_id)
+            if linked is None:
+                raise given.bad_link(f"there is no node {node_id}")
+            if not 0 <= output < len(linked.outputs):
+                raise given.bad_link(f"{linked.class_type} has {len(linked.outputs)} outputs")
+            return Source(node_id, output)
         case _:
-            return f"a {type(value).__name__}"
+            raise given.bad_link("must be [node id, output index]")
+
+
+def _pixel_errors(
+    declared: NodeType, literals: Mapping[str, Any], limits: Limits
+) -> list[InputError]:
+    """The error of a node that asks for too many pixels, as far as its literals say."""
+    names = declared.pixel_inputs
+    if not names or not all(name in literals for name in names):
+        return []
+    pixels = math.prod(literals[name] for name in names)
+    if pixels <= limits.max_pixels:
+        return []
+    details = f"{' x '.join(names)}: {pixels} pixels, at most {limits.max_pixels}"
+    extra_info = {"input_name": names[0], "received_value": pixels}
+    return [InputError("value_bigger_than_max", "Too many pixels", details, extra_info)]
+
+
+def _own_errors(declared: NodeType, literals: Mapping[str, Any]) -> list[InputError]:
+    """The error that the node type's own check finds."""
+    if declared.check is None:
+        return []
+    try:
+        declared.check(literals)
+    except ValueError as error:
+        message = "A node refuses its inputs"
+        return [InputError("custom_validation_failed", message, str(error))]
+    return []

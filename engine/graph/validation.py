@@ -15,7 +15,8 @@ from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import InputFile, NodeType
 from engine.graph.graph import Graph, Node
-from engine.graph.inputs import Checked, InputError, check_inputs
+from engine.graph.input_errors import InputError
+from engine.graph.inputs import CheckedInputs, check_inputs
 from engine.graph.limits import Limits
 
 
@@ -79,10 +80,10 @@ def _check_reachable(
     nodes: Mapping[str, Any],
     types: Mapping[str, NodeType],
     outputs: list[str],
-    check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], Checked],
-) -> dict[str, Checked]:
+    check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], CheckedInputs],
+) -> dict[str, CheckedInputs]:
     """Every node that an output needs, checked. What no output needs is never looked at."""
-    checked: dict[str, Checked] = {}
+    checked: dict[str, CheckedInputs] = {}
     pending = list(outputs)
     while pending:
         node_id = pending.pop()
@@ -92,13 +93,13 @@ def _check_reachable(
         inputs = given if isinstance(given, Mapping) else {}
         result = check(inputs, types[node_id], types)
         checked[node_id] = result
-        pending += result.targets
+        pending += result.sources
     return checked
 
 
-def _find_cycle(checked: Mapping[str, Checked]) -> list[str]:
+def _find_cycle(checked: Mapping[str, CheckedInputs]) -> list[str]:
     try:
-        TopologicalSorter({i: each.targets for i, each in checked.items()}).prepare()
+        TopologicalSorter({i: each.sources for i, each in checked.items()}).prepare()
     except CycleError as error:
         cycle: list[str] = error.args[1]
         return cycle
@@ -112,7 +113,7 @@ def _cycle_error(cycle: list[str]) -> InputError:
 
 def _refusal(
     errors: Mapping[str, list[InputError]],
-    checked: Mapping[str, Checked],
+    checked: Mapping[str, CheckedInputs],
     types: Mapping[str, NodeType],
     outputs: list[str],
 ) -> GraphInvalid:
@@ -135,7 +136,7 @@ def _refusal(
 
 
 def _dependent_outputs(
-    checked: Mapping[str, Checked], outputs: list[str]
+    checked: Mapping[str, CheckedInputs], outputs: list[str]
 ) -> Callable[[str], list[str]]:
     """For each node the outputs that need it, found for all at once with a bit per output."""
     masks = dict.fromkeys(checked, 0)
@@ -144,15 +145,15 @@ def _dependent_outputs(
     pending = list(outputs)
     while pending:
         node_id = pending.pop()
-        for target in checked[node_id].targets:
-            merged = masks[target] | masks[node_id]
-            if merged != masks[target]:
-                masks[target] = merged
-                pending.append(target)
+        for source in checked[node_id].sources:
+            merged = masks[source] | masks[node_id]
+            if merged != masks[source]:
+                masks[source] = merged
+                pending.append(source)
     return lambda node_id: [o for n, o in enumerate(outputs) if masks[node_id] >> n & 1]
 
 
-def _node(node_id: str, declared: NodeType, checked: Checked, steps: int) -> Node:
+def _node(node_id: str, declared: NodeType, checked: CheckedInputs, steps: int) -> Node:
     files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
     return Node(
         node_id,
@@ -165,7 +166,9 @@ def _node(node_id: str, declared: NodeType, checked: Checked, steps: int) -> Nod
     )
 
 
-def _steps(node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, Checked]) -> int:
+def _steps(
+    node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, CheckedInputs]
+) -> int:
     """The sampler steps of a node; sigmas are steps that another node takes."""
     declared, literals = types[node_id], checked[node_id].literals
     if declared.steps_input is None or "SIGMAS" in declared.outputs:

@@ -1,0 +1,141 @@
+"""The errors that an input of a node can have, with ComfyUI's error types and in its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import Input, type_name
+from engine.graph.graph import Source
+
+_LISTED_CHOICES = 20
+_SHOWN_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class InputError:
+    """One entry of a node's errors. `type` is ComfyUI's name for the kind of error."""
+
+    type: str
+    message: str
+    details: str
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The error as a JSON object."""
+        return {
+            "type": self.type,
+            "message": self.message,
+            "details": self.details,
+            "extra_info": dict(self.extra_info),
+        }
+
+
+class InputInvalid(Exception):
+    """A node's input is invalid."""
+
+    def __init__(self, error: InputError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def missing_input(name: str) -> InputInvalid:
+    """A required input has no value."""
+    message = "A required input is missing"
+    return InputInvalid(
+        InputError("required_input_missing", message, name, extra_info={"input_name": name})
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenInput:
+    """An input and the value that a prompt gives it. Each method makes one of its errors."""
+
+    name: str
+    declared: Input
+    value: Any
+    catalogue: Catalogue
+
+    def wrong_type(self) -> InputInvalid:
+        """The value cannot be converted to the declared type."""
+        problem = f"must be {type_name(self.declared)}"
+        return self._invalid("invalid_input_type", "A value has the wrong type", problem)
+
+    def too_small(self, least: float) -> InputInvalid:
+        """The number is less than `least`."""
+        problem = f"{_shown(self.value)}, at least {least}"
+        return self._invalid("value_smaller_than_min", "A value is too small", problem)
+
+    def too_big(self, most: float) -> InputInvalid:
+        """The number is greater than `most`."""
+        problem = f"{_shown(self.value)}, at most {most}"
+        return self._invalid("value_bigger_than_max", "A value is too big", problem)
+
+    def too_long(self, text: str, most: int) -> InputInvalid:
+        """The text has more than `most` characters. The error repeats only its beginning."""
+        problem = f"{len(text)} characters, at most {most}"
+        received = f"{text[:_SHOWN_CHARS]}…"
+        return self._invalid(
+            "value_bigger_than_max", "A text is too long", problem, received=received
+        )
+
+    def not_in_list(self, choices: Sequence[str]) -> InputInvalid:
+        """The value is not one of `choices`."""
+        listed = ", ".join(choices[:_LISTED_CHOICES]) + (" …" if choices[_LISTED_CHOICES:] else "")
+        received = _shown(self.value)
+        return InputInvalid(
+            InputError(
+                "value_not_in_list",
+                "A value is not in its list",
+                f"{self.name}: {received!r} not in [{listed}]",
+                extra_info={"input_name": self.name, "received_value": received},
+            )
+        )
+
+    def bad_link(self, problem: str) -> InputInvalid:
+        """The value is a link to no output of the graph."""
+        return self._invalid("bad_linked_input", "A link leads nowhere", problem)
+
+    def wrong_link_type(self, source: Source, received_type: str) -> InputInvalid:
+        """The linked output is of another type than the input."""
+        return InputInvalid(
+            InputError(
+                "return_type_mismatch",
+                "A link brings another type than the input takes",
+                f"{self.name}: {received_type}, not {type_name(self.declared)}",
+                extra_info={
+                    "input_name": self.name,
+                    "input_config": self._config(),
+                    "received_type": received_type,
+                    "linked_node": [source.node_id, source.output],
+                },
+            )
+        )
+
+    def _invalid(
+        self, type: str, message: str, problem: str, *, received: str | None = None
+    ) -> InputInvalid:
+        extra_info = {
+            "input_name": self.name,
+            "input_config": self._config(),
+            "received_value": _shown(self.value) if received is None else received,
+        }
+        return InputInvalid(InputError(type, message, f"{self.name}: {problem}", extra_info))
+
+    def _config(self) -> list[Any]:
+        return self.catalogue.input_config(self.declared)
+
+
+def _shown(value: Any) -> Any:
+    """A value as an error repeats it: scalars and links, but no deeper structure."""
+    match value:
+        case int() if abs(value) >= 2**64:
+            return "an integer of more than 64 bits"
+        case str() | int() | float() | None:
+            return value
+        case [str() | int() as node_id, str() | int() as output]:
+            return [node_id, output]
+        case _:
+            return f"a {type(value).__name__}"
