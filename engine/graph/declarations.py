@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
@@ -132,6 +133,22 @@ def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
         return NodeType(class_type, body, description=description, **declaration)
 
     return declare
+
+
+def gather_nodes(*modules: ModuleType) -> tuple[NodeType, ...]:
+    """Every node that the modules declare, in the order of their declarations.
+
+    Raises ValueError if two nodes have one `class_type`. A node that a module imports from another
+    is the same node, so it counts once.
+    """
+    gathered: dict[str, NodeType] = {}
+    for module in modules:
+        for declared in vars(module).values():
+            if not isinstance(declared, NodeType):
+                continue
+            if gathered.setdefault(declared.class_type, declared) is not declared:
+                raise ValueError(f"{module.__name__}: {declared.class_type} is declared twice")
+    return tuple(gathered.values())
 
 
 def type_name(declared: Input) -> str:
