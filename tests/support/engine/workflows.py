@@ -42,6 +42,18 @@ def node(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
 
 
+def with_input(prompt: dict[str, Any], node_id: str, **inputs: Any) -> dict[str, Any]:
+    """The prompt with some inputs of a node set."""
+    changed = prompt[node_id]
+    return {**prompt, node_id: {**changed, "inputs": {**changed["inputs"], **inputs}}}
+
+
+def without_input(prompt: dict[str, Any], node_id: str, name: str) -> dict[str, Any]:
+    """The prompt without one input of a node."""
+    inputs = {key: value for key, value in prompt[node_id]["inputs"].items() if key != name}
+    return {**prompt, node_id: {**prompt[node_id], "inputs": inputs}}
+
+
 @dataclass(eq=False)
 class Watched:
     """A run with what it told, in order."""

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.errors import CheckpointUnavailable
 from engine.graph.families import Family, family_of
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.safetensors_header import read_header
 
 SD = ("model.diffusion_model.x", "first_stage_model.x")
 
@@ -64,17 +62,3 @@ def test_other_kinds_and_broken_files_have_none(tmp_path: Path) -> None:
     assert family_of(models, "vae", "x.safetensors") is None
     assert family_of(models, "checkpoints", "top.safetensors") is None
     assert family_of(models, "checkpoints", "missing.safetensors") is None
-
-
-def test_the_shapes_are_those_of_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "x.safetensors", {"x": [3, 5], "y": []})
-    assert read_header(tmp_path / "x.safetensors").shapes == {"x": (3, 5), "y": ()}
-
-
-@pytest.mark.parametrize("kept", [0, 5, 40, -1])
-def test_a_file_that_was_cut_short_is_damaged(kept: int, tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write(path, {"x": [1000]})
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(CheckpointUnavailable, match="cut short"):
-        read_header(path)
