@@ -1,1 +1,1 @@
-"""Pure inference: graph, nodes, samplers, batching, checkpoints. Torch is below `diffusion`."""
+"""Inference without a server: graphs, nodes, samplers, batches. Only `diffusion` imports torch."""

@@ -1,7 +1,8 @@
-"""Step-level continuous batching: one device call for all rows that wait for the same weights.
+"""Continuous batching by step: one device call serves all requests that wait for the same weights.
 
-Every member (a run) is a generator that yields the requests it newly waits for and receives their
-answers. After each call the members concerned move on, so they join and leave between any two.
+Each member of the batch is a run: a generator that yields its new requests and receives their
+answers. After each call the members that it served advance, so any member can join or leave between
+two calls.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ class Request(ABC):
     """Device work that a node waits for."""
 
     rows: int
-    """How much of the row limit it takes."""
+    """How many rows of a device call it takes."""
 
     @property
     @abstractmethod
     def key(self) -> Hashable:
-        """Requests of one key may run as one call."""
+        """Requests with equal keys may run in one call."""
 
     @classmethod
     @abstractmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
-        """The result, or an Exception, of each request in order; raises if all failed."""
+        """The result of each request in order, or its Exception. Raises if all requests fail."""
 
 
 Answer: TypeAlias = tuple[Request, Any]
-"""A request and its result, or the Exception that it ended with."""
+"""A request and its result, or the Exception that it failed with."""
 Work: TypeAlias = Generator[Request, Any, T]
-"""A node's body that waits for requests."""
+"""A generator that yields requests, receives their results and returns a T."""
 Execution: TypeAlias = Generator[list[Request], list[Answer], None]
-"""A run: yields the requests that are new, receives the answers that have come."""
+"""A run: it yields its new requests and receives the answers to earlier ones."""
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One run in the batch. `on_end` gets the error that ended it, or None, exactly once."""
+    """One run in the batch. `on_end` is called once, with the error that ended it or with None."""
 
     execution: Execution
     on_end: Callable[[Exception | None], None]
     is_alone: bool = False
-    """Shares no call with other runs."""
+    """Whether it shares no device call with other runs."""
 
 
 @dataclass(eq=False, slots=True, frozen=True)
@@ -59,7 +60,7 @@ class _Waiting:
     request: Request
 
     def may_join(self, other: _Waiting) -> bool:
-        """Whether one call may answer both."""
+        """Whether one call may serve both."""
         if self.request.key != other.request.key:
             return False
         return self.member is other.member or not (self.member.is_alone or other.member.is_alone)
@@ -67,27 +68,27 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Batcher:
-    """Picks which requests run next: those of the key whose oldest request waits longest."""
+    """Chooses the requests of the next call: those with the key of the oldest request."""
 
     limits: RowLimits = field(default_factory=lambda: RowLimits(32))
     _queue: list[_Waiting] = field(default_factory=list)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits."""
+        """Whether no request waits."""
         return not self._queue
 
     def join(self, member: Member) -> None:
-        """Start a run; it takes part from the next call on."""
+        """Start a run. Its requests take part from the next call on."""
         self._advance(member, None)
 
     def leave(self, member: Member) -> None:
-        """Drop a run without ending it: its requests are forgotten, its generators closed."""
-        self._forget(member)
+        """Remove a run and close its generator, without calling its `on_end`."""
+        self._drop_requests(member)
         member.execution.close()
 
     def step(self) -> None:
-        """One device call, and the runs it concerns moved on."""
+        """Make one device call and advance the runs that it served."""
         group = self._pick()
         results = self._run(group)
         taken = set(group) if results else set()
@@ -102,7 +103,7 @@ class Batcher:
         first = self._queue[0]
         room = self.limits.rows_of(first.request.key)
         group: list[_Waiting] = []
-        for waiting in _taking_turns(each for each in self._queue if each.may_join(first)):
+        for waiting in _round_robin(each for each in self._queue if each.may_join(first)):
             if group and waiting.request.rows > room:
                 break
             room -= waiting.request.rows
@@ -110,13 +111,13 @@ class Batcher:
         return group
 
     def _run(self, group: list[_Waiting]) -> Sequence[Any]:
-        """The results; none where the group was too large for the memory: it is picked anew."""
+        """The results in order. None at all if memory ran out: the next group is then smaller."""
         requests = [waiting.request for waiting in group]
         key, rows = requests[0].key, sum(each.rows for each in requests)
         try:
             with self.limits.measured(key, rows):
                 return type(requests[0]).run_batch(requests)
-        except Exception as error:  # noqa: BLE001 - the guilty run ends with it, see `_advance`
+        except Exception as error:  # noqa: BLE001 - its run ends with it, see `_advance`
             if len(group) == 1:
                 return [error]
             if isinstance(error, OutOfMemory):
@@ -126,22 +127,22 @@ class Batcher:
 
     def _advance(self, member: Member, answers: list[Answer] | None) -> None:
         try:
-            # A generator takes nothing but None before its first yield.
+            # Before its first yield, a generator accepts only None.
             fresh = member.execution.send(answers)  # type: ignore[arg-type]
         except StopIteration:
             member.on_end(None)
         except Exception as error:  # noqa: BLE001 - the run ends with it, the others go on
-            self._forget(member)
+            self._drop_requests(member)
             member.on_end(error)
         else:
             self._queue.extend(_Waiting(member, request) for request in fresh)
 
-    def _forget(self, member: Member) -> None:
+    def _drop_requests(self, member: Member) -> None:
         self._queue = [each for each in self._queue if each.member is not member]
 
 
-def _taking_turns(candidates: Iterable[_Waiting]) -> list[_Waiting]:
-    """One of each run before the second of any, so that a run of many samplers crowds none out."""
+def _round_robin(candidates: Iterable[_Waiting]) -> list[_Waiting]:
+    """One request of each run before the second of any, so that no run crowds out the others."""
     turns: dict[Member, int] = {}
     placed = []
     for waiting in candidates:
@@ -154,6 +155,6 @@ def _taking_turns(candidates: Iterable[_Waiting]) -> list[_Waiting]:
 def _run_alone(request: Request) -> Any:
     try:
         (result,) = type(request).run_batch([request])
-    except Exception as error:  # noqa: BLE001 - the guilty run ends with it
+    except Exception as error:  # noqa: BLE001 - its run ends with it
         return error
     return result

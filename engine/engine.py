@@ -1,4 +1,4 @@
-"""The engine: one device thread that moves all runs on, a call at a time."""
+"""The engine: one thread owns the device and advances all runs, one device call at a time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class Engine:
-    """Runs graphs on one device, as many at once as are submitted.
+    """Runs graphs on one device, all that are submitted at the same time.
 
-    Making one is cheap; `start` imports torch. `max_rows` is the most latents in one UNet call,
-    fewer where memory is short. `limits` hold while a graph runs, too: what a node makes of files
-    and other nodes is not known before.
+    To make an engine is cheap; `start` imports torch. `max_rows` is the largest number of latents
+    in one UNet call; there are fewer when memory is short. `limits` apply during a run as well,
+    because the sizes of files and of other nodes' outputs are not known before.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Engine:
         self._members: dict[Run, Member] = {}
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._gate = threading.Lock()
+        self._submit_lock = threading.Lock()
         self._steps_done = 0
 
     def start(self) -> None:
-        """Import torch, open the device and start the thread; seconds the first time."""
+        """Import torch, open the device and start the thread. This takes some seconds."""
         from engine.diffusion.device import Device
 
         self._device = Device(self._models, self._options, self._limits)
@@ -67,7 +67,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the call it is in; what still runs ends as cancelled."""
+        """Stop the thread after its present device call. Open runs end as cancelled."""
         self._close()
         self._inbox.put(_wake)
         if self._thread is not None:
@@ -82,15 +82,15 @@ class Engine:
         is_alone: bool = False,
         input_files: Mapping[str, bytes] | None = None,
     ) -> Run:
-        """Take a graph in, from any thread; it joins before the next device call.
+        """Start a run of a graph. Any thread may call this; it never waits for the device.
 
-        `on_event` is called on the device thread, so it must not block. `first_index` gives the
-        index of each output node's first image; without it they are counted in the graph's order.
-        A run that `is_alone` shares no device call with others.
-        `input_files` has the bytes of each of the graph's.
+        `on_event` is called on the device thread, so it must not block. `first_index` has the index
+        of each output node's first image; without it, images are counted in the order of the graph.
+        A run that `is_alone` shares no device call with others. `input_files` has the bytes of each
+        file that the graph reads. Raises EngineError once the engine has stopped.
         """
         run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
-        with self._gate:
+        with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
             self._inbox.put(lambda: self._join(run, input_files or {}, is_alone=is_alone))
@@ -98,12 +98,12 @@ class Engine:
 
     @property
     def steps_done(self) -> int:
-        """Device calls so far; where it stands still while runs are under way, the engine hangs."""
+        """How many device calls were made. If the number stays the same during a run, it hangs."""
         return self._steps_done
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """The checkpoints in memory."""
+        """The names of the checkpoints in memory."""
         return self._device.loaded if self._device is not None else ()
 
     def _loop(self) -> None:
@@ -112,13 +112,13 @@ class Engine:
             stack.callback(self._abandon)
             stack.enter_context(self._device.scope())
             while not self._stopped.is_set():
-                self._take_commands()
+                self._run_commands()
                 if not self._batcher.idle:
                     self._batcher.step()
                     self._steps_done += 1
 
-    def _take_commands(self) -> None:
-        """All that have come; waits for one where there is nothing else to do."""
+    def _run_commands(self) -> None:
+        """Run all commands that have come. Wait for one if no request waits for the device."""
         if self._batcher.idle:
             self._inbox.get()()
         while True:
@@ -129,23 +129,23 @@ class Engine:
             command()
 
     def _close(self) -> None:
-        """Take nothing in from here on. The gate keeps a submit from slipping in behind."""
-        with self._gate:
+        """Accept no more runs. After this, no `submit` can still add one."""
+        with self._submit_lock:
             self._stopped.set()
 
     def _abandon(self) -> None:
-        """Whatever ended the loop, every run that is still open ends with it."""
+        """End every open run, whatever has ended the loop."""
         self._close()
         self._inbox.put(_wake)
-        self._take_commands()
+        self._run_commands()
         for run, member in list(self._members.items()):
             self._batcher.leave(member)
             self._end(run, Cancelled("the engine was stopped"))
 
     def _join(self, run: Run, input_files: Mapping[str, bytes], *, is_alone: bool) -> None:
         assert self._device is not None
-        context = self._device.context(on_steps=run.take_steps, input_files=input_files)
-        execution = execute(run.graph, context, on_output=run.take_images)
+        context = self._device.context(on_steps=run.report_steps, input_files=input_files)
+        execution = execute(run.graph, context, on_output=run.report_images)
         member = Member(execution, lambda error: self._end(run, error), is_alone)
         self._members[run] = member
         if not self._stopped.is_set():
@@ -168,4 +168,4 @@ class Engine:
 
 
 def _wake() -> None:
-    """Ends a wait for commands."""
+    """A command that does nothing. It ends the wait for a command."""

@@ -1,12 +1,12 @@
 """What can go wrong in the engine.
 
 EngineError
-├── GraphInvalid           the workflow is refused, whole
-├── ParametersInvalid      the diffusion request is refused, one entry per field
+├── GraphInvalid           the workflow is invalid, so no part of it runs
+├── ParametersInvalid      the diffusion request is invalid; it has one entry per field
 ├── CheckpointUnavailable  a model file is missing, damaged or of a kind that is not supported
 ├── InputFileUnavailable   a file that a node needs is missing or cannot be read
-├── TooLarge               a node would make more images or pixels than is taken
-├── OutOfMemory            the device's memory does not hold the work
+├── TooLarge               a node would make more images or pixels than the limits allow
+├── OutOfMemory            the device has too little memory for the work
 ├── NodeFailed             a node's body raised
 └── Cancelled              the run was cancelled
 
@@ -20,17 +20,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_LONGEST_TEXT = 500
-_LARGEST_INT = 2**64
+_MAX_TEXT_CHARS = 500
+_INT_LIMIT = 2**64
 
 
 class EngineError(Exception):
-    """The engine could not do what was asked."""
+    """The engine could not run what it was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field of a diffusion request."""
+    """The error of one field of a diffusion request."""
 
     type: str
     message: str
@@ -38,7 +38,7 @@ class FieldError:
 
 
 class GraphInvalid(EngineError):
-    """A workflow that is refused, in ComfyUI's error shape.
+    """The workflow is invalid. The error has ComfyUI's shape.
 
     `type` and the types in `node_errors` are ComfyUI's names, so that its clients can read them.
     """
@@ -63,7 +63,7 @@ class GraphInvalid(EngineError):
         return f"{self.message}: {self.details}" if self.details else self.message
 
     def body(self) -> dict[str, Any]:
-        """The error answer; always encodable as JSON, whatever the caller had sent."""
+        """The body of the error response. It is always valid JSON, whatever the caller sent."""
         error = {
             "type": self.type,
             "message": self.message,
@@ -75,7 +75,7 @@ class GraphInvalid(EngineError):
 
 
 class ParametersInvalid(EngineError):
-    """A diffusion request that is refused."""
+    """The diffusion request is invalid."""
 
     def __init__(self, fields: tuple[FieldError, ...]) -> None:
         self.fields = fields
@@ -94,7 +94,7 @@ class InputFileUnavailable(EngineError):
 
 
 class TooLarge(EngineError):
-    """A node would make more images or pixels than is taken."""
+    """A node would make more images or pixels than the limits allow."""
 
 
 class OutOfMemory(EngineError):
@@ -105,7 +105,7 @@ class OutOfMemory(EngineError):
 
 
 class NodeFailed(EngineError):
-    """A node's body raised; `__cause__` has the original where the process is the same."""
+    """A node's body raised. In the same process, `__cause__` is the original exception."""
 
     def __init__(self, node_id: str, class_type: str, message: str) -> None:
         self.node_id = node_id
@@ -125,14 +125,14 @@ class Cancelled(EngineError):
 
 
 def encodable(value: Any) -> Any:
-    """`value` with what strict JSON cannot hold (NaN, lone surrogates, giant integers) replaced."""
+    """The value without what strict JSON cannot hold: NaN, lone surrogates, huge integers."""
     match value:
         case str():
             return _encodable_text(value)
         case bool() | None:
             return value
         case int():
-            return value if abs(value) < _LARGEST_INT else "an integer of more than 64 bits"
+            return value if abs(value) < _INT_LIMIT else "an integer of more than 64 bits"
         case float():
             return value if math.isfinite(value) else str(value)
         case Mapping():
@@ -144,5 +144,5 @@ def encodable(value: Any) -> Any:
 
 
 def _encodable_text(text: str) -> str:
-    short = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+    short = text if len(text) <= _MAX_TEXT_CHARS else text[:_MAX_TEXT_CHARS] + "…"
     return short.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Runs a graph: starts every node that is ready, several at once where they wait for the device."""
+"""Runs a graph: starts every node whose inputs are ready, so several may wait for the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
 
 OnOutput: TypeAlias = Callable[[str, Any], None]
-"""Called with an output node's id and its images."""
+"""Called with the id of an output node and its images or latents."""
 
 BODIES: dict[str, Body] = {declared.class_type: declared.body for declared in NODE_TYPES}
 
@@ -24,9 +24,9 @@ BODIES: dict[str, Body] = {declared.class_type: declared.body for declared in NO
 def execute(
     graph: Graph, context: Context, *, on_output: OnOutput, bodies: Mapping[str, Body] = BODIES
 ) -> Execution:
-    """Yields the requests that nodes newly wait for, receives answers; closing closes the nodes.
+    """Yield the new requests of the nodes and receive their answers. Closing it closes the nodes.
 
-    Raises NodeFailed, or the EngineError that a node's work ended with.
+    Raises NodeFailed, or the EngineError that a node failed with.
     """
     nodes = _Nodes(graph, context, on_output=on_output, bodies=bodies)
     try:
@@ -40,7 +40,7 @@ def execute(
 
 
 class _Nodes:
-    """The nodes in flight, and the outputs of those that ended for as long as they are needed."""
+    """The nodes that wait for the device, and the outputs that other nodes still need."""
 
     def __init__(
         self, graph: Graph, context: Context, *, on_output: OnOutput, bodies: Mapping[str, Body]
@@ -59,7 +59,7 @@ class _Nodes:
         self._sorter.prepare()
 
     def start_ready(self) -> list[Request]:
-        """Start what is ready, and what that makes ready; the requests they wait for."""
+        """Start every node that is ready or becomes so. Returns the requests that they make."""
         requests: list[Request] = []
         while ready := self._sorter.get_ready():
             for node_id in ready:
@@ -67,12 +67,13 @@ class _Nodes:
         return requests
 
     def resume(self, answer: Answer) -> list[Request]:
-        """Hand a node its answer; the request it waits for next, if it does."""
+        """Give a node its answer. Returns its next request, if it makes one."""
         request, result = answer
         node, work = self.in_flight.pop(request)
         return self._advance(node, work, result)
 
     def close(self) -> None:
+        """Close the nodes that wait for the device."""
         for _, work in self.in_flight.values():
             work.close()
         self.in_flight.clear()

@@ -1,4 +1,4 @@
-"""How an engine uses its device."""
+"""The options of an engine: its device, its memory and its UNets."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class UnetOptions:
-    """How UNets are kept and called. Attention is torch's own (SDPA) in any case."""
+    """How UNets are stored and called. Attention is always torch's own (SDPA)."""
 
     precision: Precision = "auto"
-    """Of their weights; auto: float16 on a GPU, float32 on a CPU. Text encoders and VAEs are always
-    computed in float32.
+    """The precision of the weights; `auto` is float16 on a GPU and float32 on a CPU. Text encoders
+    and VAEs always use float32.
     """
     channels_last: bool = False
-    """Convolutions in the memory format that a GPU's tensor cores read best."""
+    """Whether convolutions use the memory format that a GPU's tensor cores read best."""
     compiler: str | None = None
-    """Backend of torch.compile, as `inductor`. The first steps of each size take a minute or so;
-    FreeU's variants are not compiled.
+    """The backend of torch.compile, for example `inductor`; None compiles nothing. The first steps
+    of each image size then take about a minute. UNets that FreeU has changed are not compiled.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """What an engine is told of its device when it starts."""
+    """The device of an engine, and how much of its memory models may take."""
 
     device: str = "cpu"
-    """As torch names it; `auto`: the first GPU, or the CPU where there is none."""
+    """torch's name of the device; `auto` is the first GPU, or the CPU if there is none."""
     threads: int | None = None
-    """Of torch on a CPU; None: its own choice."""
+    """How many threads torch uses on a CPU; None leaves this to torch."""
     cache_bytes: int = 8 * 2**30
-    """What the loaded models may take."""
+    """The largest size of all loaded models together."""
     text_cache_bytes: int = 128 * 2**20
-    """What the encoded texts may take."""
+    """The largest size of all encoded texts together."""
     step_seed_offset: int = 0
-    """The noise that samplers draw at their steps is of the seed that far from the start's."""
+    """Added to the seed for the noise that samplers draw in their steps."""
     unets: UnetOptions = UnetOptions()

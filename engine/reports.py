@@ -1,4 +1,4 @@
-"""What a run tells its submitter while it goes and how it ended."""
+"""The events of a run: its progress, its results and its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Sampler steps done, of those that all sampler nodes of the graph take."""
+    """`done` of the `total` sampler steps of the graph are done."""
 
     done: int
     total: int
@@ -21,7 +21,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageReady:
-    """An image: `pixels` is (height, width, 3) of 0..255; `seed` that of its sampler."""
+    """An image is ready. `pixels` is (height, width, 3); `seed` is the seed of its sampler."""
 
     index: int
     node_id: str
@@ -31,7 +31,7 @@ class ImageReady:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentReady:
-    """A batch of latents to be kept: `samples` is (batch, 4, height/8, width/8) float32."""
+    """A batch of latents is ready. `samples` is (batch, 4, height / 8, width / 8)."""
 
     index: int
     node_id: str
@@ -41,21 +41,21 @@ class LatentReady:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run went through, with so many images and latents."""
+    """The run has succeeded. `images` counts its images and its batches of latents."""
 
     images: int
 
 
 @dataclass(frozen=True, slots=True)
 class Errored:
-    """The run ended early."""
+    """The run has failed or was cancelled."""
 
     error: EngineError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedLatent:
-    """What an output node answers in place of an image: see `LatentReady`."""
+    """A batch of latents as an output node returns it; `samples` is as in `LatentReady`."""
 
     samples: NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""One graph on its way through the engine, and the order in which its images are told."""
+"""One run of a graph: its events, and the indexes of its images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OnEvent: TypeAlias = Callable[[EngineEvent], None]
 
 
 class Run:
-    """Tells `on_event` what happens, on the device thread; the last is one Finished or Errored."""
+    """Calls `on_event` on the device thread; the last event is one Finished or Errored."""
 
     def __init__(
         self,
@@ -37,45 +37,45 @@ class Run:
         self._images = _ImageOrder(graph, first_index)
         self._steps_done = 0
         self._total_steps = graph.total_steps
-        self._told = 0
+        self._images_reported = 0
         self._ended = False
 
     def cancel(self) -> None:
-        """Ask for the end, from any thread: Errored(Cancelled) follows unless the run has ended."""
+        """Cancel the run, from any thread. Errored(Cancelled) follows unless the run has ended."""
         self._on_cancel(self)
 
-    def take_steps(self, count: int) -> None:
-        """Sampler steps were taken."""
+    def report_steps(self, count: int) -> None:
+        """Report that `count` more sampler steps are done."""
         self._steps_done += count
-        self._tell(Progress(self._steps_done, self._total_steps))
+        self._report(Progress(self._steps_done, self._total_steps))
 
-    def take_images(self, node_id: str, images: Sequence[Any]) -> None:
-        """An output node's images, each (height, width, 3) uint8, or latents."""
-        for ready in self._images.take(node_id, images):
-            self._told += 1
-            self._tell(ready)
+    def report_images(self, node_id: str, images: Sequence[Any]) -> None:
+        """Report the images of an output node, each (height, width, 3) uint8, or its latents."""
+        for ready in self._images.add(node_id, images):
+            self._images_reported += 1
+            self._report(ready)
 
     def end(self, error: Exception | None) -> None:
-        """The run is over."""
+        """Report the end of the run: success if `error` is None."""
         if error is None:
-            last: EngineEvent = Finished(self._told)
+            last: EngineEvent = Finished(self._images_reported)
         elif isinstance(error, EngineError):
             last = Errored(error)
         else:
             last = Errored(EngineError(f"{type(error).__name__}: {error}"))
-        self._tell(last)
+        self._report(last)
         self._ended = True
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _report(self, event: EngineEvent) -> None:
         if not self._ended:
             self._on_event(event)
 
 
 class _ImageOrder:
-    """Numbers images the same way in every attempt, however the nodes happen to end.
+    """Gives images the same indexes in every attempt, in whatever order the nodes end.
 
-    Without given indexes they are counted over the output nodes in the graph's order, so an output
-    node's images are held back until all before it have theirs.
+    Without `first_index`, images are counted over the output nodes in the order of the graph. The
+    images of a node are then held back until all output nodes before it have theirs.
     """
 
     def __init__(self, graph: Graph, first_index: Mapping[str, int] | None) -> None:
@@ -87,8 +87,8 @@ class _ImageOrder:
         if first_index is not None and (missing := set(self._expected) - set(first_index)):
             raise ValueError(f"first_index lacks {sorted(missing)}")
 
-    def take(self, node_id: str, images: Sequence[Any]) -> list[ImageReady | LatentReady]:
-        """Hand in a node's images; those that may be told now."""
+    def add(self, node_id: str, images: Sequence[Any]) -> list[ImageReady | LatentReady]:
+        """Add the images of a node. Returns the events that are no longer held back."""
         if self._first_index is not None:
             return self._numbered(node_id, images, self._first_index[node_id])
         self._held[node_id] = images

@@ -1,1 +1,1 @@
-"""Graphs and their nodes: how they are declared, which there are, and when they are valid."""
+"""Graphs: how nodes are declared, which of them exist, and whether a graph is valid."""

@@ -1,4 +1,4 @@
-"""The node types that a graph may use, with the lists that depend on the models folder."""
+"""The node types that a graph may use, with the choices that depend on the models folder."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from engine.nodes import NODE_TYPES
 
 
 class Catalogue:
-    """Declarations by `class_type`."""
+    """The node types by their `class_type`."""
 
     def __init__(self, models: ModelsFolder, node_types: Sequence[NodeType] = NODE_TYPES) -> None:
         self.models = models
         self._node_types = {each.class_type: each for each in node_types}
 
     def node(self, class_type: str) -> NodeType | None:
-        """The declaration, or None where there is none of that name."""
+        """The node type of that name, or None."""
         return self._node_types.get(class_type)
 
     def choices(self, choice: Choice) -> tuple[str, ...]:
-        """What may be chosen now."""
+        """The values that may be chosen now. Those of a folder are the names of its models."""
         return self.models.names(choice.folder) if choice.folder else choice.values
 
     def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
         """Every node type in the shape of ComfyUI's `GET /object_info`.
 
-        `input_files`: the names that an `InputFile` may be given.
+        `input_files` are the names that an `InputFile` may have.
         """
         return {name: self._info(each, input_files) for name, each in self._node_types.items()}
 
@@ -87,7 +87,7 @@ def _options(declared: Input) -> dict[str, Any]:
         case Boolean():
             options = {"default": declared.default}
         case InputFile(kind="image"):
-            options = {"image_upload": True}  # what makes ComfyUI's front end offer an upload
+            options = {"image_upload": True}  # makes ComfyUI's front end offer an upload
         case Choice() | Link() | InputFile():
             pass
     return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
-"""Which of the service's limits narrows an integer's range; "longest_side" lets 0 be."""
+"""The limit that narrows the range of an integer. "longest_side" narrows only its upper end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int:
-    """A whole number in `min..max`, taken down to a multiple of `multiple`."""
+    """A whole number in `min..max`, rounded down to a multiple of `multiple`."""
 
     default: int
     min: int
@@ -49,7 +49,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
-    """True or false; a number is true unless it is 0."""
+    """True or false. A number is true unless it is 0."""
 
     default: bool
     tooltip: str = ""
@@ -57,9 +57,9 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of `values`, or one of the names in a models folder.
+    """One of `values`, or the name of a model in `folder`.
 
-    `resolve` turns another accepted spelling into one of `values`, or raises ValueError.
+    `resolve` turns another spelling into one of `values`. It raises ValueError if it cannot.
     """
 
     values: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The output of another node, of this type."""
+    """An output of another node; `type` is the type of that output."""
 
     type: str
     tooltip: str = ""
@@ -78,7 +78,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """The name of a file that comes with the job: `Context.input_file` has its bytes."""
+    """The name of a file that comes with the job. `Context.input_file` returns its bytes."""
 
     kind: Literal["image", "latent"] = "image"
     tooltip: str = ""
@@ -86,10 +86,10 @@ class InputFile:
 
 Input: TypeAlias = Int | Float | String | Boolean | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
-"""`body(context, **inputs)`: answers the outputs as a tuple, or is a generator function that does.
+"""`body(context, **inputs)` returns the outputs of the node as a tuple.
 
-A generator yields `Request`s and receives their results. An output node answers its images or
-latents.
+The body of an output node returns a list of images or latents. A body that needs the device is a
+generator function: it yields `Request`s, receives their results and then returns the outputs.
 """
 
 
@@ -101,27 +101,27 @@ class NodeType:
     body: Body
     inputs: Mapping[str, Input]
     optional: Mapping[str, Input] = field(default_factory=dict)
-    """Inputs that a graph may leave out: the body has a default for each."""
+    """Inputs that a graph may leave out. The body has a default for each."""
     outputs: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
-    """Where they are not called by their types."""
+    """The names of the outputs. Without them, outputs are called by their types."""
     category: str = ""
     description: str = ""
     display_name: str = ""
     is_output: bool = False
     steps_input: str | None = None
-    """The input that says how many sampler steps the node takes, for progress; where it is a link,
-    the node that it leads to says so."""
+    """The input with the number of sampler steps, the unit of progress. If it is a link, the linked
+    node has the number."""
     steps_range: tuple[str, str] | None = None
-    """The inputs that say from which of these steps up to which it goes, where it cuts them."""
+    """The inputs with the first step and the step to stop before, if a node takes only some."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node asks for."""
     check: Callable[[Mapping[str, Any]], object] | None = None
-    """Called with the literals once each is valid; raises ValueError where they do not do."""
+    """Called with the literals if each of them is valid. Raises ValueError if they do not fit."""
 
     @property
     def all_inputs(self) -> dict[str, Input]:
-        """The required and the optional ones."""
+        """The required and the optional inputs."""
         return {**self.inputs, **self.optional}
 
 

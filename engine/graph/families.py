@@ -1,4 +1,4 @@
-"""Which kind of Stable Diffusion a file is, from the names and shapes in its header alone."""
+"""Finds the family of a model file from the names and shapes in its header."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_CONVOLUTION = f"{UNET}input_blocks.0.0.weight"
 
 
 class Family(StrEnum):
-    """The architectures that are known."""
+    """The architectures that are supported."""
 
     SD1 = "sd1"
     SD2 = "sd2"
@@ -30,8 +30,8 @@ TEXT_ENCODERS: dict[Family, tuple[str, ...]] = {
     Family.SDXL: ("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
     Family.SDXL_REFINER: ("conditioner.embedders.0.model.",),
 }
-"""The names that each family's text encoders have in a single file."""
-_FOREIGN = {
+"""The prefixes that the weights of each family's text encoders have in a single file."""
+_OTHER_KINDS = {
     "model.diffusion_model.double_blocks.": "Flux",
     "double_blocks.": "Flux",
     "model.diffusion_model.joint_blocks.": "Stable Diffusion 3",
@@ -41,15 +41,15 @@ _FOREIGN = {
     "lora_": "a LoRA: it belongs into loras/",
     "emb_params": "an embedding: it belongs into embeddings/",
 }
-_CHANNELS = {
+_UNSUPPORTED_CHANNELS = {
     5: "a depth model",
     7: "an upscaling model",
     8: "an instruction model",
 }
-_TAKEN_CHANNELS = {4, 9}
-"""Those of a latent; for inpainting, those of a mask and of a second latent too."""
-_LORA_MARKS = (".lora_down.", ".lora_A.", ".lora.down.")
-_REMEMBERED = 4096
+_SUPPORTED_CHANNELS = {4, 9}
+"""4 are those of a latent. A model for inpainting also takes a mask and a second latent."""
+_LORA_INFIXES = (".lora_down.", ".lora_A.", ".lora.down.")
+_CACHED_FAMILIES = 4096
 _TEXT_WIDTHS = {
     768: Family.SD1,
     1024: Family.SD2,
@@ -59,11 +59,11 @@ _TEXT_WIDTHS = {
 
 
 def checkpoint_family(header: Header) -> Family:
-    """A checkpoint's family; raises CheckpointUnavailable, saying what the file is instead."""
-    for prefix, kind in _FOREIGN.items():
+    """The family of a checkpoint. Raises CheckpointUnavailable with what the file is instead."""
+    for prefix, kind in _OTHER_KINDS.items():
         if header.has(prefix):
             raise CheckpointUnavailable(f"{header.name} is {kind}, not a checkpoint that is known")
-    if any(mark in key for key in header.shapes for mark in _LORA_MARKS):
+    if any(infix in key for key in header.shapes for infix in _LORA_INFIXES):
         raise CheckpointUnavailable(f"{header.name} is a LoRA: it belongs into loras/")
     for prefix in (UNET, VAE):
         if not header.has(prefix):
@@ -78,22 +78,22 @@ def checkpoint_family(header: Header) -> Family:
 
 
 def input_channels(header: Header) -> int | None:
-    """Channels that a checkpoint's UNet is shown; None where the header does not tell.
+    """The number of input channels of a checkpoint's UNet; None if the header does not say.
 
-    Raises CheckpointUnavailable where they are not those of a kind that is known.
+    Raises CheckpointUnavailable if UNets with so many channels are not supported.
     """
     shape = header.shapes.get(_FIRST_CONVOLUTION, ())
     if len(shape) != 4:
         return None
     channels = shape[1]
-    if channels not in _TAKEN_CHANNELS:
-        kind = _CHANNELS.get(channels, f"a model of {channels} input channels")
+    if channels not in _SUPPORTED_CHANNELS:
+        kind = _UNSUPPORTED_CHANNELS.get(channels, f"a model of {channels} input channels")
         raise CheckpointUnavailable(f"{header.name} is {kind}, which is not supported yet")
     return channels
 
 
 def lora_family(header: Header) -> Family | None:
-    """What a LoRA was made for, by the width of the text it attends to; None: it does not say."""
+    """The family that a LoRA is for, by the width of the text it attends to; None if unknown."""
     for key, shape in header.shapes.items():
         if "attn2" in key and "to_k" in key and ("down" in key or "lora_A" in key):
             return _TEXT_WIDTHS.get(shape[1]) if len(shape) > 1 else None
@@ -101,7 +101,7 @@ def lora_family(header: Header) -> Family | None:
 
 
 def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
-    """Of a listed model, where its header tells it; None too for what cannot be read."""
+    """The family of a listed model; None if its header does not say or cannot be read."""
     try:
         path = models.path(kind, name)
         state = path.stat()
@@ -110,7 +110,7 @@ def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
     return _family_of(kind, path, state.st_size, state.st_mtime_ns)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHED_FAMILIES)
 def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
     if kind not in {CHECKPOINTS, LORAS} or path.is_dir():
         return None

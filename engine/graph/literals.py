@@ -14,7 +14,7 @@ from engine.graph.limits import Limits
 def literal_of(given: GivenInput, limits: Limits, input_files: Collection[str] | None) -> Any:
     """The value of an input in its declared type. Raises InputInvalid.
 
-    `input_files`: the names that an `InputFile` may have, or None for any name.
+    `input_files` are the names that an `InputFile` may have; None allows any name.
     """
     match given.declared:
         case Int() as declared:

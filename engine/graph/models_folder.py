@@ -1,9 +1,9 @@
-"""The models folder: what lies in it, laid out as ComfyUI's.
+"""The models folder, with the layout of ComfyUI's.
 
 root/checkpoints/name.safetensors     single file
 root/checkpoints/sub/name.safetensors named "sub/name.safetensors"
 root/checkpoints/name/model_index.json a diffusers folder, named "name"
-root/name.safetensors                 a checkpoint may also lie at the top
+root/name.safetensors                 a checkpoint may also lie here
 root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
 root/loras/, vae/, controlnet/, ...    the other kinds, in the same way
 """
@@ -30,7 +30,7 @@ FOLDER_MARK = "model_index.json"
 
 
 class ModelsFolder:
-    """Names and paths of the models below `root`; the listing is re-read every `ttl_s` seconds."""
+    """Names and paths of the models below `root`. A listing is read again after `ttl_s` seconds."""
 
     def __init__(
         self, root: Path, *, ttl_s: float = 2.0, clock: Callable[[], float] = time.monotonic
@@ -45,19 +45,20 @@ class ModelsFolder:
         return tuple(self._listing(kind))
 
     def path(self, kind: str, name: str) -> Path:
-        """Where a model lies. Only listed names have one, so none leads out of the folder."""
+        """The path of a model. Raises CheckpointUnavailable if no such model is listed.
+
+        Only listed names have a path, so no name leads out of the folder.
+        """
         path = self._listing(kind).get(name)
         if path is None or not path.exists():
-            self.refuse_pickled(kind, name)
+            self.reject_pickled(kind, name)
             raise CheckpointUnavailable(
                 f"no {name!r} in {kind}: put it there or name one of GET /v1/models"
             )
         return path
 
-    def refuse_pickled(self, kind: str, name: str) -> None:
-        """Raises CheckpointUnavailable where the name is that of a pickled file, which is not
-        listed.
-        """
+    def reject_pickled(self, kind: str, name: str) -> None:
+        """Raise CheckpointUnavailable if a pickled file has this name. Listings leave it out."""
         wanted = {name, *(f"{name}{suffix}" for suffix in _PICKLED)}
         for found, path in self._pickled(kind):
             if found in wanted:
@@ -96,7 +97,7 @@ class ModelsFolder:
 
 
 def _is_kind(kind: str) -> bool:
-    """A folder's name, leading nowhere else."""
+    """Whether it is the name of a folder, and not a path."""
     return Path(kind).name == kind and kind != ".."
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 AUTOMATIC = "Automatic"
-"""WebUI's word for the scheduler that belongs to the sampler."""
+"""The WebUI's name for the scheduler that is the default of a sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ _SAMPLER_OF: dict[str, tuple[str, str | None]] = {
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
-    """The sampler, and the scheduler where the spelling has it joined ("DPM++ 2M Karras").
+    """The sampler, and the scheduler if the spelling names both ("DPM++ 2M Karras").
 
     Raises ValueError for an unknown name.
     """
@@ -170,13 +170,13 @@ def scheduler(spelling: str) -> str | None:
 
 
 def resolve(sampler_spelling: str, scheduler_spelling: str) -> tuple[str, str]:
-    """Sampler and scheduler of a request; a scheduler named on its own wins over a joined one."""
+    """The sampler and scheduler of a request. Its own scheduler wins over one in the sampler."""
     name, joined = sampler(sampler_spelling)
     return name, scheduler(scheduler_spelling) or joined or SAMPLER_OF[name].automatic
 
 
 def sampler_alone(spelling: str) -> str:
-    """The sampler where the scheduler has an input of its own, as in a workflow."""
+    """The sampler in a workflow. Raises ValueError if the spelling names a scheduler as well."""
     name, joined = sampler(spelling)
     if joined is not None:
         raise ValueError("the scheduler is an input of its own")
@@ -184,7 +184,7 @@ def sampler_alone(spelling: str) -> str:
 
 
 def scheduler_alone(spelling: str) -> str:
-    """The scheduler where there is no sampler beside it that "Automatic" could ask."""
+    """The scheduler in a workflow. Raises ValueError for "Automatic", which is not known there."""
     name = scheduler(spelling)
     if name is None:
         raise ValueError("Automatic is not known in a workflow")

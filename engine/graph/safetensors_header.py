@@ -1,6 +1,6 @@
 """The header of a safetensors file: names and shapes of its tensors, without the tensors.
 
-Read without torch, so that anything may.
+It is read without torch, so that any process can read it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import CheckpointUnavailable
 
 _CACHED_HEADERS = 8
-"""Of the models in use; that of an SDXL checkpoint takes about a megabyte."""
+"""Enough for the models in use. The header of an SDXL checkpoint takes about a megabyte."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about itself."""
+    """The header of one file."""
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
 
     def has(self, prefix: str) -> bool:
-        """Some tensor's name begins so."""
+        """Whether the name of any tensor begins with `prefix`."""
         return any(key.startswith(prefix) for key in self.shapes)
 
 
 def read_header(path: Path) -> Header:
-    """The header; raises CheckpointUnavailable where the file is gone, damaged or cut short."""
+    """The header. Raises CheckpointUnavailable if the file is gone, damaged or cut short."""
     try:
         state = path.stat()
         return _read(path, state.st_size, state.st_mtime_ns)

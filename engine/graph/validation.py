@@ -1,7 +1,7 @@
-"""A workflow that was found valid, and the way it is found so.
+"""Validates a prompt, which is a workflow in ComfyUI's API format.
 
-The rules are ComfyUI's, with three differences: a graph is taken whole or not at all, nothing that
-is sent raises anything but GraphInvalid, and sizes have limits of the service's own.
+The rules are ComfyUI's, with three differences: one error makes the whole graph invalid, any JSON
+value raises nothing but GraphInvalid, and the service has limits of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def validate(
     limits: Limits,
     input_files: Collection[str] | None = None,
 ) -> Graph:
-    """The graph of a prompt in ComfyUI's API format; raises GraphInvalid.
+    """The graph of a prompt. Raises GraphInvalid.
 
-    `input_files`: the names that an `InputFile` may be given; None: any.
+    `input_files` are the names that an `InputFile` may have; None allows any name.
     """
     nodes = _require_nodes(prompt, limits)
     types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
@@ -41,7 +41,7 @@ def validate(
     if cycle := _find_cycle(checked):
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
-        raise _refusal(errors, checked, types, outputs)
+        raise _graph_invalid(errors, checked, types, outputs)
     return Graph(
         tuple(
             _node(i, types[i], checked[i], _steps(i, types, checked)) for i in nodes if i in checked
@@ -82,7 +82,7 @@ def _check_reachable(
     outputs: list[str],
     check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], CheckedInputs],
 ) -> dict[str, CheckedInputs]:
-    """Every node that an output needs, checked. What no output needs is never looked at."""
+    """Check every node that an output needs. All other nodes are ignored."""
     checked: dict[str, CheckedInputs] = {}
     pending = list(outputs)
     while pending:
@@ -111,7 +111,7 @@ def _cycle_error(cycle: list[str]) -> InputError:
     return InputError("dependency_cycle", "Nodes need each other in a cycle", " → ".join(shown))
 
 
-def _refusal(
+def _graph_invalid(
     errors: Mapping[str, list[InputError]],
     checked: Mapping[str, CheckedInputs],
     types: Mapping[str, NodeType],
@@ -138,7 +138,7 @@ def _refusal(
 def _dependent_outputs(
     checked: Mapping[str, CheckedInputs], outputs: list[str]
 ) -> Callable[[str], list[str]]:
-    """For each node the outputs that need it, found for all at once with a bit per output."""
+    """Returns a function that lists the outputs that need a node. Bit masks keep this fast."""
     masks = dict.fromkeys(checked, 0)
     for position, node_id in enumerate(outputs):
         masks[node_id] |= 1 << position
@@ -169,7 +169,7 @@ def _node(node_id: str, declared: NodeType, checked: CheckedInputs, steps: int) 
 def _steps(
     node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, CheckedInputs]
 ) -> int:
-    """The sampler steps of a node; sigmas are steps that another node takes."""
+    """The sampler steps that a node takes. A node that makes sigmas takes none itself."""
     declared, literals = types[node_id], checked[node_id].literals
     if declared.steps_input is None or "SIGMAS" in declared.outputs:
         return 0

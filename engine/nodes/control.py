@@ -1,4 +1,4 @@
-"""Nodes that let a picture guide the denoising."""
+"""Nodes that load and apply ControlNets."""
 
 from __future__ import annotations
 

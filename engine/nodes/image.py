@@ -1,4 +1,4 @@
-"""Nodes that make images of images, and those that hand them over."""
+"""Nodes that make, change and save images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that bring images from files."""
+"""Nodes that load images from files."""
 
 from __future__ import annotations
 

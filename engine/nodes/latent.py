@@ -1,4 +1,4 @@
-"""Nodes that make latents, change their size, and turn them into images and back."""
+"""Nodes that make latents, change them, and convert them to images and back."""
 
 from __future__ import annotations
 

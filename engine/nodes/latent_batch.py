@@ -1,4 +1,4 @@
-"""Nodes that repeat the latents of a batch or take some of them."""
+"""Nodes that repeat the latents of a batch or select some of them."""
 
 from __future__ import annotations
 

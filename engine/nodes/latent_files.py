@@ -1,4 +1,4 @@
-"""Nodes that keep latents in files and bring them back."""
+"""Nodes that save latents to files and load them."""
 
 from __future__ import annotations
 

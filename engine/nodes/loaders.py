@@ -1,4 +1,4 @@
-"""Nodes that bring models."""
+"""Nodes that load checkpoints, LoRAs and VAEs."""
 
 from __future__ import annotations
 

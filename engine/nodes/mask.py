@@ -1,4 +1,4 @@
-"""Nodes that take masks."""
+"""Nodes that make masks and use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that make another model of the same weights."""
+"""Nodes that patch a model: the result shares its weights."""
 
 from __future__ import annotations
 

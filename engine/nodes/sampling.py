@@ -1,4 +1,4 @@
-"""Nodes that denoise."""
+"""Nodes that denoise latents, and the inputs that they share with other samplers."""
 
 from __future__ import annotations
 

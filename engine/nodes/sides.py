@@ -1,4 +1,4 @@
-"""Declarations that several nodes share."""
+"""Inputs for the sizes of images, which several nodes share."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ CROP = Choice(("disabled", "center"), tooltip="Whether what does not fit is cut 
 
 
 def side(default: int, *, step: int = 8, tooltip: str = "") -> Int:
-    """A length in pixels that may be 0."""
+    """A length in pixels. It may be 0."""
     return Int(default, min=0, max=MAX_SIDE, step=step, limit="longest_side", tooltip=tooltip)

@@ -1,4 +1,4 @@
-"""Nodes that turn text into conditioning."""
+"""Nodes that encode texts as conditionings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.batcher import Work
 from engine.graph.declarations import Float, Int, Link, String, node
+from engine.nodes.sides import MAX_SIDE
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -13,11 +14,10 @@ if TYPE_CHECKING:
     from engine.diffusion.text.encoding import Clip
 
 _TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
-_LARGEST_SIDE = 16384
 
 
 def _side(default: int, tooltip: str) -> Int:
-    return Int(default, min=0, max=_LARGEST_SIDE, tooltip=tooltip)
+    return Int(default, min=0, max=MAX_SIDE, tooltip=tooltip)
 
 
 @node(

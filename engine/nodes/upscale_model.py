@@ -1,4 +1,4 @@
-"""Nodes that enlarge images with a model of their own."""
+"""Nodes that load upscale models and enlarge images with them."""
 
 from __future__ import annotations
 

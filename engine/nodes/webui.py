@@ -1,4 +1,4 @@
-"""Nodes that do what the WebUI does where it differs from ComfyUI."""
+"""Nodes that work as the WebUI does, where it differs from ComfyUI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the diffusion flavour to the node graph that a workflow is."""
+"""Compiles a diffusion request to a prompt: a node graph in ComfyUI's API format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _Link: TypeAlias = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A node graph in ComfyUI's API format, and which image each of its output nodes makes."""
+    """A compiled request. `first_index` has the index of the image that each output node makes."""
 
     prompt: dict[str, Any]
     first_index: dict[str, int]
     seeds: tuple[int, ...]
-    """The seed of every image asked for, skipped or not."""
+    """The seed of every image of the request; those of skipped images are included."""
     passes: tuple[Pass, ...]
-    """The one or two passes that it is made of."""
+    """The first pass and, with the hires fix, the second."""
 
 
 def compile_parameters(
@@ -36,10 +36,10 @@ def compile_parameters(
     default_checkpoint: str | None,
     skip: frozenset[int] = frozenset(),
 ) -> Compiled:
-    """The node graph: one sampler per image with seed + i; images in `skip` are left out.
+    """Compile a request. Image `i` has its own sampler, with seed + i; images in `skip` have none.
 
-    Raises ParametersInvalid where a model is not known, a prompt cannot be read or a limit is
-    passed. The seed must have been drawn.
+    Raises ParametersInvalid if a model is unknown, a text prompt cannot be parsed or a limit is
+    exceeded. A negative seed must have been replaced before, see `with_seed`.
     """
     if parameters.seed < 0:
         raise ValueError("draw the seed first: see with_seed")
@@ -59,7 +59,10 @@ def compile_parameters(
 
 
 def _require_neutral_eta(eta: float | None, passes: Sequence[Pass]) -> None:
-    """Samplers that add noise add as much as they do at an eta of 1; DDIM has one of 0."""
+    """Raise ParametersInvalid if `eta` is not the fixed eta of the samplers.
+
+    It is 0 for DDIM and 1 for samplers that add noise. Other samplers ignore it.
+    """
     for sampler in {each.sampler for each in passes}:
         neutral = {0.0} if sampler == "ddim" else {0.0, 1.0}
         if names.SAMPLER_OF[sampler].noise != "none":
@@ -97,9 +100,9 @@ def _require_limits(parameters: DiffusionParameters, passes: list[Pass], limits:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A pass, and where it has its models from."""
+    """A pass with the links to its models."""
 
-    made: Pass
+    pass_: Pass
     prefix: str
     model: _Link
     clip: _Link
@@ -107,7 +110,7 @@ class _Stage:
 
 
 class _Writer:
-    """Writes the nodes of one request; those of the second pass have names with `hires-`."""
+    """Writes the nodes of one request. The node ids of the second pass begin with `hires-`."""
 
     def __init__(self, parameters: DiffusionParameters) -> None:
         self.nodes: dict[str, Any] = {}
@@ -116,13 +119,13 @@ class _Writer:
     def write(
         self, passes: Sequence[Pass], upscaler: Upscaler | None, seeds: Mapping[int, int]
     ) -> None:
-        """`seeds` by the index of their images."""
+        """Write all nodes. `seeds` has the seed of each image by its index."""
         last = first = self._stage(passes[0], "")
         if upscaler is not None:
             last = self._stage(passes[1], "hires-", first)
             if upscaler.by == "model":
                 self._add("upscaler", "UpscaleModelLoader", model_name=upscaler.name)
-        size = {"width": first.made.width, "height": first.made.height}
+        size = {"width": first.pass_.width, "height": first.pass_.height}
         empty = self._add("latent", "EmptyLatentImage", **size, batch_size=1)
         for index, seed in seeds.items():
             latent = self._sample(first, index, seed=seed, latent=empty)
@@ -132,32 +135,32 @@ class _Writer:
             image = self._add(f"decode-{index}", "VAEDecode", samples=latent, vae=last.vae)
             self._add(f"save-{index}", "SaveImage", images=image, filename_prefix="darkroom")
 
-    def _stage(self, made: Pass, prefix: str, earlier: _Stage | None = None) -> _Stage:
-        """Its models and its texts; models that an earlier stage has are not loaded again."""
-        if earlier and (earlier.made.checkpoint, earlier.made.loras) == (
-            made.checkpoint,
-            made.loras,
+    def _stage(self, pass_: Pass, prefix: str, earlier: _Stage | None = None) -> _Stage:
+        """Add the models and texts of a pass. Models that `earlier` has loaded are shared."""
+        if earlier and (earlier.pass_.checkpoint, earlier.pass_.loras) == (
+            pass_.checkpoint,
+            pass_.loras,
         ):
-            stage = replace(earlier, made=made, prefix=prefix)
+            stage = replace(earlier, pass_=pass_, prefix=prefix)
         else:
-            stage = self._models(made, prefix)
+            stage = self._models(pass_, prefix)
         self._add(
             f"{prefix}text",
             "WebUITextEncode",
             clip=stage.clip,
             model=stage.model,
-            text=made.prompt,
-            negative_text=made.negative_prompt,
-            steps_before=made.steps_before,
-            **_schedule(made),
+            text=pass_.prompt,
+            negative_text=pass_.negative_prompt,
+            steps_before=pass_.steps_before,
+            **_schedule(pass_),
         )
         return stage
 
-    def _models(self, made: Pass, prefix: str) -> _Stage:
+    def _models(self, pass_: Pass, prefix: str) -> _Stage:
         source = f"{prefix}checkpoint"
-        self._add(source, "CheckpointLoaderSimple", ckpt_name=made.checkpoint)
+        self._add(source, "CheckpointLoaderSimple", ckpt_name=pass_.checkpoint)
         model, clip, vae = [source, 0], [source, 1], [source, 2]
-        for place, lora in enumerate(made.loras):
+        for place, lora in enumerate(pass_.loras):
             loaded = f"{prefix}lora-{place}"
             self._add(
                 loaded,
@@ -173,15 +176,15 @@ class _Writer:
             clip = self._add(
                 f"{prefix}clip", "CLIPSetLastLayer", clip=clip, stop_at_clip_layer=-layer
             )
-        if made.vae is not None:
-            vae = self._add(f"{prefix}vae", "VAELoader", vae_name=made.vae)
-        return _Stage(made, prefix, model=model, clip=clip, vae=vae)
+        if pass_.vae is not None:
+            vae = self._add(f"{prefix}vae", "VAELoader", vae_name=pass_.vae)
+        return _Stage(pass_, prefix, model=model, clip=clip, vae=vae)
 
     def _sample(self, stage: _Stage, index: int, *, seed: int, latent: _Link) -> _Link:
         text = f"{stage.prefix}text"
         delta = self._parameters.override_settings.eta_noise_seed_delta
         noise = {}
-        if delta and names.SAMPLER_OF[stage.made.sampler].noise == "fresh":
+        if delta and names.SAMPLER_OF[stage.pass_.sampler].noise == "fresh":
             noise = {"eta_noise_seed_delta": delta}
         return self._add(
             f"{stage.prefix}sample-{index}",
@@ -193,18 +196,18 @@ class _Writer:
             seed=seed,
             cfg=self._parameters.cfg_scale,
             **noise,
-            **_schedule(stage.made),
+            **_schedule(stage.pass_),
         )
 
     def _enlarge(
         self, latent: _Link, index: int, upscaler: Upscaler, *, stages: tuple[_Stage, _Stage]
     ) -> _Link:
-        """The latent that the second stage begins with."""
+        """Add the nodes that enlarge a latent for the second pass. Returns the larger latent."""
         first, second = stages
         crops = self._parameters.hr_resize_x and self._parameters.hr_resize_y
         size = {
-            "width": second.made.width,
-            "height": second.made.height,
+            "width": second.pass_.width,
+            "height": second.pass_.height,
             "crop": "center" if crops else "disabled",
         }
         if upscaler.by == "latent":
@@ -232,15 +235,15 @@ class _Writer:
         return self._add(f"encode-{index}", "VAEEncode", pixels=larger, vae=second.vae)
 
     def _add(self, name: str, class_type: str, **inputs: Any) -> _Link:
-        """Its first output."""
+        """Add a node. Returns the link to its first output."""
         self.nodes[name] = {"class_type": class_type, "inputs": inputs}
         return [name, 0]
 
 
-def _schedule(made: Pass) -> dict[str, Any]:
+def _schedule(pass_: Pass) -> dict[str, Any]:
     return {
-        "steps": made.steps,
-        "sampler_name": made.sampler,
-        "scheduler": made.scheduler,
-        "denoise": made.denoise,
+        "steps": pass_.steps,
+        "sampler_name": pass_.sampler,
+        "scheduler": pass_.scheduler,
+        "denoise": pass_.denoise,
     }

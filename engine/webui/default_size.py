@@ -1,4 +1,4 @@
-"""The side of a picture where a request names none."""
+"""The size of a picture whose request names none."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from engine.graph.families import Family, checkpoint_family
 from engine.graph.models_folder import FOLDER_MARK
 from engine.graph.safetensors_header import read_header
 
-_USUAL_SIDE = 512
-_SIDE_OF_XL = 1024
+_DEFAULT_SIDE = 512
+_XL_SIDE = 1024
 
 
-def usual_side(checkpoint: Path) -> int:
-    """1024 px for Stable Diffusion XL and its refiner, else 512."""
-    return _SIDE_OF_XL if _is_xl(checkpoint) else _USUAL_SIDE
+def default_side(checkpoint: Path) -> int:
+    """Width and height in pixels: 1024 for Stable Diffusion XL and its refiner, else 512."""
+    return _XL_SIDE if _is_xl(checkpoint) else _DEFAULT_SIDE
 
 
 def _is_xl(checkpoint: Path) -> bool:
-    """What cannot be read is refused where it is loaded, not for its size."""
+    """Also false for what cannot be read: loading it raises the error that says why."""
     try:
         if checkpoint.is_dir():
             index = json.loads((checkpoint / FOLDER_MARK).read_text())

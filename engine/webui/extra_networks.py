@@ -10,14 +10,14 @@ from engine.webui.model_names import listed_name
 from engine.webui.prompt import PromptInvalid
 
 _NETWORK = re.compile(r"<(\w+):([^<>]+)>")
-_MOST_LORAS = 16
-_MOST_STRENGTH = 100.0
-_NAMED = ("te", "unet")
+_MAX_LORAS = 16
+_MAX_STRENGTH = 100.0
+_STRENGTH_NAMES = ("te", "unet")
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """A LoRA by its listed name, and how strongly it changes model and text encoder."""
+    """A LoRA by its listed name, and its strengths for the model and for the text encoder."""
 
     name: str
     strength_model: float
@@ -25,18 +25,21 @@ class Lora:
 
 
 def split_networks(prompt: str, known: Sequence[str]) -> tuple[str, tuple[Lora, ...]]:
-    """The prompt without its networks, and they; `known` are the LoRAs that there are.
+    """The prompt without its extra networks, and these. `known` are the listed LoRAs.
 
-    Raises PromptInvalid.
+    Raises PromptInvalid if a network is unknown, malformed or not a LoRA.
     """
     loras = [_lora(match, known) for match in _NETWORK.finditer(prompt)]
-    if len(loras) > _MOST_LORAS:
-        raise PromptInvalid(f"it names {len(loras)} LoRAs, at most {_MOST_LORAS} are taken")
+    if len(loras) > _MAX_LORAS:
+        raise PromptInvalid(f"it names {len(loras)} LoRAs, at most {_MAX_LORAS} are taken")
     return _NETWORK.sub("", prompt), tuple(loras)
 
 
 def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
-    """`name`, `name:strength`, `name:text encoder:model`; `te=` and `unet=` name a strength."""
+    """Parse `name`, `name:strength` or `name:text encoder strength:model strength`.
+
+    `te=` and `unet=` before a number name the strength that it is.
+    """
     kind, content = match.groups()
     shown = match[0][:80]
     if kind not in ("lora", "lyco"):
@@ -49,8 +52,8 @@ def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
     given: dict[str, float] = {}
     for place, strength in enumerate(strengths):
         key, is_named, number = strength.rpartition("=")
-        key = key.strip() if is_named else next(iter(_NAMED[place : place + 1]), "")
-        if key not in _NAMED:
+        key = key.strip() if is_named else next(iter(_STRENGTH_NAMES[place : place + 1]), "")
+        if key not in _STRENGTH_NAMES:
             raise PromptInvalid(f"{shown}: {strength[:40]!r} is not understood")
         given[key] = _strength(number, shown)
     clip = given.get("te", 1.0)
@@ -62,6 +65,6 @@ def _strength(number: str, shown: str) -> float:
         strength = float(number)
     except ValueError:
         raise PromptInvalid(f"{shown}: {number[:40]!r} is no weight") from None
-    if not abs(strength) <= _MOST_STRENGTH:
-        raise PromptInvalid(f"{shown}: a weight is beyond {_MOST_STRENGTH:g}")
+    if not abs(strength) <= _MAX_STRENGTH:
+        raise PromptInvalid(f"{shown}: a weight is beyond {_MAX_STRENGTH:g}")
     return strength

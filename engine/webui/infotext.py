@@ -11,11 +11,11 @@ from engine.webui.compiler import Compiled
 from engine.webui.parameters import DiffusionParameters
 from engine.webui.passes import Pass
 
-_QUOTED = (",", ":", "\n")
+_SEPARATORS = (",", ":", "\n")
 
 
 def infotext(parameters: DiffusionParameters, compiled: Compiled, index: int, version: str) -> str:
-    """Prompt, negative prompt and settings of one image; `version` is the program's."""
+    """The prompts and settings of one image. `version` is the version of Darkroom."""
     first = compiled.passes[0]
     settings = {
         "Steps": first.steps,
@@ -63,7 +63,7 @@ def _second_pass(parameters: DiffusionParameters, passes: tuple[Pass, ...]) -> d
 
 
 def _schedule_label(sampler: str, scheduler: str) -> str:
-    """As it was asked for: "Automatic" where it was left to the sampler."""
+    """The label of the scheduler that was asked for; "Automatic" if the sampler chooses it."""
     _, joined = names.sampler(sampler)
     asked = names.scheduler(scheduler) or joined
     labels = {row.name: row.label for row in names.SCHEDULERS}
@@ -75,6 +75,6 @@ def _stem(name: str) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """As JSON where it would not be read back as one value."""
+    """The value as text; as a JSON string if it contains a separator."""
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if any(c in text for c in _QUOTED) else text
+    return json.dumps(text, ensure_ascii=False) if any(c in text for c in _SEPARATORS) else text

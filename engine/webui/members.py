@@ -1,6 +1,6 @@
-"""Members that the WebUI's clients send along, and that mean nothing but one thing here.
+"""Members that the WebUI's clients send, but that have no effect here.
 
-Their neutral values are taken; any other is an error that says so, never a wish that is lost.
+Only their neutral values are accepted. Any other value is an error rather than being ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """The values that are taken."""
+    """Accepts only these values."""
 
     values: tuple[Any, ...]
 
@@ -52,7 +52,7 @@ _NoObject: TypeAlias = Annotated[dict[str, Any], _Only(({},))]
 
 
 class Strict(BaseModel):
-    """Unknown members are refused; null is as good as absent, as the WebUI has it."""
+    """Rejects unknown members. As in the WebUI, null means the same as an absent member."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -66,7 +66,7 @@ class Strict(BaseModel):
 
 
 class WebUIMembers(Strict):
-    """Every image is stored and answered by its URL, whatever these say of images."""
+    """Every image is stored and returned as a URL, whatever the members about images say."""
 
     save_images: bool = False
     send_images: bool = True

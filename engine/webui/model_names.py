@@ -1,4 +1,4 @@
-"""Models by the names that the WebUI's callers use for them."""
+"""Finds models by the names that the WebUI's clients use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SHOWN_NAMES = 20
 
 
 def listed_name(asked: str, known: Sequence[str]) -> str:
-    """The listed name of one given with or without folder, extension or the WebUI's " [hash]".
+    """The listed name of a model. Folder, extension and the WebUI's " [hash]" may be left out.
 
-    Raises ValueError, with the names that there are.
+    Raises ValueError with the known names.
     """
     plain = asked.rpartition(" [")[0] if asked.endswith("]") and " [" in asked else asked
     for name in (asked, plain, f"{plain}.safetensors"):

@@ -1,4 +1,4 @@
-"""The diffusion flavour: flat parameters by the WebUI's names, and what they may be."""
+"""The parameters of the diffusion flavour: the WebUI's names, and the ranges of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.webui.members import Strict, WebUIMembers
 
 SEEDS = 2**64
 _SHOWN_ERRORS = 50
-_LEAST_DENOISE = 0.001
+_MIN_DENOISE = 0.001
 _OWN_VAE = ("", "Automatic", "None")
 _SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
 
@@ -43,8 +43,8 @@ def _known_scheduler(value: str) -> str:
 
 
 def _not_tiny(value: float) -> float:
-    if 0 < value < _LEAST_DENOISE:
-        raise ValueError(f"must be 0 or at least {_LEAST_DENOISE}")
+    if 0 < value < _MIN_DENOISE:
+        raise ValueError(f"must be 0 or at least {_MIN_DENOISE}")
     return value
 
 
@@ -86,10 +86,10 @@ class OverrideSettings(Strict):
 
 
 class HiresFix(WebUIMembers):
-    """A second pass at a larger size, over what the first has made.
+    """A second pass at a larger size, which starts from the images of the first.
 
-    Where `hr_resize_x` or `hr_resize_y` is not 0 it is the size, in pixels, and `hr_scale` is not
-    looked at. Empty names and texts, and 0 steps, stand for those of the first pass.
+    If `hr_resize_x` or `hr_resize_y` is not 0, it is the size in pixels and `hr_scale` is ignored.
+    Empty names, empty texts and 0 steps stand for the values of the first pass.
     """
 
     enable_hr: bool = False
@@ -113,7 +113,7 @@ class DiffusionParameters(HiresFix):
     negative_prompt: _Text = ""
     sd_model_checkpoint: _Text | None = None
     width: _Side | None = None
-    """None: what is usual for the checkpoint."""
+    """None: the checkpoint's default."""
     height: _Side | None = None
     sampler_name: _SamplerName = "Euler"
     sampler_index: _SamplerName | None = None
@@ -130,7 +130,7 @@ class DiffusionParameters(HiresFix):
     @model_validator(mode="before")
     @classmethod
     def _older_name(cls, body: Any) -> Any:
-        """`sampler_index` is what `sampler_name` was called."""
+        """Accept `sampler_index`, the older name of `sampler_name`."""
         if not isinstance(body, dict) or body.get("sampler_index") is None:
             return body
         if body.get("sampler_name") is not None:
@@ -139,7 +139,7 @@ class DiffusionParameters(HiresFix):
 
     @property
     def images(self) -> int:
-        """How many images are asked for."""
+        """The number of images."""
         return self.batch_size * self.n_iter
 
     @property
@@ -149,12 +149,12 @@ class DiffusionParameters(HiresFix):
 
     @property
     def stops_at_layer(self) -> int:
-        """The text encoder's layer, counted from the last, 1."""
+        """The layer of the text encoder to stop at, counted from the last, which is 1."""
         return self.override_settings.CLIP_stop_at_last_layers or self.clip_skip
 
 
 def parse_parameters(body: object) -> DiffusionParameters:
-    """The parameters of a request body; raises ParametersInvalid with an entry per bad field."""
+    """The parameters in a request body. Raises ParametersInvalid with one entry per bad field."""
     try:
         return DiffusionParameters.model_validate(body)
     except ValidationError as error:
@@ -170,5 +170,5 @@ def _field_error(error: Any) -> FieldError:
 
 
 def with_seed(parameters: DiffusionParameters, draw: Callable[[], int]) -> DiffusionParameters:
-    """The parameters with a seed drawn where they ask for one."""
+    """The parameters with a drawn seed in place of a negative one."""
     return parameters.model_copy(update={"seed": draw()}) if parameters.seed < 0 else parameters

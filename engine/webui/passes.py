@@ -1,4 +1,4 @@
-"""The passes of a diffusion request: the first, and the hires fix at a larger size."""
+"""The passes of a diffusion request: the first, and with the hires fix a second, larger one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.errors import FieldError, ParametersInvalid
 from engine.graph import names
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
-from engine.webui.default_size import usual_side
+from engine.webui.default_size import default_side
 from engine.webui.extra_networks import Lora, split_networks
 from engine.webui.model_names import listed_name
 from engine.webui.parameters import DiffusionParameters
@@ -20,7 +20,7 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One run of the sampler over every image. Models by their listed names, sides in pixels."""
+    """One run of the sampler for every image. Models have listed names; sides are in pixels."""
 
     checkpoint: str
     vae: str | None
@@ -41,7 +41,7 @@ UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
 
 @dataclass(frozen=True, slots=True)
 class Upscaler:
-    """How a picture comes to its larger size: a method of interpolation, or a model's file name."""
+    """How images are enlarged. `name` is an interpolation method or the listed name of a model."""
 
     by: UpscaleBy
     name: str
@@ -58,20 +58,20 @@ UPSCALERS = {
     "Lanczos": Upscaler("pixels", "lanczos"),
     "Nearest": Upscaler("pixels", "nearest-exact"),
 }
-"""By the WebUI's names."""
+"""The upscalers by their names in the WebUI."""
 _BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
 
 
 def first_pass(
     parameters: DiffusionParameters, catalogue: Catalogue, default_checkpoint: str | None
 ) -> Pass:
-    """Raises ParametersInvalid."""
+    """The first pass of a request. Raises ParametersInvalid."""
     sampler, scheduler = names.resolve(parameters.sampler_name, parameters.scheduler)
     prompt, loras = _split(parameters.prompt, "prompt", catalogue)
     checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
-    side = usual_side(catalogue.models.path(CHECKPOINTS, checkpoint))
+    side = default_side(catalogue.models.path(CHECKPOINTS, checkpoint))
     vae = parameters.override_settings.sd_vae
-    made = Pass(
+    pass_ = Pass(
         checkpoint=checkpoint,
         vae=_listed("override_settings.sd_vae", vae, catalogue.models.names(VAES)) if vae else None,
         loras=loras,
@@ -83,12 +83,12 @@ def first_pass(
         width=_whole_cells(parameters.width or side),
         height=_whole_cells(parameters.height or side),
     )
-    _check_prompts(made, "prompt", "negative_prompt")
-    return made
+    _check_prompts(pass_, "prompt", "negative_prompt")
+    return pass_
 
 
 def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalogue) -> Pass:
-    """The hires fix; what it does not say is as in the first. Raises ParametersInvalid."""
+    """The pass of the hires fix. Open settings are those of `first`. Raises ParametersInvalid."""
     sampler, scheduler = names.resolve(
         parameters.hr_sampler_name or parameters.sampler_name,
         parameters.hr_scheduler or parameters.scheduler,
@@ -101,7 +101,7 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
         known = catalogue.models.names(CHECKPOINTS)
         checkpoint = _listed("hr_checkpoint_name", asked, known)
     width, height = _target_size(parameters, first)
-    made = Pass(
+    pass_ = Pass(
         checkpoint=checkpoint,
         vae=first.vae,
         loras=loras,
@@ -115,12 +115,12 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
         steps_before=first.steps,
         denoise=parameters.denoising_strength,
     )
-    _check_prompts(made, "hr_prompt", "hr_negative_prompt")
-    return made
+    _check_prompts(pass_, "hr_prompt", "hr_negative_prompt")
+    return pass_
 
 
 def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:
-    """Width and height; a side that is not given follows the other."""
+    """The width and height in pixels. A side of 0 keeps the proportions of the first pass."""
     width, height = first.width, first.height
     wide, high = parameters.hr_resize_x, parameters.hr_resize_y
     if not wide and not high:
@@ -130,7 +130,7 @@ def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int
 
 
 def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
-    """By the WebUI's name of a method, or the name of a model. Raises ParametersInvalid."""
+    """The upscaler with the name that a request gives. Raises ParametersInvalid."""
     asked = parameters.hr_upscaler or "Latent"
     if known := _BY_KEY.get(asked.casefold()):
         return known
@@ -139,7 +139,7 @@ def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscal
         return Upscaler("model", listed_name(asked, models))
     except ValueError:
         message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
-        raise _refusal("value_not_in_list", message, "hr_upscaler") from None
+        raise _field_invalid("value_not_in_list", message, "hr_upscaler") from None
 
 
 def _whole_cells(side: int) -> int:
@@ -149,7 +149,7 @@ def _whole_cells(side: int) -> int:
 def _checkpoint(asked: str | None, catalogue: Catalogue) -> str:
     if asked is None:
         message = "is required: this endpoint has no checkpoint of its own"
-        raise _refusal("missing", message, "sd_model_checkpoint")
+        raise _field_invalid("missing", message, "sd_model_checkpoint")
     return _listed("sd_model_checkpoint", asked, catalogue.models.names(CHECKPOINTS))
 
 
@@ -157,27 +157,27 @@ def _listed(field: str, asked: str, known: tuple[str, ...]) -> str:
     try:
         return listed_name(asked, known)
     except ValueError as error:
-        raise _refusal("value_not_in_list", str(error), field) from None
+        raise _field_invalid("value_not_in_list", str(error), field) from None
 
 
 def _split(prompt: str, field: str, catalogue: Catalogue) -> tuple[str, tuple[Lora, ...]]:
     try:
         return split_networks(prompt, catalogue.models.names(LORAS))
     except PromptInvalid as error:
-        raise _refusal("invalid_prompt", str(error), field) from error
+        raise _field_invalid("invalid_prompt", str(error), field) from error
 
 
-def _check_prompts(made: Pass, field: str, negative_field: str) -> None:
-    counted = {"steps": made.steps, "steps_before": made.steps_before}
+def _check_prompts(pass_: Pass, field: str, negative_field: str) -> None:
+    counted = {"steps": pass_.steps, "steps_before": pass_.steps_before}
     for name, text, read in (
-        (field, made.prompt, read_prompt),
-        (negative_field, made.negative_prompt, read_negative_prompt),
+        (field, pass_.prompt, read_prompt),
+        (negative_field, pass_.negative_prompt, read_negative_prompt),
     ):
         try:
             read(text, **counted)
         except PromptInvalid as error:
-            raise _refusal("invalid_prompt", str(error), name) from error
+            raise _field_invalid("invalid_prompt", str(error), name) from error
 
 
-def _refusal(type: str, message: str, field: str) -> ParametersInvalid:
+def _field_invalid(type: str, message: str, field: str) -> ParametersInvalid:
     return ParametersInvalid((FieldError(type, message, field),))

@@ -1,14 +1,14 @@
-r"""The WebUI's prompt syntax, read without a model, so that a bad prompt shows before it runs.
+r"""Parses the WebUI's prompt syntax. This needs no model, so bad prompts are found early.
 
     A :1.2 AND B             texts side by side, each with its weight
-    [a:b:0.5] [a:b:12]       a up to that share of the steps, or that step, then b
-    [b:0.5] [a::0.5]         b from there on; a up to there
-    [a|b]                    turn about, step by step
+    [a:b:0.5] [a:b:12]       a up to that share of the steps, or up to that step, then b
+    [b:0.5] [a::0.5]         nothing, then b; a, then nothing
+    [a|b]                    a and b in turn, step by step
     (x) [x] (x:1.2)          x weighs 1.1, 1 / 1.1, 1.2 times as much; nesting multiplies
     BREAK                    what follows starts a new chunk
     \( \) \[ \] \\           the character itself
 
-Brackets that fit none of these stand for themselves.
+Brackets that match none of these are plain text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
-_MOST_PARTS = 16
-"""Texts side by side: each is a row of the model's calls."""
-_LONGEST = 2**15
-_MOST_STRETCHES = 256
-_MOST_TEXT = 2**18
-"""Characters of all texts that a prompt comes to in its steps."""
-_DEEPEST = 64
-_MOST_WEIGHT = 1000.0
+_MAX_PARTS = 16
+"""Texts that AND joins. Each one is a row in the calls of the model."""
+_MAX_PROMPT_CHARS = 2**15
+_MAX_STRETCHES = 256
+_MAX_TEXT_CHARS = 2**18
+"""The sum of the lengths of all texts that a prompt has in its steps."""
+_MAX_DEPTH = 64
+_MAX_WEIGHT = 1000.0
 _PAIRS = {"]": "[", ")": "("}
 _FACTORS = {"]": 1 / 1.1, ")": 1.1}
 
@@ -42,18 +42,18 @@ _WEIGHT_TOKEN = re.compile(
 
 
 class PromptInvalid(ValueError):
-    """A prompt that cannot be understood."""
+    """The prompt cannot be parsed, or it is too long or too complex."""
 
 
 Segment: TypeAlias = tuple[str, float]
-"""A text and its weight."""
+"""A text with its weight."""
 Section: TypeAlias = tuple[Segment, ...]
-"""What stands between two BREAKs."""
+"""The text between two BREAKs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A text as it is up to a step, counted from 0; the next stretch goes on behind it."""
+    """A text, and the last step that has it, counted from 0. The next stretch follows it."""
 
     last_step: int
     sections: tuple[Section, ...]
@@ -61,36 +61,38 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the texts that count side by side."""
+    """One of the texts that AND joins."""
 
     weight: float
     stretches: tuple[Stretch, ...]
 
 
 def read_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part, ...]:
-    """The texts that a prompt stands for. Raises PromptInvalid.
+    """Parse a prompt into the texts that AND joins. Raises PromptInvalid.
 
-    `steps_before` are those of an earlier pass, which prompt editing goes on counting from.
+    `steps_before` is the number of steps of an earlier pass: prompt editing counts on from them.
     """
     _require_length(prompt)
     sides = _AND.split(prompt)
-    if len(sides) > _MOST_PARTS:
-        raise PromptInvalid(f"AND joins {len(sides)} texts, at most {_MOST_PARTS}")
+    if len(sides) > _MAX_PARTS:
+        raise PromptInvalid(f"AND joins {len(sides)} texts, at most {_MAX_PARTS}")
     parts = [_split_weight(side) for side in sides]
-    counted, most = _Steps(steps, steps_before), _MOST_TEXT // len(sides)
+    counted, most = _Steps(steps, steps_before), _MAX_TEXT_CHARS // len(sides)
     stretches = [_stretches(text, counted, most) for text, _ in parts]
     return tuple(Part(weight, found) for (_, weight), found in zip(parts, stretches, strict=True))
 
 
 def read_negative_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part, ...]:
-    """The same for a negative prompt, where AND and a weight at the end are words as any."""
+    """Parse a negative prompt, where AND and a weight at the end have no meaning."""
     _require_length(prompt)
-    return (Part(1.0, _stretches(prompt, _Steps(steps, steps_before), _MOST_TEXT)),)
+    return (Part(1.0, _stretches(prompt, _Steps(steps, steps_before), _MAX_TEXT_CHARS)),)
 
 
 def _require_length(prompt: str) -> None:
-    if len(prompt) > _LONGEST:
-        raise PromptInvalid(f"it has {len(prompt)} characters, at most {_LONGEST} are taken")
+    if len(prompt) > _MAX_PROMPT_CHARS:
+        raise PromptInvalid(
+            f"it has {len(prompt)} characters, at most {_MAX_PROMPT_CHARS} are taken"
+        )
 
 
 def _split_weight(side: str) -> tuple[str, float]:
@@ -109,8 +111,8 @@ def _weight(number: str) -> float:
 
 
 def _in_range(weight: float) -> float:
-    if not abs(weight) <= _MOST_WEIGHT:
-        raise PromptInvalid(f"a weight is beyond {_MOST_WEIGHT:g}")
+    if not abs(weight) <= _MAX_WEIGHT:
+        raise PromptInvalid(f"a weight is beyond {_MAX_WEIGHT:g}")
     return weight
 
 
@@ -125,30 +127,30 @@ class _Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turns:
+class _Alternation:
     options: Sequence[Sequence[_Node]]
 
 
-_Node: TypeAlias = str | _Edit | _Turns
+_Node: TypeAlias = str | _Edit | _Alternation
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket: its pieces so far, and what stands between them."""
+    """An open bracket with its pieces so far and the separators between them."""
 
     opening: str
     pieces: list[list[_Node]] = field(default_factory=lambda: [[]])
     separators: list[str] = field(default_factory=list)
 
     def literal(self, closing: str = "") -> list[_Node]:
-        """As it was written."""
+        """The bracket as plain text."""
         nodes: list[_Node] = [self.opening, *self.pieces[0]]
         for separator, piece in zip(self.separators, self.pieces[1:], strict=True):
             nodes += [separator, *piece]
         return [*nodes, closing]
 
     def closed(self) -> list[_Node]:
-        """What a pair of square brackets means."""
+        """The meaning of a pair of square brackets."""
         colons = self.separators.count(":")
         last = self.pieces[-1]
         if colons == len(self.separators) and colons in (1, 2) and len(last) == 1:
@@ -157,7 +159,7 @@ class _Bracket:
                 before = self.pieces[0] if colons == 2 else []
                 return [_Edit(before, self.pieces[-2], until)]
         if self.separators and not colons:
-            return [_Turns(self.pieces)]
+            return [_Alternation(self.pieces)]
         return self.literal("]")
 
 
@@ -166,8 +168,8 @@ def _parse(text: str) -> list[_Node]:
     for match in _EDIT_TOKEN.finditer(text):
         token, top = match[0], stack[-1]
         if token in ("[", "("):
-            if len(stack) > _DEEPEST:
-                raise PromptInvalid(f"brackets lie in one another more than {_DEEPEST} deep")
+            if len(stack) > _MAX_DEPTH:
+                raise PromptInvalid(f"brackets lie in one another more than {_MAX_DEPTH} deep")
             stack.append(_Bracket(token))
         elif _PAIRS.get(token) == top.opening:
             stack.pop()
@@ -185,13 +187,13 @@ def _parse(text: str) -> list[_Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps of this pass, and of the one before."""
+    """The number of steps of this pass, and of the passes before it."""
 
     count: int
     before: int
 
     def of(self, until: str) -> int:
-        """The step that a number in brackets means: with a point it is a share of the steps."""
+        """The step that a number in brackets means. With a point, it is a share of the steps."""
         number = float(until)
         if "." in until:
             number = (number - bool(self.before)) * self.count
@@ -203,10 +205,10 @@ class _Steps:
 def _stretches(text: str, steps: _Steps, most: int) -> tuple[Stretch, ...]:
     nodes = _parse(text)
     ends = _ends(nodes, steps)
-    if len(ends) > _MOST_STRETCHES:
-        raise PromptInvalid(f"it changes {len(ends)} times, at most {_MOST_STRETCHES}")
+    if len(ends) > _MAX_STRETCHES:
+        raise PromptInvalid(f"it changes {len(ends)} times, at most {_MAX_STRETCHES}")
     if len(ends) * len(text) > most:
-        raise PromptInvalid(f"its steps come to more than {_MOST_TEXT} characters of text")
+        raise PromptInvalid(f"its steps come to more than {_MAX_TEXT_CHARS} characters of text")
     found: list[tuple[int, str]] = []
     for end in ends:
         written = "".join(_at(nodes, end, steps))
@@ -218,37 +220,37 @@ def _stretches(text: str, steps: _Steps, most: int) -> tuple[Stretch, ...]:
 
 
 def _ends(nodes: Sequence[_Node], steps: _Steps) -> list[int]:
-    """The steps behind which the text may change, and the last."""
+    """The steps after which the text may change, and the last step."""
     changing = list(_changing(nodes))
     ends = {steps.of(each.until) for each in changing if isinstance(each, _Edit)}
-    if any(isinstance(each, _Turns) for each in changing):
+    if any(isinstance(each, _Alternation) for each in changing):
         ends |= set(range(steps.count))
     return sorted(ends - {0} | {steps.count})
 
 
-def _changing(nodes: Sequence[_Node]) -> Iterator[_Edit | _Turns]:
-    """What is not the same at every step, however deep."""
+def _changing(nodes: Sequence[_Node]) -> Iterator[_Edit | _Alternation]:
+    """The nodes that change from step to step, at any depth."""
     for node in nodes:
         match node:
             case _Edit(before, after, _):
                 yield node
                 yield from _changing(before)
                 yield from _changing(after)
-            case _Turns(options):
+            case _Alternation(options):
                 yield node
                 for option in options:
                     yield from _changing(option)
 
 
 def _at(nodes: Sequence[_Node], step: int, steps: _Steps) -> Iterator[str]:
-    """The text of one step, counted from 1."""
+    """The pieces of the text of one step, counted from 1."""
     for node in nodes:
         match node:
             case str():
                 yield node
             case _Edit(before, after, until):
                 yield from _at(before if step <= steps.of(until) else after, step, steps)
-            case _Turns(options):
+            case _Alternation(options):
                 yield from _at(options[(step - 1) % len(options)], step, steps)
 
 
@@ -257,7 +259,7 @@ def _at(nodes: Sequence[_Node], step: int, steps: _Steps) -> Iterator[str]:
 
 def _sections(text: str) -> tuple[Section, ...]:
     sections: list[list[Segment]] = [[]]
-    # Words of one weight are one text, however they were written.
+    # Neighbours of equal weight become one text.
     for weight, segments in groupby(_weighted(text), key=itemgetter(1)):
         first, *others = _BREAK.split("".join(words for words, _ in segments))
         sections[-1].append((first, weight))

@@ -43,7 +43,7 @@ class Embeddings:
         found = (name for name in self.names if f"/{name}".endswith(asked))
         if outermost := min(found, key=lambda name: name.count("/"), default=None):
             return self._store.get(EMBEDDINGS, outermost, read_embedding)
-        self._store.models.refuse_pickled(EMBEDDINGS, word)
+        self._store.models.reject_pickled(EMBEDDINGS, word)
         _log.warning(
             "embedding left out: there is none", extra={"action": "encode", "embedding": word}
         )

@@ -9,7 +9,7 @@ from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
 
 
-def test_usual_size_is_that_of_the_checkpoints_kind(tmp_path: Path) -> None:
+def test_default_size_is_that_of_the_checkpoints_kind(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "xl"
     folder.mkdir(parents=True)
     for pipeline, side in (("StableDiffusionXLPipeline", 1024), ("StableDiffusionPipeline", 512)):
