@@ -141,7 +141,7 @@ class Context:
     def encode_webui(
         self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
     ) -> Work[tuple[Conditioning, Conditioning]]:
-        """The conditioning of both prompts in the WebUI's syntax, along the levels of a sampler."""
+        """The conditioning of both prompts in the WebUI's syntax, along a schedule."""
         return (yield from webui_text.encode(clip, positive, negative, sigmas=sigmas))
 
     def sigmas(
@@ -153,13 +153,13 @@ class Context:
         *,
         sampler: str | None = None,
     ) -> Tensor:
-        """The levels to go, falling to 0; none where nothing is to be done.
+        """The sigmas of a schedule, falling to 0; none where `denoise` is 0.
 
-        Some samplers want their schedules changed: `sampler` is the one that they are for.
+        Some samplers need their schedules changed: `sampler` is the one that will follow it.
         """
-        skips = sampler is not None and names.SAMPLER_OF[sampler].skips_penultimate
+        discards = sampler is not None and names.SAMPLER_OF[sampler].discards_penultimate_sigma
         return schedules.sigmas_for(
-            model.levels, scheduler, steps, denoise, skips_penultimate=skips
+            model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
         )
 
     def sample(

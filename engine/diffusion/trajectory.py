@@ -41,7 +41,7 @@ class Course:
 
     def begins_step(self, sigma: Tensor) -> bool:
         """Whether a step may begin at `sigma`; samplers look ahead and between levels, too."""
-        return self.row.picks_levels or bool((self.sigmas[:-1] == sigma).any())
+        return self.row.own_schedule or bool((self.sigmas[:-1] == sigma).any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,5 +132,5 @@ def _kept_noise(course: Course, noise: Tensor, noising: Noising) -> Tensor:
 
 def _noise_scale(sigma: Tensor, levels: NoiseLevels) -> Tensor:
     """From the model's largest sigma on, the signal counts as noise too."""
-    is_largest = sigma > levels.most or torch.isclose(sigma, levels.most, rtol=1e-5)
+    is_largest = sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
     return (1 + sigma**2).sqrt() if is_largest else sigma

@@ -26,10 +26,10 @@ class Sampler:
     """`name` is ComfyUI's spelling, `label` WebUI's; `automatic` is what "Automatic" stands for.
 
     `noise` is what the sampler adds on its way: independent draws, or increments of one Brownian
-    path. `skips_penultimate`: it takes schedules without their last level above 0. `picks_levels`:
-    it goes levels of its own between a schedule's ends. `own_mask_noise`: what a noise mask keeps
-    is noised by another draw than that of the start. `asks_both`: it is answered x0 and the x0 of
-    the negative conditioning alone.
+    path. `discards_penultimate_sigma`: its schedules leave out their last sigma above 0.
+    `own_schedule`: it chooses its own sigmas between the ends of a schedule. `own_mask_noise`: what
+    a noise mask keeps is noised by another draw than that of the start. `asks_both`: it is answered
+    x0 and the x0 of the negative conditioning alone.
     """
 
     name: str
@@ -37,8 +37,8 @@ class Sampler:
     automatic: str = "normal"
     aliases: tuple[str, ...] = ()
     noise: Literal["none", "fresh", "brownian"] = "none"
-    skips_penultimate: bool = False
-    picks_levels: bool = False
+    discards_penultimate_sigma: bool = False
+    own_schedule: bool = False
     own_mask_noise: bool = False
     asks_both: bool = False
 
@@ -63,19 +63,19 @@ SAMPLERS = (
     Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="fresh", asks_both=True),
     Sampler("heun", "Heun", aliases=("k_heun",)),
     Sampler("heunpp2", "Heun++ 2"),
-    Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), skips_penultimate=True),
+    Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), discards_penultimate_sigma=True),
     Sampler(
         "dpm_2_ancestral",
         "DPM2 a",
         "karras",
         ("k_dpm_2_a", "k_dpm_2_ancestral"),
         noise="fresh",
-        skips_penultimate=True,
+        discards_penultimate_sigma=True,
     ),
     Sampler("lms", "LMS", aliases=("k_lms",)),
-    Sampler("dpm_fast", "DPM fast", aliases=("k_dpm_fast",), picks_levels=True),
+    Sampler("dpm_fast", "DPM fast", aliases=("k_dpm_fast",), own_schedule=True),
     Sampler(
-        "dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive"), picks_levels=True
+        "dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive"), own_schedule=True
     ),
     Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="fresh"),
     Sampler(
@@ -111,8 +111,8 @@ SAMPLERS = (
     Sampler("ipndm_v", "iPNDM V"),
     Sampler("deis", "DEIS"),
     Sampler("ddim", "DDIM", own_mask_noise=True),
-    Sampler("uni_pc", "UniPC", skips_penultimate=True),
-    Sampler("uni_pc_bh2", "UniPC BH2", skips_penultimate=True),
+    Sampler("uni_pc", "UniPC", discards_penultimate_sigma=True),
+    Sampler("uni_pc_bh2", "UniPC BH2", discards_penultimate_sigma=True),
     Sampler("res_multistep", "RES Multistep"),
     Sampler("res_multistep_cfg_pp", "RES Multistep CFG++", asks_both=True),
     Sampler("res_multistep_ancestral", "RES Multistep a", noise="fresh"),

@@ -1,4 +1,4 @@
-"""A sampler in parts: which sampler, along which levels, and the node that goes along them."""
+"""Nodes that choose a sampler, make its schedule and sample along it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from engine.diffusion.samplers.sigmas import Sigmas
 
 _DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")
-_MOST = Float(14.614642, min=0.0, max=5000.0, tooltip="The level to start from.")
-_LEAST = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last level above 0.")
+_SIGMA_MAX = Float(14.614642, min=0.0, max=5000.0, tooltip="The sigma to start from.")
+_SIGMA_MIN = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last sigma above 0.")
 
 
 @node(
@@ -52,13 +52,13 @@ def sampler_custom(
     sigmas: Sigmas,
     latent_image: Latent,
 ) -> Work[tuple[Latent, Latent]]:
-    """Denoises a latent along given levels; the second output has what noise is left taken off."""
+    """Denoises a latent along given sigmas; the second output is its estimate without noise."""
     return (
         yield from context.sample(
             model,
             latent_image,
             sampler=sampler,
-            sigmas=sigmas.levels,
+            sigmas=sigmas.values,
             steps=sigmas.steps,
             seed=noise_seed,
             positive=positive,
@@ -107,9 +107,9 @@ def basic_scheduler(
     "KarrasScheduler",
     inputs={
         "steps": STEPS,
-        "sigma_max": _MOST,
-        "sigma_min": _LEAST,
-        "rho": Float(7.0, min=0.0, max=100.0, tooltip="The higher, the more small levels."),
+        "sigma_max": _SIGMA_MAX,
+        "sigma_min": _SIGMA_MIN,
+        "rho": Float(7.0, min=0.0, max=100.0, tooltip="The higher, the more small sigmas."),
     },
     outputs=("SIGMAS",),
     category="sampling/custom_sampling/schedulers",
@@ -119,7 +119,7 @@ def basic_scheduler(
 def karras_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
 ) -> tuple[Sigmas]:
-    """Levels that are even in a root of sigma."""
+    """Sigmas that are evenly spaced in the rho-th root of sigma."""
     from engine.diffusion.samplers import sigmas
 
     return (sigmas.karras(steps, sigma_max, sigma_min, rho),)
@@ -127,7 +127,7 @@ def karras_scheduler(
 
 @node(
     "ExponentialScheduler",
-    inputs={"steps": STEPS, "sigma_max": _MOST, "sigma_min": _LEAST},
+    inputs={"steps": STEPS, "sigma_max": _SIGMA_MAX, "sigma_min": _SIGMA_MIN},
     outputs=("SIGMAS",),
     category="sampling/custom_sampling/schedulers",
     display_name="ExponentialScheduler",
@@ -136,7 +136,7 @@ def karras_scheduler(
 def exponential_scheduler(
     context: Context, steps: int, sigma_max: float, sigma_min: float
 ) -> tuple[Sigmas]:
-    """Levels that are even in the logarithm of sigma."""
+    """Sigmas that are evenly spaced in log sigma."""
     from engine.diffusion.samplers import sigmas
 
     return (sigmas.exponential(steps, sigma_max, sigma_min),)
@@ -146,9 +146,9 @@ def exponential_scheduler(
     "PolyexponentialScheduler",
     inputs={
         "steps": STEPS,
-        "sigma_max": _MOST,
-        "sigma_min": _LEAST,
-        "rho": Float(1.0, min=0.0, max=100.0, tooltip="The higher, the more small levels."),
+        "sigma_max": _SIGMA_MAX,
+        "sigma_min": _SIGMA_MIN,
+        "rho": Float(1.0, min=0.0, max=100.0, tooltip="The higher, the more small sigmas."),
     },
     outputs=("SIGMAS",),
     category="sampling/custom_sampling/schedulers",
@@ -158,7 +158,7 @@ def exponential_scheduler(
 def polyexponential_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
 ) -> tuple[Sigmas]:
-    """Levels along a power of an even ramp in the logarithm of sigma."""
+    """Sigmas along a linear ramp to the power of rho, in log sigma."""
     from engine.diffusion.samplers import sigmas
 
     return (sigmas.polyexponential(steps, sigma_max, sigma_min, rho),)
@@ -177,7 +177,7 @@ def polyexponential_scheduler(
     steps_input="steps",
 )
 def sd_turbo_scheduler(context: Context, model: Model, steps: int, denoise: float) -> tuple[Sigmas]:
-    """The levels that turbo models were trained for."""
+    """The sigmas of the timesteps that turbo models were trained for."""
     from engine.diffusion.samplers import sigmas
 
     return (sigmas.turbo(model.levels, steps, denoise),)
@@ -199,7 +199,7 @@ def sd_turbo_scheduler(context: Context, model: Model, steps: int, denoise: floa
 def vp_scheduler(
     context: Context, *, steps: int, beta_d: float, beta_min: float, eps_s: float
 ) -> tuple[Sigmas]:
-    """The levels of a variance-preserving process, even in its time."""
+    """Sigmas that are evenly spaced in the time of a variance-preserving process."""
     from engine.diffusion.samplers import sigmas
 
     return (sigmas.variance_preserving(steps, beta_d, beta_min, eps_s),)
@@ -215,7 +215,7 @@ def vp_scheduler(
     steps_input="sigmas",
 )
 def split_sigmas(context: Context, sigmas: Sigmas, step: int) -> tuple[Sigmas, Sigmas]:
-    """Cuts a schedule in two, which share the level they are cut at."""
+    """Cuts a schedule in two; both parts have the sigma at the cut."""
     return sigmas.split(step)
 
 
@@ -228,5 +228,5 @@ def split_sigmas(context: Context, sigmas: Sigmas, step: int) -> tuple[Sigmas, S
     steps_input="sigmas",
 )
 def flip_sigmas(context: Context, sigmas: Sigmas) -> tuple[Sigmas]:
-    """Turns a schedule round, to go from an image towards its noise."""
+    """Reverses a schedule, to go from an image to noise."""
     return (sigmas.flipped(),)

@@ -71,7 +71,7 @@ def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> Placed:
         condition,
         area,
         _weight(condition, mask, area, like),
-        (min(most, levels.sigma_after(start)), max(least, levels.sigma_after(end))),
+        (min(most, levels.percent_to_sigma(start)), max(least, levels.percent_to_sigma(end))),
     )
 
 

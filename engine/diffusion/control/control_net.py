@@ -36,7 +36,7 @@ class Control:
 
     def counts_at(self, sigma: float, levels: NoiseLevels) -> bool:
         start, end = self.shares
-        return levels.sigma_after(end) <= sigma <= levels.sigma_after(start)
+        return levels.percent_to_sigma(end) <= sigma <= levels.percent_to_sigma(start)
 
     def hint_for(self, x: Tensor) -> Tensor:
         """(batch, 3, height, width) in pixels for latents `x`; several pictures take turns."""

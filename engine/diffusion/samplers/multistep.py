@@ -159,13 +159,13 @@ def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
 def lms(x: Tensor, sigmas: Tensor) -> Sampling:
     """Linear multistep: Adams-Bashforth of order 4 (Liu et al. 2022, arXiv:2202.09778) in sigma."""
     slopes: list[Tensor] = []
-    levels = sigmas.double().numpy()
+    values = sigmas.double().numpy()
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
         x0 = yield x, sigma
         slopes = [(x - x0) / sigma, *slopes][:_LMS_ORDER]
-        past = levels[i - len(slopes) + 1 : i + 1][::-1]
+        past = values[i - len(slopes) + 1 : i + 1][::-1]
         weights = [lagrange(past, j).integ() for j in range(len(slopes))]
-        x = _plus(x, [float(w(levels[i + 1]) - w(levels[i])) for w in weights], slopes)
+        x = _plus(x, [float(w(values[i + 1]) - w(values[i])) for w in weights], slopes)
         if sigma_next == 0:
             x = x0
     return x
@@ -174,15 +174,15 @@ def lms(x: Tensor, sigmas: Tensor) -> Sampling:
 def deis(x: Tensor, sigmas: Tensor) -> Sampling:
     """tAB-DEIS of order 3: Zhang and Chen 2022 (arXiv:2204.13902), in VP time."""
     slopes: list[Tensor] = []
-    levels = sigmas.double().numpy()
+    values = sigmas.double().numpy()
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
         x0 = yield x, sigma
         slopes = [(x - x0) / sigma, *slopes][:_DEIS_ORDER]
         if len(slopes) == 1 or sigma_next == 0:
             x = x + slopes[0] * (sigma_next - sigma)
         else:
-            past = levels[i - len(slopes) + 1 : i + 1][::-1]
-            x = _plus(x, _deis_weights(past, levels[i + 1]), slopes)
+            past = values[i - len(slopes) + 1 : i + 1][::-1]
+            x = _plus(x, _deis_weights(past, values[i + 1]), slopes)
     return x
 
 

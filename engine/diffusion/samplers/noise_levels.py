@@ -1,7 +1,7 @@
-"""The noise levels that a model was trained on.
+"""The noise levels that a model was trained on: one sigma for each timestep.
 
-sigma is the standard deviation of the noise on a clean latent of unit scale, as in Karras et al.
-2022 (arXiv:2206.00364). Levels are float32 on the CPU.
+sigma is the standard deviation of the noise on a clean latent of unit variance, as in Karras et al.
+2022 (arXiv:2206.00364).
 """
 
 from __future__ import annotations
@@ -12,98 +12,101 @@ from functools import cache
 import torch
 from torch import Tensor
 
-TRAIN_STEPS = 1000
+_TIMESTEPS = 1000
 _BETA_START = 0.00085
 _BETA_END = 0.012
-_CONSISTENCY_LEVELS = 50
-_LEAST_SIGNAL = 4.8973451890853435e-08
-"""The share of the signal's power at the last step of a zero terminal SNR: with none, sigma would
-be infinite. The value that ComfyUI takes.
-"""
+_CONSISTENCY_TIMESTEPS = 50
+_TERMINAL_ALPHA_CUMPROD = 4.8973451890853435e-08
+"""The last alpha_cumprod of a zero terminal SNR, as in ComfyUI. At 0 sigma would be infinite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoiseLevels:
-    """(n,) sigma of each training step, or of every `stride`-th, rising, and its logarithm."""
+    """The sigmas of every timestep, or of every `stride`-th, from the smallest to the largest."""
 
     sigmas: Tensor
+    """(n,) float32 on the CPU."""
     log_sigmas: Tensor
+    """(n,) float32 on the CPU."""
     stride: int = 1
 
     @classmethod
     def of(cls, sigmas: Tensor, *, stride: int = 1) -> NoiseLevels:
-        """From float64, rounded once: which of two training steps is nearest to the level
-        halfway hangs on it.
+        """The noise levels of float64 sigmas (1000,).
+
+        Each value is rounded to float32 once: `timestep_of` depends on it for a sigma that is
+        halfway between two timesteps.
         """
-        kept = sigmas[stride - 1 :: stride]
-        return cls(kept.float(), kept.log().float(), stride)
+        strided = sigmas[stride - 1 :: stride]
+        return cls(strided.float(), strided.log().float(), stride)
 
     @property
-    def least(self) -> Tensor:
+    def sigma_min(self) -> Tensor:
         return self.sigmas[0]
 
     @property
-    def most(self) -> Tensor:
+    def sigma_max(self) -> Tensor:
         return self.sigmas[-1]
 
     @property
-    def first_step(self) -> int:
-        """The training step of the least sigma."""
+    def first_timestep(self) -> int:
+        """The timestep of `sigma_min`."""
         return self.stride - 1
 
     @property
-    def last_step(self) -> int:
-        """The training step of the most."""
+    def last_timestep(self) -> int:
+        """The timestep of `sigma_max`."""
         return len(self.sigmas) * self.stride - 1
 
     def sigma_at(self, timestep: Tensor) -> Tensor:
-        """sigma of fractional training steps, linear in log sigma."""
-        place = ((timestep - self.first_step) / self.stride).clamp(min=0)
-        below = place.floor().long()
-        above = place.ceil().long()
-        weight = place - below
+        """The sigmas of fractional timesteps, interpolated in log sigma."""
+        index = ((timestep - self.first_timestep) / self.stride).clamp(min=0)
+        below = index.floor().long()
+        above = index.ceil().long()
+        weight = index - below
         return ((1 - weight) * self.log_sigmas[below] + weight * self.log_sigmas[above]).exp()
 
     def timestep_of(self, sigmas: Tensor) -> Tensor:
-        """(n,) the training step nearest to each sigma in log sigma; whole, as in training."""
+        """(n,) the whole timestep that is nearest to each sigma in log sigma."""
         nearest = (sigmas.log()[:, None] - self.log_sigmas[None, :]).abs().argmin(dim=1)
-        return nearest * self.stride + self.first_step
+        return nearest * self.stride + self.first_timestep
 
-    def sigma_after(self, share: float) -> float:
-        """sigma where a share of 0..1 of the training steps is done, counted from the most noise.
+    def percent_to_sigma(self, percent: float) -> float:
+        """The sigma at a `percent` (0..1) of the timesteps, counted from the largest sigma.
 
-        Infinite at 0 and 0 at 1, so that a range from 0 to 1 holds every level.
+        It is infinite at 0, and 0 at 1, so that a range from 0 to 1 holds every sigma.
         """
-        if share <= 0.0:
+        if percent <= 0.0:
             return float("inf")
-        if share >= 1.0:
+        if percent >= 1.0:
             return 0.0
-        return float(self.sigma_at(torch.tensor((1.0 - share) * self.last_step)))
+        return float(self.sigma_at(torch.tensor((1.0 - percent) * self.last_timestep)))
 
 
 def scaled_linear_sigmas() -> Tensor:
-    """(1000,) float64: Stable Diffusion's betas, linear in their square roots."""
-    betas = torch.linspace(_BETA_START**0.5, _BETA_END**0.5, TRAIN_STEPS, dtype=torch.float64) ** 2
-    kept = torch.cumprod(1 - betas, dim=0)
-    return ((1 - kept) / kept).sqrt()
+    """(1000,) float64: Stable Diffusion's betas are linear in their square roots."""
+    betas = torch.linspace(_BETA_START**0.5, _BETA_END**0.5, _TIMESTEPS, dtype=torch.float64) ** 2
+    alphas_cumprod = torch.cumprod(1 - betas, dim=0)
+    return ((1 - alphas_cumprod) / alphas_cumprod).sqrt()
 
 
 def zero_terminal_snr(sigmas: Tensor) -> Tensor:
-    """Levels stretched until nothing of the signal is left at the last: Lin et al. 2023
-    (arXiv:2305.08891), algorithm 1.
+    """The sigmas rescaled to a zero terminal SNR: Lin et al. 2023 (arXiv:2305.08891), algorithm 1.
+
+    The last timestep keeps nothing of the signal.
     """
-    signal = 1 / (sigmas**2 + 1).sqrt()
-    first, last = signal[0], signal[-1]
-    kept = ((signal - last) * first / (first - last)) ** 2
-    kept[-1] = _LEAST_SIGNAL
-    return ((1 - kept) / kept).sqrt()
+    alphas_cumprod_sqrt = 1 / (sigmas**2 + 1).sqrt()
+    first, last = alphas_cumprod_sqrt[0], alphas_cumprod_sqrt[-1]
+    alphas_cumprod = ((alphas_cumprod_sqrt - last) * first / (first - last)) ** 2
+    alphas_cumprod[-1] = _TERMINAL_ALPHA_CUMPROD
+    return ((1 - alphas_cumprod) / alphas_cumprod).sqrt()
 
 
 def stable_diffusion(*, zero_terminal: bool = False, consistency: bool = False) -> NoiseLevels:
-    """Stable Diffusion's levels; the same arguments give the same object.
+    """Stable Diffusion's noise levels; the same arguments give the same object.
 
-    `consistency`: every 20th training step, the ones that latent consistency models are distilled
-    on (Luo et al. 2023, arXiv:2310.04378, section 4.3).
+    `consistency` takes every 20th timestep: latent consistency models are distilled on those (Luo
+    et al. 2023, arXiv:2310.04378, section 4.3).
     """
     return _stable_diffusion(zero_terminal, consistency)
 
@@ -113,7 +116,8 @@ def _stable_diffusion(zero_terminal: bool, consistency: bool) -> NoiseLevels:
     sigmas = scaled_linear_sigmas()
     if zero_terminal:
         sigmas = zero_terminal_snr(sigmas)
-    return NoiseLevels.of(sigmas, stride=TRAIN_STEPS // _CONSISTENCY_LEVELS if consistency else 1)
+    stride = _TIMESTEPS // _CONSISTENCY_TIMESTEPS if consistency else 1
+    return NoiseLevels.of(sigmas, stride=stride)
 
 
 STABLE_DIFFUSION = stable_diffusion()

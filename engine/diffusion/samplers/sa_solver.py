@@ -19,7 +19,7 @@ from engine.diffusion.samplers.runge_kutta import Sampling
 
 _PREDICTOR_ORDER = 3
 _CORRECTOR_ORDER = 4
-_NOISY_FROM, _NOISY_TO = (STABLE_DIFFUSION.sigma_after(share) for share in (0.2, 0.8))
+_NOISY_FROM, _NOISY_TO = (STABLE_DIFFUSION.percent_to_sigma(percent) for percent in (0.2, 0.8))
 
 
 def sa_solver(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:

@@ -1,6 +1,6 @@
-"""Schedules: which of a model's noise levels the sampler goes, from the largest down.
+"""Schedules: the sigmas that a sampler steps through, chosen within a model's noise levels.
 
-All are float32 on the CPU.
+All are float32 on the CPU. They fall from the largest sigma; `sigmas_for` adds the 0 at the end.
 """
 
 from __future__ import annotations
@@ -16,83 +16,85 @@ from torch import Tensor
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 
 _FULL_DENOISE = 0.9999
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 _KARRAS_RHO = 7.0
 _BETA_SHAPE = 0.6
 _LINEAR_UP_TO = 0.025
 
 
 def normal(levels: NoiseLevels, steps: int) -> Tensor:
-    """Even in training steps."""
-    return levels.sigma_at(torch.linspace(levels.last_step, levels.first_step, steps))
+    """Evenly spaced in timesteps."""
+    return levels.sigma_at(torch.linspace(levels.last_timestep, levels.first_timestep, steps))
 
 
 def karras(levels: NoiseLevels, steps: int) -> Tensor:
-    """Karras et al. 2022, equation 5, with rho 7."""
-    return karras_between(levels.most, levels.least, steps)
+    """Karras et al. 2022 (arXiv:2206.00364), equation 5, with a rho of 7."""
+    return karras_between(levels.sigma_max, levels.sigma_min, steps)
 
 
-def karras_between(most: Tensor, least: Tensor, steps: int, rho: float = _KARRAS_RHO) -> Tensor:
-    """Karras et al. 2022, equation 5: even in the rho-th root of sigma."""
+def karras_between(
+    sigma_max: Tensor, sigma_min: Tensor, steps: int, rho: float = _KARRAS_RHO
+) -> Tensor:
+    """Karras et al. 2022 (arXiv:2206.00364), equation 5: even in the rho-th root of sigma."""
     ramp = torch.linspace(0, 1, steps)
-    first, last = float(most) ** (1 / rho), float(least) ** (1 / rho)
-    found: Tensor = (first + ramp * (last - first)) ** rho
-    return found
+    first, last = float(sigma_max) ** (1 / rho), float(sigma_min) ** (1 / rho)
+    sigmas: Tensor = (first + ramp * (last - first)) ** rho
+    return sigmas
 
 
 def exponential(levels: NoiseLevels, steps: int) -> Tensor:
-    """Even in log sigma."""
-    return exponential_between(levels.most, levels.least, steps)
+    """Evenly spaced in log sigma."""
+    return exponential_between(levels.sigma_max, levels.sigma_min, steps)
 
 
-def exponential_between(most: Tensor, least: Tensor, steps: int) -> Tensor:
-    """Even in log sigma."""
-    return torch.linspace(float(most.log()), float(least.log()), steps).exp()
+def exponential_between(sigma_max: Tensor, sigma_min: Tensor, steps: int) -> Tensor:
+    """Evenly spaced in log sigma."""
+    return torch.linspace(float(sigma_max.log()), float(sigma_min.log()), steps).exp()
 
 
 def sgm_uniform(levels: NoiseLevels, steps: int) -> Tensor:
-    """Even in training steps, the last of them above the least."""
-    steps_down = torch.linspace(levels.last_step, levels.first_step, steps + 1)
-    return levels.sigma_at(steps_down[:-1])
+    """Evenly spaced in timesteps; the last sigma is above the model's smallest."""
+    timesteps = torch.linspace(levels.last_timestep, levels.first_timestep, steps + 1)
+    return levels.sigma_at(timesteps[:-1])
 
 
 def simple(levels: NoiseLevels, steps: int) -> Tensor:
-    """The model's own levels, evenly picked from the largest down; each once."""
+    """The model's own sigmas, picked evenly from the largest down, none of them twice."""
     picked = [-(1 + int(i * len(levels.sigmas) / steps)) for i in range(steps)]
     return levels.sigmas[torch.tensor(picked).unique_consecutive()]
 
 
 def ddim_uniform(levels: NoiseLevels, steps: int) -> Tensor:
-    """Every k-th of the model's own levels, as Song et al. 2020 (arXiv:2010.02502) pick them.
+    """Every k-th of the model's own sigmas, as in Song et al. 2020 (arXiv:2010.02502).
 
-    Steps that do not divide 1000 come out as one step, or a few, more.
+    A number of steps that does not divide 1000 gives one step more, or several.
     """
     return levels.sigmas[1 :: max(len(levels.sigmas) // steps, 1)].flip(0)
 
 
 def beta(levels: NoiseLevels, steps: int) -> Tensor:
-    """Lee et al. 2024 (arXiv:2407.12173): training steps at quantiles of Beta(0.6, 0.6)."""
+    """Lee et al. 2024 (arXiv:2407.12173): timesteps at quantiles of Beta(0.6, 0.6)."""
     quantiles = 1 - np.linspace(0, 1, steps, endpoint=False)
-    places = stats.beta.ppf(quantiles, _BETA_SHAPE, _BETA_SHAPE) * (len(levels.sigmas) - 1)
-    return levels.sigmas[torch.from_numpy(np.rint(places)).long().unique_consecutive()]
+    indices = stats.beta.ppf(quantiles, _BETA_SHAPE, _BETA_SHAPE) * (len(levels.sigmas) - 1)
+    return levels.sigmas[torch.from_numpy(np.rint(indices)).long().unique_consecutive()]
 
 
 def linear_quadratic(levels: NoiseLevels, steps: int) -> Tensor:
-    """Polyak et al. 2024 (arXiv:2410.13720): half linear, then quadratic to 0."""
+    """Polyak et al. 2024 (arXiv:2410.13720): the first half linear, then quadratic to 0."""
     if steps == 1:
-        return levels.most[None]
+        return levels.sigma_max[None]
     i, middle = torch.arange(steps, dtype=torch.float64), steps // 2
     slope = _LINEAR_UP_TO / middle
     curve = (1 - slope * steps) / (steps - middle) ** 2
     done = slope * i + curve * (i - middle).clamp(min=0) ** 2
-    return (1 - done).float() * levels.most
+    return (1 - done).float() * levels.sigma_max
 
 
 def kl_optimal(levels: NoiseLevels, steps: int) -> Tensor:
     """Sabour et al. 2024 (arXiv:2404.14507), theorem 3.1: even in the arc tangent of sigma."""
     ramp = torch.arange(steps) / max(steps - 1, 1)
-    most, least = math.atan(levels.most), math.atan(levels.least)
-    return (ramp * least + (1 - ramp) * most).tan()
+    first, last = math.atan(levels.sigma_max), math.atan(levels.sigma_min)
+    return (ramp * last + (1 - ramp) * first).tan()
 
 
 SCHEDULES: dict[str, Callable[[NoiseLevels, int], Tensor]] = {
@@ -114,22 +116,25 @@ def sigmas_for(
     steps: int,
     denoise: float = 1.0,
     *,
-    skips_penultimate: bool = False,
+    discards_penultimate_sigma: bool = False,
 ) -> Tensor:
-    """Falling to 0: (steps + 1,), where the schedule has neither more nor fewer of its own.
+    """The schedule of that name, falling to 0: (steps + 1,), or a length that it sets itself.
 
-    `denoise` below 1: the end of a longer one; 0: none. `skips_penultimate`: one step is added and
-    the last level above 0 left out, for samplers that ask between levels.
+    A `denoise` below 1 gives the end of a longer schedule, and 0 gives no sigmas at all.
+    `discards_penultimate_sigma` adds a step and leaves out the last sigma above 0, for samplers
+    that call the model between two sigmas.
 
     Raises ValueError where `denoise` is so small that the longer schedule has no bounds.
     """
     if denoise <= 0:
         return torch.empty(0)
-    whole = denoise > _FULL_DENOISE
-    total = steps if whole else int(steps / denoise)
-    if total > _MOST_STEPS:
+    is_full = denoise > _FULL_DENOISE
+    total = steps if is_full else int(steps / denoise)
+    if total > _MAX_STEPS:
         raise ValueError("denoise is too small for so many steps")
     schedule = SCHEDULES[scheduler]
-    picked = schedule(levels, total + 1)[:-1] if skips_penultimate else schedule(levels, total)
-    sigmas = torch.cat([picked, torch.zeros(1)])
-    return sigmas if whole else sigmas[-(steps + 1) :]
+    above_zero = (
+        schedule(levels, total + 1)[:-1] if discards_penultimate_sigma else schedule(levels, total)
+    )
+    sigmas = torch.cat([above_zero, torch.zeros(1)])
+    return sigmas if is_full else sigmas[-(steps + 1) :]

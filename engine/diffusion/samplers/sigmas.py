@@ -1,4 +1,4 @@
-"""Schedules as values: what one node makes, others cut or turn round, and a sampler goes along."""
+"""Schedules that a graph makes itself: nodes create, split and flip them, samplers follow them."""
 
 from __future__ import annotations
 
@@ -13,67 +13,73 @@ from engine.diffusion.samplers.schedules import exponential_between, karras_betw
 
 _TURBO_STEPS = 10
 _TURBO_STRIDE = 100
-_LEAST_START = 1e-4
+_FLIPPED_START = 1e-4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sigmas:
-    """Levels on the CPU, falling to 0 where nothing was cut off; `steps` as they were asked for."""
+    """The sigmas of a schedule: ComfyUI's type SIGMAS."""
 
-    levels: Tensor
+    values: Tensor
+    """(n,) float32 on the CPU; they fall to 0, unless the schedule was split or flipped."""
     steps: int
+    """The number of steps that was asked for."""
 
     @classmethod
-    def down_to_zero(cls, levels: Tensor, steps: int) -> Self:
-        """With the 0 added; raises ValueError for what no sampler can go along."""
-        if not bool((levels.isfinite() & (levels > 0)).all()):
-            raise ValueError("the levels of a schedule must be finite and above 0")
-        return cls(torch.cat([levels, torch.zeros(1)]), steps)
+    def down_to_zero(cls, values: Tensor, steps: int) -> Self:
+        """The values followed by 0; raises ValueError unless all are finite and above 0."""
+        if not bool((values.isfinite() & (values > 0)).all()):
+            raise ValueError("the sigmas of a schedule must be finite and above 0")
+        return cls(torch.cat([values, torch.zeros(1)]), steps)
 
     def split(self, step: int) -> tuple[Sigmas, Sigmas]:
-        """The levels up to that step, and from it on."""
-        return replace(self, levels=self.levels[: step + 1]), replace(
-            self, levels=self.levels[step:]
-        )
+        """The sigmas up to that step, and from that step on."""
+        before, after = self.values[: step + 1], self.values[step:]
+        return replace(self, values=before), replace(self, values=after)
 
     def flipped(self) -> Sigmas:
-        """Rising; from a little above 0, where there is no noise to tell from the picture."""
-        levels = self.levels.flip(0)
-        if len(levels) and levels[0] == 0:
-            levels[0] = _LEAST_START
-        return replace(self, levels=levels)
+        """The sigmas in rising order. A first sigma of 0 becomes slightly larger than 0, because
+        samplers divide by it.
+        """
+        values = self.values.flip(0)
+        if len(values) and values[0] == 0:
+            values[0] = _FLIPPED_START
+        return replace(self, values=values)
 
 
-def karras(steps: int, most: float, least: float, rho: float) -> Sigmas:
-    """Karras et al. 2022 (arXiv:2206.00364), equation 5."""
+def karras(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas:
+    """Karras et al. 2022 (arXiv:2206.00364), equation 5; raises ValueError for a rho of 0."""
     if rho == 0:
         raise ValueError("rho must not be 0")
-    levels = karras_between(torch.tensor(most), torch.tensor(least), steps, rho)
-    return Sigmas.down_to_zero(levels, steps)
+    values = karras_between(torch.tensor(sigma_max), torch.tensor(sigma_min), steps, rho)
+    return Sigmas.down_to_zero(values, steps)
 
 
-def exponential(steps: int, most: float, least: float) -> Sigmas:
-    """Even in log sigma."""
-    levels = exponential_between(torch.tensor(most), torch.tensor(least), steps)
-    return Sigmas.down_to_zero(levels, steps)
+def exponential(steps: int, sigma_max: float, sigma_min: float) -> Sigmas:
+    """Evenly spaced in log sigma."""
+    values = exponential_between(torch.tensor(sigma_max), torch.tensor(sigma_min), steps)
+    return Sigmas.down_to_zero(values, steps)
 
 
-def polyexponential(steps: int, most: float, least: float, rho: float) -> Sigmas:
-    """A power of an even ramp in log sigma; `exponential` where rho is 1."""
-    top, bottom = torch.tensor(most).log(), torch.tensor(least).log()
-    levels = (torch.linspace(1, 0, steps) ** rho * (top - bottom) + bottom).exp()
-    return Sigmas.down_to_zero(levels, steps)
+def polyexponential(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas:
+    """A linear ramp to the power of rho, in log sigma; with a rho of 1 this is `exponential`."""
+    first, last = torch.tensor(sigma_max).log(), torch.tensor(sigma_min).log()
+    values = (torch.linspace(1, 0, steps) ** rho * (first - last) + last).exp()
+    return Sigmas.down_to_zero(values, steps)
 
 
 def variance_preserving(steps: int, beta_d: float, beta_min: float, eps_s: float) -> Sigmas:
-    """Song et al. 2021 (arXiv:2011.13456) in sigma: Karras et al. 2022, table 1, even in time."""
+    """Evenly spaced in the time of a variance-preserving process.
+
+    Song et al. 2021 (arXiv:2011.13456); sigma(t) as in Karras et al. 2022, table 1.
+    """
     time = torch.linspace(1, eps_s, steps)
-    levels = (beta_d * time**2 / 2 + beta_min * time).expm1().sqrt()
-    return Sigmas.down_to_zero(levels, steps)
+    values = (beta_d * time**2 / 2 + beta_min * time).expm1().sqrt()
+    return Sigmas.down_to_zero(values, steps)
 
 
 def turbo(levels: NoiseLevels, steps: int, denoise: float) -> Sigmas:
-    """Sauer et al. 2023 (arXiv:2311.17042): training steps 999, 899, ... that turbo models know."""
-    known = torch.arange(_TURBO_STEPS, 0, -1) * _TURBO_STRIDE - 1
+    """Sauer et al. 2023 (arXiv:2311.17042): the timesteps 999, 899, ... of turbo models."""
+    timesteps = torch.arange(_TURBO_STEPS, 0, -1) * _TURBO_STRIDE - 1
     first = _TURBO_STEPS - int(_TURBO_STEPS * denoise)
-    return Sigmas.down_to_zero(levels.sigma_at(known[first : first + steps].float()), steps)
+    return Sigmas.down_to_zero(levels.sigma_at(timesteps[first : first + steps].float()), steps)

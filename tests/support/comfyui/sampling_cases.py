@@ -1,4 +1,4 @@
-"""Samplers and schedules, the levels that a graph makes itself, and changed models."""
+"""Samplers, schedules, those that a graph makes itself, and patched models."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def custom_samplers() -> Graphs:
     ends = {"sigma_max": 14.614642, "sigma_min": 0.0291675}
     karras = node("KarrasScheduler", steps=4, rho=7.0, **ends)
     basic = {"model": MODEL, "steps": 4}
-    levels = {
+    sigmas = {
         "basic": node("BasicScheduler", scheduler="normal", denoise=1.0, **basic),
         "basic_part": node("BasicScheduler", scheduler="karras", denoise=0.45, **basic),
         "basic_nothing": node("BasicScheduler", scheduler="karras", denoise=0.0, **basic),
@@ -105,8 +105,8 @@ def custom_samplers() -> Graphs:
     denoised = ("basic", "karras", "turbo_part", "vp")
     by = ("heun", "dpmpp_sde", "uni_pc", "lcm", "dpm_fast")
     return (
-        {f"levels_{name}": custom(each) for name, each in levels.items()}
-        | {f"levels_{name}_denoised": custom(levels[name], output=1) for name in denoised}
+        {f"levels_{name}": custom(each) for name, each in sigmas.items()}
+        | {f"levels_{name}_denoised": custom(sigmas[name], output=1) for name in denoised}
         | {name: custom(karras, name) for name in (*by, "euler_cfg_pp")}
         | {f"{name}_denoised": custom(karras, name, output=1) for name in by}
         | {

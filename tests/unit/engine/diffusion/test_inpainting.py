@@ -81,7 +81,7 @@ def test_every_kind_of_sampler_keeps_what_the_mask_leaves_out(
 
 
 def test_a_sampler_that_has_nothing_to_do_leaves_the_noise(catalogue: Catalogue) -> None:
-    """The adaptive one ends at the least level above 0, which with one step is the first."""
+    """The adaptive one ends at the smallest sigma above 0, which with one step is the first."""
     one_step = {"sampler_name": "dpm_adaptive", "steps": 1}
     masked, whole = (
         sampled(catalogue, Latent(CLEAN, noise_mask=mask), one_step)[0] for mask in (MASK, None)

@@ -167,7 +167,7 @@ def test_a_schedule_can_be_cut_and_turned_round(catalogue: Catalogue) -> None:
         catalogue, custom(s=BASIC), second, custom(s=BASIC, x=with_step(split, 0), link=["x", 0])
     )
     assert psnr_db_of(in_two, whole) > 90
-    # A schedule of one level puts noise on and takes none off.
+    # A schedule of one sigma adds noise and removes none.
     assert noised.std() == pytest.approx(14.65 / 0.18215, rel=0.1)
     flipped = {"s": BASIC, "x": node("FlipSigmas", sigmas=["s", 0])}
     back = with_inputs(custom(link=["x", 0], **flipped), "3", add_noise=False, cfg=1.0)
@@ -206,7 +206,7 @@ def test_progress_counts_the_steps_of_the_schedule(
         assert told[-1] == 6
 
 
-def test_the_steps_of_a_schedule_are_bounded_and_its_levels_sound(
+def test_the_steps_of_a_schedule_are_bounded_and_its_sigmas_sound(
     submit: Callable[..., Any], catalogue: Catalogue
 ) -> None:
     for class_type in ("BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "VPScheduler"):

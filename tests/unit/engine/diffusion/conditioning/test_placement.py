@@ -105,10 +105,10 @@ def test_each_half_answers_for_the_areas_of_the_other() -> None:
     assert float(back[1].weight.max()) == 2.0
 
 
-def test_a_range_of_steps_is_a_range_of_levels() -> None:
+def test_a_percent_range_is_a_range_of_sigmas() -> None:
     early = placed(text(1).between(0.0, 0.25))
     late = placed(text(1).between(0.25, 1.0))
-    border = LEVELS.sigma_after(0.25)
+    border = LEVELS.percent_to_sigma(0.25)
     assert early.sigmas == (float("inf"), border)
     assert late.sigmas == (border, 0.0)
     assert early.counts_at(14.6)

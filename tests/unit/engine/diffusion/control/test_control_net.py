@@ -124,7 +124,7 @@ def by_diffusers(
     )
     pipeline.set_progress_bar_config(disable=True)
     # It scales noise by the largest sigma alone.
-    scale = (1 + levels.most**2).sqrt() / levels.most
+    scale = (1 + levels.sigma_max**2).sqrt() / levels.sigma_max
     found: Tensor = pipeline(
         prompt_embeds=text(1)[0].tokens,
         negative_prompt_embeds=text(2)[0].tokens,

@@ -141,8 +141,8 @@ def test_a_model_of_zero_terminal_snr_has_its_levels(
         given = json.loads(scheduler.read_text()) | {"rescale_betas_zero_snr": True}
         scheduler.write_text(json.dumps(given))
     levels = store().load(TINY).model.levels
-    assert float(levels.most) > 100 * float(usual.most)
-    assert float(levels.least) == pytest.approx(float(usual.least), rel=1e-3)
+    assert float(levels.sigma_max) > 100 * float(usual.sigma_max)
+    assert float(levels.sigma_min) == pytest.approx(float(usual.sigma_min), rel=1e-3)
 
 
 def test_a_file_that_lacks_a_weight_names_it(folder: Path, store: MakeStore) -> None:

@@ -49,18 +49,18 @@ def test_equal_settings_have_one_identity() -> None:
             assert one.unet is model.unet
 
 
-def test_zero_terminal_levels_are_stretched_in_the_signal() -> None:
+def test_a_zero_terminal_snr_rescales_the_signal() -> None:
     before, after = signal(STABLE_DIFFUSION.sigmas), signal(ZERO_TERMINAL.sigmas)
     # Algorithm 1: shifted so that the last is none, scaled so that the first is as it was.
     assert float(after[0]) == pytest.approx(float(before[0]), rel=1e-6)
     expected = (before - before[-1]) * before[0] / (before[0] - before[-1])
     assert torch.allclose(after[:-1], expected[:-1], atol=1e-6)
     assert float(after[-1]) < 3e-4
-    assert float(ZERO_TERMINAL.most) == pytest.approx(4518.7, abs=0.1)
+    assert float(ZERO_TERMINAL.sigma_max) == pytest.approx(4518.7, abs=0.1)
     assert torch.equal(ZERO_TERMINAL.timestep_of(ZERO_TERMINAL.sigmas), torch.arange(1000))
 
 
-def test_consistency_levels_are_every_twentieth_from_the_last() -> None:
+def test_consistency_timesteps_are_every_twentieth_from_the_last() -> None:
     steps = torch.arange(19, 1000, 20)
     assert len(CONSISTENCY.sigmas) == 50
     assert torch.equal(CONSISTENCY.sigmas, scaled_linear_sigmas()[steps].float())
@@ -68,17 +68,17 @@ def test_consistency_levels_are_every_twentieth_from_the_last() -> None:
     assert torch.allclose(CONSISTENCY.sigma_at(steps.float()), CONSISTENCY.sigmas)
     halfway = CONSISTENCY.sigma_at(torch.tensor([29.0]))
     assert float(halfway) == pytest.approx(float(CONSISTENCY.sigmas[:2].prod().sqrt()), rel=1e-5)
-    assert (CONSISTENCY.first_step, CONSISTENCY.last_step) == (19, 999)
+    assert (CONSISTENCY.first_timestep, CONSISTENCY.last_timestep) == (19, 999)
 
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULES))
 @pytest.mark.parametrize("levels", [ZERO_TERMINAL, CONSISTENCY], ids=["zsnr", "lcm"])
-def test_schedules_fall_over_these_levels_too(levels: Any, scheduler: str) -> None:
+def test_schedules_fall_over_these_noise_levels_too(levels: Any, scheduler: str) -> None:
     sigmas = sigmas_for(levels, scheduler, 8)
     assert bool((sigmas[:-1] > sigmas[1:]).all())
-    assert float(sigmas[-2]) >= float(levels.least) * 0.999
+    assert float(sigmas[-2]) >= float(levels.sigma_min) * 0.999
     if scheduler != "ddim_uniform":
-        assert float(sigmas[0]) == pytest.approx(float(levels.most), rel=1e-3)
+        assert float(sigmas[0]) == pytest.approx(float(levels.sigma_max), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_perfect_answer_gives_back_what_was_clean(prediction: Prediction) -> N
     x0, noise = (torch.randn((3, 4, 2, 2), generator=generator) for _ in range(2))
     levels = CONSISTENCY if prediction == "consistency" else STABLE_DIFFUSION
     model = Model(None, 1.0, levels, prediction)
-    sigma = torch.tensor([14.6146, 1.0, levels.least])[:, None, None, None]
+    sigma = torch.tensor([14.6146, 1.0, levels.sigma_min])[:, None, None, None]
     x = x0 + sigma * noise
     alpha = 1 / (sigma**2 + 1).sqrt()
     answers = {
@@ -112,7 +112,7 @@ def test_a_perfect_answer_gives_back_what_was_clean(prediction: Prediction) -> N
         "sample": x0,
         "image_to_image": x0,
     }
-    # A consistency model keeps 7e-6 of x at its least level, and takes 1.3e-3 of x0 away.
+    # A consistency model keeps 7e-6 of x at its smallest sigma, and takes 1.3e-3 of x0 away.
     assert torch.allclose(model.denoised(x, answers[prediction], sigma), x0, atol=1e-4)
     shown = model.scaled(x, sigma)
     assert torch.allclose(shown, x if prediction == "image_to_image" else alpha * x)

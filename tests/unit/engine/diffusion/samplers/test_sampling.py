@@ -21,8 +21,8 @@ SPREAD = 0.5
 """Standard deviation of the Gaussian that the exact model below was made for."""
 ENDS_ABOVE_ZERO = {"dpm_fast", "dpm_adaptive"}
 UNI_PC = {"uni_pc", "uni_pc_bh2"}
-OWN_LEVELS = {"simple", "ddim_uniform", "beta"}
-"""Schedules of the model's own levels: there are 1000 of them."""
+OWN_SIGMAS = {"simple", "ddim_uniform", "beta"}
+"""Schedules that pick among the model's own 1000 sigmas."""
 SECOND_ORDER = (
     "heun",
     "dpm_2",
@@ -58,8 +58,8 @@ def answered(sampling: Sampling, *, both: bool = False) -> Tensor:
 
 
 def error_of(name: str, steps: int) -> float:
-    skips = names.SAMPLER_OF[name].skips_penultimate
-    sigmas = sigmas_for(LEVELS, "karras", steps, skips_penultimate=skips)
+    skips = names.SAMPLER_OF[name].discards_penultimate_sigma
+    sigmas = sigmas_for(LEVELS, "karras", steps, discards_penultimate_sigma=skips)
     x = torch.full((1, 4, 2, 2), 7.0)
     end = sigmas[-2] if name in ENDS_ABOVE_ZERO else sigmas[-1]
     exact = x * ((SPREAD**2 + end**2) / (SPREAD**2 + sigmas[0] ** 2)).sqrt()
@@ -96,8 +96,8 @@ def test_second_order_is_closer_than_first(name: str) -> None:
 # ComfyUI's form of CFG++ in two stages drifts where guidance changes nothing, and so does ours.
 @pytest.mark.parametrize("name", sorted(set(NOISY_SAMPLERS) - {"lcm", "dpmpp_2s_ancestral_cfg_pp"}))
 def test_noisy_samplers_end_in_the_models_distribution(name: str) -> None:
-    skips = names.SAMPLER_OF[name].skips_penultimate
-    sigmas = sigmas_for(LEVELS, "karras", 60, skips_penultimate=skips)
+    skips = names.SAMPLER_OF[name].discards_penultimate_sigma
+    sigmas = sigmas_for(LEVELS, "karras", 60, discards_penultimate_sigma=skips)
     x = torch.randn((1, 4, 64, 64), generator=torch.Generator().manual_seed(5)) * sigmas[0]
     found = sample(name, x, sigmas)
     assert float(found.mean()) == pytest.approx(0, abs=0.02)
@@ -124,7 +124,7 @@ def test_noise_on_the_way_may_be_of_another_seed_unless_it_is_a_path() -> None:
         assert not torch.equal(found[1], found[2]), name
 
 
-def test_the_noise_of_rising_levels_is_that_of_falling_ones_turned_round() -> None:
+def test_the_noise_of_rising_sigmas_is_that_of_falling_ones_reversed() -> None:
     x, sigmas = torch.zeros(1, 4, 8, 8), sigmas_for(LEVELS, "karras", 4)
     noise = brownian(x, sigmas, 5)
     assert torch.equal(noise(sigmas[1], sigmas[2]), -noise(sigmas[2], sigmas[1]))
@@ -134,8 +134,8 @@ def test_fresh_noise_begins_like_that_of_the_start() -> None:
     x = torch.zeros(2, 4, 3, 3)
     first = torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
     noise = fresh(x, 7)
-    assert torch.equal(noise(LEVELS.most, LEVELS.least), first)
-    assert not torch.equal(noise(LEVELS.most, LEVELS.least), first)
+    assert torch.equal(noise(LEVELS.sigma_max, LEVELS.sigma_min), first)
+    assert not torch.equal(noise(LEVELS.sigma_max, LEVELS.sigma_min), first)
 
 
 def test_brownian_noise_adds_up_along_the_path() -> None:
@@ -218,9 +218,9 @@ def test_heunpp2_never_looks_at_the_end_of_its_schedule() -> None:
         sampling.send(torch.zeros(1, 4, 2, 2))
 
 
-def test_the_models_own_levels() -> None:
-    assert float(LEVELS.least) == pytest.approx(0.0291672, rel=1e-5)
-    assert float(LEVELS.most) == pytest.approx(14.614641, rel=1e-6)
+def test_the_models_noise_levels() -> None:
+    assert float(LEVELS.sigma_min) == pytest.approx(0.0291672, rel=1e-5)
+    assert float(LEVELS.sigma_max) == pytest.approx(14.614641, rel=1e-6)
     steps = torch.arange(1000)
     assert torch.equal(LEVELS.timestep_of(LEVELS.sigmas), steps)
     assert torch.allclose(LEVELS.sigma_at(steps.float()), LEVELS.sigmas, rtol=1e-5)
@@ -228,12 +228,12 @@ def test_the_models_own_levels() -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULES))
 @pytest.mark.parametrize("steps", [1, 2, 20, 1500])
-def test_schedules_fall_from_the_largest_level_to_zero(scheduler: str, steps: int) -> None:
+def test_schedules_fall_from_the_largest_sigma_to_zero(scheduler: str, steps: int) -> None:
     sigmas = sigmas_for(LEVELS, scheduler, steps)
-    if scheduler not in OWN_LEVELS or steps <= 20:
+    if scheduler not in OWN_SIGMAS or steps <= 20:
         assert len(sigmas) == steps + 1
     if scheduler != "ddim_uniform":
-        assert float(sigmas[0]) == pytest.approx(float(LEVELS.most), rel=1e-5)
+        assert float(sigmas[0]) == pytest.approx(float(LEVELS.sigma_max), rel=1e-5)
     assert float(sigmas[-1]) == 0
     assert bool((sigmas[:-1] > sigmas[1:]).all())
 
@@ -254,7 +254,7 @@ def test_the_training_steps_of_six_steps(scheduler: str, expected: list[int]) ->
 
 
 def test_a_linear_quadratic_schedule_is_linear_in_its_first_half() -> None:
-    done = 1 - sigmas_for(LEVELS, "linear_quadratic", 10) / LEVELS.most
+    done = 1 - sigmas_for(LEVELS, "linear_quadratic", 10) / LEVELS.sigma_max
     assert torch.allclose(done[:6], torch.linspace(0, 0.025, 6), atol=1e-6)
     assert torch.allclose(done[5:].diff().diff(), done[5:].diff().diff()[0], atol=1e-5)
 
@@ -267,9 +267,9 @@ def test_denoise_keeps_the_end_of_a_longer_schedule() -> None:
 
 
 @pytest.mark.parametrize("denoise", [1.0, 0.5])
-def test_the_last_level_but_one_is_left_out_where_a_sampler_wants_it_so(denoise: float) -> None:
+def test_the_penultimate_sigma_is_discarded_where_a_sampler_wants_it_so(denoise: float) -> None:
     longer = (
         sigmas_for(LEVELS, "karras", 7) if denoise == 1 else sigmas_for(LEVELS, "karras", 13)[-8:]
     )
-    found = sigmas_for(LEVELS, "karras", 6, denoise, skips_penultimate=True)
+    found = sigmas_for(LEVELS, "karras", 6, denoise, discards_penultimate_sigma=True)
     assert torch.equal(found, torch.cat([longer[:-2], longer[-1:]]))
