@@ -37,7 +37,7 @@ from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
 from engine.diffusion.text.encoding import as_long, chunks_of, encode, encode_each
 from engine.diffusion.text.webui import Parts
-from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
+from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.errors import InputFileUnavailable
 from engine.graph import names
 from engine.graph.limits import Limits
@@ -177,24 +177,24 @@ class Context:
         adds_noise: bool = True,
         step_seed_offset: int | None = None,
     ) -> Work[tuple[Latent, Latent]]:
-        """The latent with noise of `seed` put on and taken off again along `sigmas`, and the last
-        estimate of what it would be without any.
+        """The latent after noise of `seed` was added to it and removed along `sigmas`, and the last
+        estimate of it without noise.
 
-        Progress is told in `steps`, however many levels the schedule has. `step_seed_offset`: the
-        noise on the way is of the seed that far from `seed`; None: as the engine was told.
+        Progress is reported in `steps`, whatever the number of sigmas. `step_seed_offset` is added
+        to `seed` for the noise of the steps; None takes the engine's own offset.
         """
         positive = model.sized(positive, latent.samples, negative=False)
         negative = model.sized(negative, latent.samples, negative=True)
-        progress = _Progress(self._on_steps, steps, levels=len(sigmas) - 1)
+        progress = _Progress(self._on_steps, steps, sigmas=len(sigmas) - 1)
         if step_seed_offset is None:
             step_seed_offset = self._step_seed_offset
         found = yield from trajectory(
             model,
             latent,
-            Course(sampler, sigmas),
+            SamplerSchedule(sampler, sigmas),
             guidance=Guidance(positive, negative, cfg),
-            noising=Noising(seed, adds_noise, step_seed_offset),
-            on_level=progress.reach,
+            noise_config=NoiseConfig(seed, adds_noise, step_seed_offset),
+            on_sigmas_passed=progress.pass_sigmas,
         )
         progress.end()
         return found
@@ -240,20 +240,20 @@ class Context:
 
 @dataclass(slots=True)
 class _Progress:
-    """Tells of steps as a sampler leaves the levels of its schedule behind."""
+    """Reports steps as a sampler passes the sigmas of its schedule."""
 
     on_steps: Callable[[int], None]
     steps: int
-    levels: int
+    sigmas: int
     _done: int = 0
 
-    def reach(self, level: int) -> None:
-        self._tell(level * self.steps // self.levels)
+    def pass_sigmas(self, count: int) -> None:
+        self._report(count * self.steps // self.sigmas)
 
     def end(self) -> None:
-        self._tell(self.steps)
+        self._report(self.steps)
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         if done > self._done:
             self.on_steps(done - self._done)
             self._done = done

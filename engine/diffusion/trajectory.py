@@ -1,9 +1,10 @@
-"""One latent's way from noise to picture: a sampler, and the model that answers it."""
+"""The path of one latent from noise to picture: its sampler, and the model calls that it makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
 from engine.diffusion.conditioning.placement import guides
 from engine.diffusion.denoise import Denoise
-from engine.diffusion.images.latents import Latent, noise_like
+from engine.diffusion.images.latents import Latent, Mask, noise_like
 from engine.diffusion.inpainting import fitted_mask, inpainting, shown_beside
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise import shifted, start_noise
@@ -23,30 +24,31 @@ from engine.graph import names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
-    """A sampler by its name, and the levels it goes along."""
+class SamplerSchedule:
+    """A sampler by its name, and the sigmas that it steps through."""
 
     sampler: str
     sigmas: Tensor
+    """(n,) on the CPU; they fall, or rise where the schedule was flipped."""
 
     @property
     def row(self) -> names.Sampler:
         return names.SAMPLER_OF[self.sampler]
 
-    def left_behind(self, sigma: Tensor) -> int:
-        """How many of its levels are at `sigma` or before it; they may rise, too."""
-        levels = self.sigmas[:-1]
+    def sigmas_passed(self, sigma: Tensor) -> int:
+        """The number of its sigmas, without the last, that come no later than `sigma`."""
+        sigmas = self.sigmas[:-1]
         falls = self.sigmas[0] >= self.sigmas[-1]
-        return int((levels >= sigma if falls else levels <= sigma).sum())
+        return int((sigmas >= sigma if falls else sigmas <= sigma).sum())
 
     def begins_step(self, sigma: Tensor) -> bool:
-        """Whether a step may begin at `sigma`; samplers look ahead and between levels, too."""
+        """Whether a step may begin at `sigma`. Samplers also call the model within a step."""
         return self.row.own_schedule or bool((self.sigmas[:-1] == sigma).any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guidance:
-    """What the model is asked for, and how far away from `negative` it goes."""
+    """Both conditionings of classifier-free guidance, and its scale."""
 
     positive: Conditioning
     negative: Conditioning
@@ -54,83 +56,118 @@ class Guidance:
 
 
 @dataclass(frozen=True, slots=True)
-class Noising:
-    """Which noise there is: that of the start (unless it is in the latent), that of the steps."""
+class NoiseConfig:
+    """The noise that sampling adds, at the start and in the steps."""
 
     seed: int
-    at_start: bool = True
+    adds_noise: bool = True
+    """False: the latent has its noise already."""
     step_seed_offset: int = 0
+    """What is added to `seed` for the noise of the steps."""
 
 
 def trajectory(
     model: Model,
     latent: Latent,
-    course: Course,
+    schedule: SamplerSchedule,
     *,
     guidance: Guidance,
-    noising: Noising,
-    on_level: Callable[[int], None],
+    noise_config: NoiseConfig,
+    on_sigmas_passed: Callable[[int], None],
 ) -> Work[tuple[Latent, Latent]]:
-    """The latent at the end of the course, and the last estimate of what it is without noise.
+    """The latent at the end of the schedule, and the last estimate of it without noise.
 
-    `on_level` is told how many of the levels have been left behind.
+    `on_sigmas_passed` gets the number of the schedule's sigmas that the sampler has passed.
     """
-    if len(course.sigmas) == 0:
+    if len(schedule.sigmas) == 0:
         return latent, latent
     clean = latent.samples.to(model.device) * model.latent_scale
-    noise = _noise(latent, noising).to(clean)
-    start = clean + noise * _noise_scale(course.sigmas[0], model.levels)
-    if len(course.sigmas) == 1:
+    noise = _start_noise(latent, noise_config).to(clean)
+    start = clean + noise * _noise_scale(schedule.sigmas[0], model.levels)
+    if len(schedule.sigmas) == 1:
         noised = replace(latent, samples=start / model.latent_scale)
         return noised, noised
-    positive, negative = guides(guidance.positive, guidance.negative, clean, model.levels)
-    sampling = _sampling(course, start, noising)
+    sampling = _sampling(schedule, start, noise_config)
     if latent.noise_mask is not None:
-        kept_noise = _kept_noise(course, noise, noising)
-        sampling = inpainting(sampling, fitted_mask(latent.noise_mask, clean), clean, kept_noise)
-    beside = shown_beside(latent.noise_mask, clean) if model.inpaints else None
+        mask = fitted_mask(latent.noise_mask, clean)
+        sampling = inpainting(sampling, mask, clean, _mask_noise(schedule, noise, noise_config))
+    end, x0 = yield from _sampled(
+        sampling,
+        start,
+        schedule,
+        denoise=_denoise(
+            model, latent.noise_mask, clean, guidance=guidance, both=schedule.row.asks_both
+        ),
+        on_sigmas_passed=on_sigmas_passed,
+    )
+    scale = model.latent_scale
+    return replace(latent, samples=end / scale), replace(latent, samples=x0 / scale)
+
+
+def _denoise(
+    model: Model, mask: Mask | None, clean: Tensor, *, guidance: Guidance, both: bool
+) -> Callable[[Tensor, Tensor], Denoise]:
+    """What makes the call of the model for an x and its sigma."""
+    positive, negative = guides(guidance.positive, guidance.negative, clean, model.levels)
+    return partial(
+        Denoise,
+        model,
+        positive=positive,
+        negative=negative,
+        cfg=guidance.cfg,
+        both=both,
+        beside=shown_beside(mask, clean) if model.inpaints else None,
+    )
+
+
+def _sampled(
+    sampling: Sampling,
+    start: Tensor,
+    schedule: SamplerSchedule,
+    *,
+    denoise: Callable[[Tensor, Tensor], Denoise],
+    on_sigmas_passed: Callable[[int], None],
+) -> Work[tuple[Tensor, Tensor]]:
+    """The end of `sampling`, and the last estimate of x0 at the beginning of a step.
+
+    A sampler that has nothing to do makes no estimate; `start` stands for it.
+    """
     estimate = start
     try:
         x, sigma = next(sampling)
         while True:
-            answer: Tensor = yield Denoise(
-                model,
-                x,
-                sigma,
-                positive,
-                negative,
-                guidance.cfg,
-                both=course.row.asks_both,
-                beside=beside,
-            )
-            on_level(course.left_behind(sigma))
-            if course.begins_step(sigma):
-                estimate = answer[0] if course.row.asks_both else answer
-            x, sigma = sampling.send(answer)
+            x0: Tensor = yield denoise(x, sigma)
+            on_sigmas_passed(schedule.sigmas_passed(sigma))
+            if schedule.begins_step(sigma):
+                estimate = x0[0] if schedule.row.asks_both else x0
+            x, sigma = sampling.send(x0)
     except StopIteration as stop:
-        end = replace(latent, samples=stop.value / model.latent_scale)
-        return end, replace(latent, samples=estimate / model.latent_scale)
+        return stop.value, estimate
 
 
-def _noise(latent: Latent, noising: Noising) -> Tensor:
-    if noising.at_start:
-        return start_noise(latent, noising.seed)
+def _start_noise(latent: Latent, config: NoiseConfig) -> Tensor:
+    if config.adds_noise:
+        return start_noise(latent, config.seed)
     return torch.zeros_like(latent.samples)
 
 
-def _sampling(course: Course, start: Tensor, noising: Noising) -> Sampling:
-    step_seed = shifted(noising.seed, noising.step_seed_offset)
-    return sampling_of(course.sampler, start, course.sigmas, seed=noising.seed, step_seed=step_seed)
+def _sampling(schedule: SamplerSchedule, start: Tensor, config: NoiseConfig) -> Sampling:
+    step_seed = shifted(config.seed, config.step_seed_offset)
+    return sampling_of(
+        schedule.sampler, start, schedule.sigmas, seed=config.seed, step_seed=step_seed
+    )
 
 
-def _kept_noise(course: Course, noise: Tensor, noising: Noising) -> Tensor:
-    """The noise of what a mask keeps."""
-    if course.row.own_mask_noise:
-        return noise_like(noise, shifted(noising.seed, 1)).to(noise)
+def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> Tensor:
+    """The noise of the part that a mask keeps."""
+    if schedule.row.own_mask_noise:
+        return noise_like(noise, shifted(config.seed, 1)).to(noise)
     return noise
 
 
 def _noise_scale(sigma: Tensor, levels: NoiseLevels) -> Tensor:
-    """From the model's largest sigma on, the signal counts as noise too."""
+    """The factor of the start's noise; from the model's largest sigma on, the clean latent counts
+    as noise too.
+    """
     is_largest = sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
     return (1 + sigma**2).sqrt() if is_largest else sigma

@@ -15,7 +15,7 @@ from engine.diffusion.inpainting import fitted_mask, inpainting
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise import shifted, start_noise
 from engine.diffusion.samplers.runge_kutta import euler
-from engine.diffusion.trajectory import Course, Guidance, Noising, trajectory
+from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue
 from tests.support.engine.latents import all_latents_and_images
@@ -139,10 +139,10 @@ def test_an_inpainting_model_is_shown_the_mask_and_what_is_outside(mask: Tensor 
     work = trajectory(
         Model(predictor, latent_scale=2.0),
         Latent(CLEAN, noise_mask=mask),
-        Course("euler", torch.tensor([8.0, 0.0])),
+        SamplerSchedule("euler", torch.tensor([8.0, 0.0])),
         guidance=Guidance((condition, Condition(condition.tokens)), (), 1.0),
-        noising=Noising(1),
-        on_level=lambda _: None,
+        noise_config=NoiseConfig(1),
+        on_sigmas_passed=lambda _: None,
     )
     request = next(work)
     (answer,) = type(request).run_batch([request])
