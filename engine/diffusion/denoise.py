@@ -1,4 +1,4 @@
-"""The model's estimate of a clean latent, for all rows that wait for the same weights at once."""
+"""Calls of a denoising model: all rows that wait for the same weights share them."""
 
 from __future__ import annotations
 
@@ -13,103 +13,107 @@ from torch import Tensor
 
 from engine.batcher import Request
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.conditioning.guidance import rescaled
-from engine.diffusion.conditioning.placement import Guide, Placed
+from engine.diffusion.conditioning.guidance import rescaled_cfg
+from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
 from engine.diffusion.control.control_net import Control, residuals
 from engine.diffusion.cross_attention_cache import joined
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 
-_MOST_REPEATS = 4
+_MAX_REPEATS = 4
 _SHARED_TOKENS = 4 * 77
-"""Longer prompts share calls with their like only, for they would slow the others down."""
+"""Longer prompts share calls only with prompts of their own length: they would slow down others."""
 
 
 @dataclass(slots=True, eq=False)
 class Denoise(Request):
-    """One sampler's question: x0 of `x` (batch, 4, h, w) at `sigma`, guided by `cfg`.
+    """One model call of a sampler: x0 of `x` (batch, 4, h, w) at `sigma`, guided by `cfg`.
 
-    Every condition of both halves of the guidance is a row of the same call; a `cfg` of exactly 1
-    has the positive half only. `both`: the answer is (2, batch, 4, h, w), x0 and what it would be
-    under the negative half alone. `beside`: channels (batch, n, h, w) that are shown with x.
+    Every condition of `cond` and `uncond` is a row of the same UNet call. A `cfg` of exactly 1
+    leaves `uncond` out, unless the sampler needs it.
     """
 
     model: Model
     x: Tensor
     sigma: Tensor
-    positive: Guide
-    negative: Guide
+    cond: PlacedConditioning
+    uncond: PlacedConditioning
     cfg: float
-    both: bool = False
-    beside: Tensor | None = None
+    needs_uncond: bool = False
+    """The result is (2, batch, 4, h, w): the guided x0, and the x0 of `uncond` alone."""
+    concat_latent: Tensor | None = None
+    """(batch, n, h, w): channels that the UNet of an inpainting model gets after those of x."""
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
-        return len(self.x) * sum(len(half) for half in self.halves)
+        return len(self.x) * sum(len(each) for each in self.conditionings)
 
     @property
     def key(self) -> Hashable:
-        lengths = (each.condition.tokens.shape[1] for half in self.halves for each in half)
-        longest = max(lengths, default=0)
+        conditions = (each.condition for one in self.conditionings for each in one)
+        longest = max((each.tokens.shape[1] for each in conditions), default=0)
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         return "denoise", id(model.unet), id(model.levels), model.prediction, self.x.shape[1:], own
 
     @property
-    def halves(self) -> tuple[Guide, ...]:
-        """What counts at this level."""
+    def conditionings(self) -> tuple[PlacedConditioning, ...]:
+        """The conditions that apply at `sigma`: those of `cond`, then of `uncond` if it is used."""
         sigma = float(self.sigma)
-        is_guided = self.cfg != 1.0 or self.both
-        halves = (self.positive, self.negative) if is_guided else (self.positive,)
-        return tuple(tuple(each for each in half if each.counts_at(sigma)) for half in halves)
+        uses_uncond = self.cfg != 1.0 or self.needs_uncond
+        used = (self.cond, self.uncond) if uses_uncond else (self.cond,)
+        return tuple(tuple(each for each in one if each.applies_at(sigma)) for one in used)
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """The answer to every request."""
+        """The x0 of every request."""
         with memory_checked():
-            asked = [[request._rows(half) for half in request.halves] for request in requests]
-            rows = [row for halves in asked for half in halves for row in half]
-            answers = iter(_predict(requests[0].model, rows))
+            batches = [
+                [request._rows(each) for each in request.conditionings] for request in requests
+            ]
+            rows = [row for batch in batches for conditioning in batch for row in conditioning]
+            x0s = iter(_predict(requests[0].model, rows))
             return [
-                request._guide([request._mean(half, answers) for half in halves])
-                for request, halves in zip(requests, asked, strict=True)
+                request._guided([request._mean(each, x0s) for each in batch])
+                for request, batch in zip(requests, batches, strict=True)
             ]
 
-    def _rows(self, half: Guide) -> list[_Row]:
-        return [_Row(self, each) for each in half]
+    def _rows(self, conditioning: PlacedConditioning) -> list[_Row]:
+        return [_Row(self, each) for each in conditioning]
 
-    def _mean(self, rows: Sequence[_Row], answers: Iterator[Tensor]) -> Tensor:
-        """x0 under one half of the guidance: the weighted mean of those of its conditions."""
+    def _mean(self, rows: Sequence[_Row], x0s: Iterator[Tensor]) -> Tensor:
+        """x0 of one conditioning: the weighted mean of the x0s of its conditions."""
         if len(rows) == 1 and rows[0].placed.weight is None:
-            return next(answers)
+            return next(x0s)
         total, weights = torch.zeros_like(self.x), torch.full_like(self.x, _NO_WEIGHT)
         for row in rows:
             weight = 1.0 if row.placed.weight is None else row.placed.weight
-            row.placed.window(total).add_(next(answers) * weight)
+            row.placed.window(total).add_(next(x0s) * weight)
             row.placed.window(weights).add_(weight)
         return total / weights
 
-    def _guide(self, halves: Sequence[Tensor]) -> Tensor:
-        if len(halves) == 1:
-            return halves[0]
-        conditional, unconditional = halves
-        x0 = unconditional + (conditional - unconditional) * self.cfg
-        if self.model.rescaled:
-            x0 = rescaled(x0, conditional, (self.x, self.sigma), self.model.rescaled)
-        return torch.stack([x0, unconditional]) if self.both else x0
+    def _guided(self, x0s: Sequence[Tensor]) -> Tensor:
+        """Classifier-free guidance: Ho and Salimans 2022 (arXiv:2207.12598)."""
+        if len(x0s) == 1:
+            return x0s[0]
+        x0_cond, x0_uncond = x0s
+        x0 = x0_uncond + (x0_cond - x0_uncond) * self.cfg
+        if phi := self.model.guidance_rescale:
+            x0 = rescaled_cfg(x0, x0_cond, x=self.x, sigma=self.sigma, phi=phi)
+        return torch.stack([x0, x0_uncond]) if self.needs_uncond else x0
 
 
 _NO_WEIGHT = 1e-37
-"""Where no condition counts, the estimate is 0 and not 0 / 0."""
+"""Where no condition applies, x0 is 0 and not 0 / 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A latent (or a batch of them, or a window of it) with one noise level and one condition."""
+    """A batch of latents, or a window of it, with one sigma and one condition."""
 
     request: Denoise
-    placed: Placed
+    placed: PlacedCondition
 
     @property
     def x(self) -> Tensor:
@@ -120,9 +124,9 @@ class _Row:
         return self.request.sigma
 
     @property
-    def beside(self) -> Tensor | None:
-        beside = self.request.beside
-        return None if beside is None else self.placed.window(beside)
+    def concat_latent(self) -> Tensor | None:
+        whole = self.request.concat_latent
+        return None if whole is None else self.placed.window(whole)
 
     @property
     def condition(self) -> Condition:
@@ -133,24 +137,24 @@ class _Row:
         return self.condition.tokens.shape[1]
 
     def controls(self, levels: NoiseLevels) -> list[Control]:
-        """The ControlNets that count now."""
+        """The ControlNets that apply at its sigma."""
         sigma = float(self.sigma)
-        return [each for each in self.condition.controls if each.counts_at(sigma, levels)]
+        return [each for each in self.condition.controls if each.applies_at(sigma, levels)]
 
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
-    """x0 of each row, in as few calls as their sizes and the lengths of their texts allow."""
+    """x0 of each row, in as few UNet calls as the sizes and the lengths of the texts allow."""
     found: dict[int, Tensor] = {}
     for places, length in _calls(rows):
-        answers = _call(model, [rows[place] for place in places], length)
-        found.update(zip(places, answers, strict=True))
+        x0s = _call(model, [rows[place] for place in places], length)
+        found.update(zip(places, x0s, strict=True))
     return [found[place] for place in range(len(rows))]
 
 
 def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
-    """The places of rows that share a call, and the length that their texts are brought to.
+    """The indices of rows that share a call, and the length to which their texts are repeated.
 
-    Texts of unlike length share one unless that would blow it up.
+    Texts of different lengths share a call unless it would become too large.
     """
     by_size: defaultdict[Hashable, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
@@ -158,7 +162,7 @@ def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
     for places in by_size.values():
         lengths = {rows[place].length for place in places}
         common = math.lcm(*lengths)
-        if common <= _MOST_REPEATS * min(lengths):
+        if common <= _MAX_REPEATS * min(lengths):
             yield places, common
             continue
         for length in lengths:
@@ -166,20 +170,22 @@ def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
 
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
-    """One UNet call."""
+    """x0 of each row, from one UNet call."""
     sizes = [len(row.x) for row in rows]
     x = torch.cat([row.x for row in rows])
-    levels = torch.cat([row.sigma.expand(size) for row, size in zip(rows, sizes, strict=True)])
-    timesteps = model.levels.timestep_of(levels).to(model.device)
-    sigma = levels.to(model.device)[:, None, None, None]
-    shown = model.scaled(x, sigma).to(model.dtype)
+    sigmas = torch.cat([row.sigma.expand(size) for row, size in zip(rows, sizes, strict=True)])
+    timesteps = model.levels.timestep_of(sigmas).to(model.device)
+    sigma = sigmas.to(model.device)[:, None, None, None]
+    model_input = model.scaled_input(x, sigma).to(model.dtype)
     join = model.unet.kept_texts.joined if hasattr(model.unet, "kept_texts") else joined
     tokens = join([row.condition.tokens for row in rows], sizes, length).to(model.dtype)
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
     controls = [row.controls(model.levels) for row in rows]
-    inputs |= residuals(controls, sizes, x=shown, timesteps=timesteps, tokens=tokens, inputs=inputs)
-    # The weights are the same, so that all rows have such channels or none has.
-    if beside := [row.beside for row in rows if row.beside is not None]:
-        shown = torch.cat([shown, torch.cat(beside).to(model.dtype)], dim=1)
-    output = model.unet(shown, timesteps, tokens, return_dict=False, **inputs)[0].float()
+    inputs |= residuals(
+        controls, sizes, x=model_input, timesteps=timesteps, tokens=tokens, inputs=inputs
+    )
+    # All rows share the weights, so either each of them has such channels or none has.
+    if extra := [row.concat_latent for row in rows if row.concat_latent is not None]:
+        model_input = torch.cat([model_input, torch.cat(extra).to(model.dtype)], dim=1)
+    output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
     return list(model.denoised(x, output, sigma).split(sizes))

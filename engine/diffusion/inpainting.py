@@ -1,4 +1,4 @@
-"""Denoising a part of a latent while the rest stays as it is."""
+"""Inpainting: a part of a latent is denoised, the rest stays as it is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.nn import functional
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
-"""What the VAE of Stable Diffusion 1 makes of a grey image, scaled, in each channel."""
+"""Each channel of the scaled latent that the VAE of Stable Diffusion 1 makes of a grey image."""
 
 
 def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """(batch, 1, height, width) of a mask of any size, for the latent `like` (batch, 4, h, w).
+    """The mask as (batch, 1, h, w), scaled to the size of the latent `like` (batch, 4, h, w).
 
-    Masks are repeated where there are fewer than latents.
+    Masks are repeated where there are fewer masks than latents.
     """
     planes = mask.reshape(-1, 1, *mask.shape[-2:]).to(like)
     if planes.shape[2:] != like.shape[2:]:
@@ -24,11 +24,11 @@ def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
     return planes.repeat(repeats, 1, 1, 1)[: len(like)]
 
 
-def shown_beside(mask: Tensor | None, clean: Tensor) -> Tensor:
-    """(batch, 5, height, width): what checkpoints made for inpainting see beside the noisy latent.
+def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
+    """(batch, 5, h, w): the channels that an inpainting model gets after those of the noisy latent.
 
-    1 where to paint, and the latent that surrounds it: Rombach et al. 2022 (arXiv:2112.10752),
-    section 4.5. Without a mask there is nothing to keep, and what surrounds it is grey.
+    The mask is 1 where the model paints; the four channels of the clean latent follow. Rombach et
+    al. 2022 (arXiv:2112.10752), section 4.5. Without a mask the model paints everywhere, on grey.
     """
     if mask is None:
         grey = torch.tensor(_GREY, device=clean.device, dtype=clean.dtype)[:, None, None]
@@ -37,10 +37,10 @@ def shown_beside(mask: Tensor | None, clean: Tensor) -> Tensor:
 
 
 def inpainting(sampling: Sampling, mask: Tensor, clean: Tensor, noise: Tensor) -> Sampling:
-    """`sampling` where `mask` is 1; where it is 0 it sees `clean` with its noise, and keeps it.
+    """`sampling` that changes the latent where `mask` is 1, and keeps `clean` where it is 0.
 
-    Replacement of the known region: Lugmayr et al. 2022 (arXiv:2201.09865), equation 8, once a
-    step, with the same noise throughout.
+    There the model gets `clean` with `noise` of the current sigma: the replacement of Lugmayr et
+    al. 2022 (arXiv:2201.09865), equation 8, once in each call, with the same noise each time.
     """
     kept = 1 - mask
     try:
@@ -49,5 +49,5 @@ def inpainting(sampling: Sampling, mask: Tensor, clean: Tensor, noise: Tensor) -
             x0 = yield x * mask + (clean + noise * sigma) * kept, sigma
             x, sigma = sampling.send(x0 * mask + clean * kept)
     except StopIteration as stop:
-        found: Tensor = stop.value
-        return found
+        end: Tensor = stop.value
+        return end

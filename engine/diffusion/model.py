@@ -17,10 +17,10 @@ from engine.graph.families import Family
 Prediction: TypeAlias = Literal[
     "epsilon", "v_prediction", "sample", "consistency", "image_to_image"
 ]
-"""What the network was trained to give, by diffusers' names.
+"""What the network was trained to predict, by diffusers' names.
 
-consistency: noise, as a latent consistency model gives it. image_to_image: x0, of a latent that
-it is shown as it is.
+consistency: the noise, as a latent consistency model predicts it. image_to_image: x0, of an input
+that is not scaled.
 """
 
 _INPAINTING_CHANNELS = 9
@@ -34,10 +34,10 @@ _ASPIRED, _AVOIDED = 6.0, 2.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A UNet, the noise levels it knows, and what its latents are multiplied with.
+    """A UNet, the noise levels that it was trained on, and the scale of its latents.
 
-    Another one of the same weights is made by `dataclasses.replace`. Models that share `unet` share
-    its calls where `levels` and `prediction` are the same too.
+    `dataclasses.replace` makes another model of the same weights. Models that share `unet` share
+    UNet calls where `levels` and `prediction` are the same too.
     """
 
     unet: Any
@@ -45,8 +45,8 @@ class Model:
     levels: NoiseLevels = STABLE_DIFFUSION
     prediction: Prediction = "epsilon"
     family: Family = Family.SD1
-    rescaled: float = 0.0
-    """How much of what guidance adds to the contrast is taken back: `guidance.rescaled`."""
+    guidance_rescale: float = 0.0
+    """The phi of `guidance.rescaled_cfg`; 0 leaves the guidance as it is."""
 
     @property
     def device(self) -> torch.device:
@@ -54,7 +54,7 @@ class Model:
 
     @property
     def inpaints(self) -> bool:
-        """Whether it is shown a mask and the latent outside of it beside the noisy latent."""
+        """Whether it is made for inpainting: see `inpainting.concat_latent`."""
         return bool(self.unet.config.in_channels == _INPAINTING_CHANNELS)
 
     @property
@@ -63,18 +63,18 @@ class Model:
 
     @property
     def _weight(self) -> Tensor:
-        """The first. What diffusers answers for a whole model takes it a millisecond."""
+        """The first weight. The properties of diffusers look at all weights: a millisecond."""
         weight: Tensor = next(self.unet.parameters())
         return weight
 
-    def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """What the network is shown, of unit variance."""
+    def scaled_input(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """The network's input, of unit variance."""
         if self.prediction == "image_to_image":
             return x
         return x / (sigma**2 + 1).sqrt()
 
     def denoised(self, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-        """x0 from the network's answer: Salimans and Ho 2022 (arXiv:2202.00512), appendix D."""
+        """x0 from the network's output: Salimans and Ho 2022 (arXiv:2202.00512), appendix D."""
         match self.prediction:
             case "epsilon":
                 return x - sigma * output
@@ -86,7 +86,7 @@ class Model:
                 return self._consistent(x, x - sigma * output, sigma)
 
     def _consistent(self, x: Tensor, x0: Tensor, sigma: Tensor) -> Tensor:
-        """Luo et al. 2023 (arXiv:2310.04378), section 4.1: at time 0 it is x itself."""
+        """Luo et al. 2023 (arXiv:2310.04378), section 4.1: at time 0, x0 is x itself."""
         timestep = self.levels.timestep_of(sigma.flatten().cpu()).to(sigma).view(sigma.shape)
         time = timestep * _TIMESTEP_SCALE
         spread = time**2 + _SIGMA_DATA**2

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
-from engine.diffusion.conditioning.placement import guides
+from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.images.latents import Latent, Mask, noise_like
-from engine.diffusion.inpainting import fitted_mask, inpainting, shown_beside
+from engine.diffusion.inpainting import concat_latent, fitted_mask, inpainting
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise import shifted, start_noise
 from engine.diffusion.samplers.noise_levels import NoiseLevels
@@ -96,7 +96,11 @@ def trajectory(
         start,
         schedule,
         denoise=_denoise(
-            model, latent.noise_mask, clean, guidance=guidance, both=schedule.row.asks_both
+            model,
+            latent.noise_mask,
+            clean,
+            guidance=guidance,
+            needs_uncond=schedule.row.needs_uncond,
         ),
         on_sigmas_passed=on_sigmas_passed,
     )
@@ -105,18 +109,18 @@ def trajectory(
 
 
 def _denoise(
-    model: Model, mask: Mask | None, clean: Tensor, *, guidance: Guidance, both: bool
+    model: Model, mask: Mask | None, clean: Tensor, *, guidance: Guidance, needs_uncond: bool
 ) -> Callable[[Tensor, Tensor], Denoise]:
     """What makes the call of the model for an x and its sigma."""
-    positive, negative = guides(guidance.positive, guidance.negative, clean, model.levels)
+    cond, uncond = placed_conditionings(guidance.positive, guidance.negative, clean, model.levels)
     return partial(
         Denoise,
         model,
-        positive=positive,
-        negative=negative,
+        cond=cond,
+        uncond=uncond,
         cfg=guidance.cfg,
-        both=both,
-        beside=shown_beside(mask, clean) if model.inpaints else None,
+        needs_uncond=needs_uncond,
+        concat_latent=concat_latent(mask, clean) if model.inpaints else None,
     )
 
 
@@ -139,7 +143,7 @@ def _sampled(
             x0: Tensor = yield denoise(x, sigma)
             on_sigmas_passed(schedule.sigmas_passed(sigma))
             if schedule.begins_step(sigma):
-                estimate = x0[0] if schedule.row.asks_both else x0
+                estimate = x0[0] if schedule.row.needs_uncond else x0
             x, sigma = sampling.send(x0)
     except StopIteration as stop:
         return stop.value, estimate

@@ -27,9 +27,9 @@ class Sampler:
 
     `noise` is what the sampler adds on its way: independent draws, or increments of one Brownian
     path. `discards_penultimate_sigma`: its schedules leave out their last sigma above 0.
-    `own_schedule`: it chooses its own sigmas between the ends of a schedule. `own_mask_noise`: what
-    a noise mask keeps is noised by another draw than that of the start. `asks_both`: it is answered
-    x0 and the x0 of the negative conditioning alone.
+    `own_schedule`: it chooses its own sigmas between the ends of a schedule. `own_mask_noise`: the
+    part that a noise mask keeps gets other noise than the start. `needs_uncond`: it needs the
+    unconditional x0 beside the guided one.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Sampler:
     discards_penultimate_sigma: bool = False
     own_schedule: bool = False
     own_mask_noise: bool = False
-    asks_both: bool = False
+    needs_uncond: bool = False
 
 
 SCHEDULERS = (
@@ -59,8 +59,8 @@ SAMPLERS = (
     Sampler(
         "euler_ancestral", "Euler a", aliases=("k_euler_a", "k_euler_ancestral"), noise="fresh"
     ),
-    Sampler("euler_cfg_pp", "Euler CFG++", asks_both=True),
-    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="fresh", asks_both=True),
+    Sampler("euler_cfg_pp", "Euler CFG++", needs_uncond=True),
+    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="fresh", needs_uncond=True),
     Sampler("heun", "Heun", aliases=("k_heun",)),
     Sampler("heunpp2", "Heun++ 2"),
     Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), discards_penultimate_sigma=True),
@@ -79,11 +79,11 @@ SAMPLERS = (
     ),
     Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="fresh"),
     Sampler(
-        "dpmpp_2s_ancestral_cfg_pp", "DPM++ 2S a CFG++", "karras", noise="fresh", asks_both=True
+        "dpmpp_2s_ancestral_cfg_pp", "DPM++ 2S a CFG++", "karras", noise="fresh", needs_uncond=True
     ),
     Sampler("dpmpp_sde", "DPM++ SDE", "karras", ("k_dpmpp_sde", "dpmpp_sde_gpu"), "brownian"),
     Sampler("dpmpp_2m", "DPM++ 2M", "karras", ("k_dpmpp_2m",)),
-    Sampler("dpmpp_2m_cfg_pp", "DPM++ 2M CFG++", "karras", asks_both=True),
+    Sampler("dpmpp_2m_cfg_pp", "DPM++ 2M CFG++", "karras", needs_uncond=True),
     Sampler(
         "dpmpp_2m_sde",
         "DPM++ 2M SDE",
@@ -114,13 +114,13 @@ SAMPLERS = (
     Sampler("uni_pc", "UniPC", discards_penultimate_sigma=True),
     Sampler("uni_pc_bh2", "UniPC BH2", discards_penultimate_sigma=True),
     Sampler("res_multistep", "RES Multistep"),
-    Sampler("res_multistep_cfg_pp", "RES Multistep CFG++", asks_both=True),
+    Sampler("res_multistep_cfg_pp", "RES Multistep CFG++", needs_uncond=True),
     Sampler("res_multistep_ancestral", "RES Multistep a", noise="fresh"),
     Sampler(
-        "res_multistep_ancestral_cfg_pp", "RES Multistep a CFG++", noise="fresh", asks_both=True
+        "res_multistep_ancestral_cfg_pp", "RES Multistep a CFG++", noise="fresh", needs_uncond=True
     ),
     Sampler("gradient_estimation", "Gradient Estimation"),
-    Sampler("gradient_estimation_cfg_pp", "Gradient Estimation CFG++", asks_both=True),
+    Sampler("gradient_estimation_cfg_pp", "Gradient Estimation CFG++", needs_uncond=True),
     Sampler("er_sde", "ER SDE", noise="fresh"),
     Sampler("seeds_2", "SEEDS 2", noise="fresh"),
     Sampler("seeds_3", "SEEDS 3", noise="fresh"),

@@ -52,12 +52,14 @@ def control_net_apply(
     image: Images,
     strength: float,
 ) -> tuple[Conditioning]:
-    """Lets a picture guide both halves of the guidance all the way."""
+    """Lets a picture guide both conditionings in all steps."""
     from engine.diffusion.control.control_net import Control, controlled
 
     if strength == 0:
         return (conditioning,)
-    return (controlled(conditioning, Control(control_net, image, strength, guides_both=True)),)
+    return (
+        controlled(conditioning, Control(control_net, image, strength, applies_to_uncond=True)),
+    )
 
 
 @node(

@@ -69,7 +69,7 @@ def free_u_v2(
     inputs={
         "model": Link("MODEL"),
         "sampling": Choice(tuple(_PREDICTIONS), tooltip="What the model was trained to predict."),
-        "zsnr": Boolean(False, tooltip="Its noise goes up to where nothing of the image is left."),
+        "zsnr": Boolean(False, tooltip="Rescales the noise levels to a zero terminal SNR."),
     },
     outputs=("MODEL",),
     category="advanced/model",
@@ -77,7 +77,7 @@ def free_u_v2(
 def model_sampling_discrete(
     context: Context, model: Model, sampling: str, zsnr: bool
 ) -> tuple[Model]:
-    """Says what the model predicts and which noise it was trained on."""
+    """Sets what the model predicts and which noise levels it was trained on."""
     from engine.diffusion.samplers.noise_levels import stable_diffusion
 
     prediction = _PREDICTIONS[sampling]
@@ -89,11 +89,13 @@ def model_sampling_discrete(
     "RescaleCFG",
     inputs={
         "model": Link("MODEL"),
-        "multiplier": Float(0.7, min=0.0, max=1.0, tooltip="How much of it is taken back."),
+        "multiplier": Float(
+            0.7, min=0.0, max=1.0, tooltip="How much of the added contrast is removed."
+        ),
     },
     outputs=("MODEL",),
     category="advanced/model",
 )
 def rescale_cfg(context: Context, model: Model, multiplier: float) -> tuple[Model]:
-    """Takes back what a high cfg adds to the contrast."""
-    return (replace(model, rescaled=multiplier),)
+    """Reduces the contrast that a high cfg adds."""
+    return (replace(model, guidance_rescale=multiplier),)

@@ -1,1 +1,1 @@
-"""What guides the denoising, where it counts, and how its answers are joined."""
+"""Conditionings: encoded texts, where they apply, and guidance."""

@@ -23,7 +23,7 @@ _LEAST_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class PlacedCondition:
     """A condition on latents of a known size."""
 
     condition: Condition
@@ -33,7 +33,7 @@ class Placed:
     """(batch or 1, 1, height, width) of the area; None: 1 everywhere."""
     sigmas: tuple[float, float]
 
-    def counts_at(self, sigma: float) -> bool:
+    def applies_at(self, sigma: float) -> bool:
         most, least = self.sigmas
         return least <= sigma <= most
 
@@ -42,32 +42,32 @@ class Placed:
         return whole if self.area is None else _window(whole, self.area)
 
 
-Guide: TypeAlias = tuple[Placed, ...]
+PlacedConditioning: TypeAlias = tuple[PlacedCondition, ...]
 """A conditioning on latents of a known size."""
 
 
-def guides(
+def placed_conditionings(
     positive: Conditioning, negative: Conditioning, like: Tensor, levels: NoiseLevels
-) -> tuple[Guide, Guide]:
-    """Both conditionings on the latent `like` (batch, 4, height, width).
+) -> tuple[PlacedConditioning, PlacedConditioning]:
+    """Both conditionings on the latent `like` (batch, 4, h, w): cond and uncond.
 
-    Wherever one half has an area the other gets its own answer for it, so that guidance compares
-    what was seen through the same window. Raises ValueError for an area outside of the latent.
+    For each area of one of them, the other gets a condition for the same area, so that guidance
+    compares estimates of the same window. Raises ValueError for an area outside of the latent.
     """
     negative = with_shared_controls(positive, negative)
-    ours = [_placed(each, like, levels) for each in positive]
-    theirs = [_placed(each, like, levels) for each in negative]
-    _add_counterparts(ours, theirs)
-    _add_counterparts(theirs, ours)
-    return tuple(ours), tuple(theirs)
+    cond = [_placed(each, like, levels) for each in positive]
+    uncond = [_placed(each, like, levels) for each in negative]
+    _add_counterparts(cond, uncond)
+    _add_counterparts(uncond, cond)
+    return tuple(cond), tuple(uncond)
 
 
-def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> Placed:
+def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> PlacedCondition:
     mask = None if condition.mask is None else fitted_mask(condition.mask, like)
     area = _area_of(condition, mask, like)
     start, end = condition.shares
     most, least = condition.sigmas
-    return Placed(
+    return PlacedCondition(
         condition,
         area,
         _weight(condition, mask, area, like),
@@ -137,8 +137,8 @@ def _window(whole: Tensor, area: Area) -> Tensor:
     return whole[..., area.y : area.y + area.height, area.x : area.x + area.width]
 
 
-def _add_counterparts(ones: Sequence[Placed], others: list[Placed]) -> None:
-    """For each area on one side, the text on the other side that covers it most closely."""
+def _add_counterparts(ones: Sequence[PlacedCondition], others: list[PlacedCondition]) -> None:
+    """For each area of `ones`, adds the text of `others` that covers it most closely."""
     for one in list(ones):
         covering = [other for other in others if _covers(other.area, one.area)]
         if one.area is None or not covering:

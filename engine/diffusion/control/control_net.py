@@ -30,11 +30,11 @@ class Control:
     strength: float
     shares: tuple[float, float] = (0.0, 1.0)
     """From which share of the way to which it counts."""
-    guides_both: bool = False
-    """It acts on the other half of the guidance too, where that has no ControlNet of its own."""
+    applies_to_uncond: bool = False
+    """It applies to the negative conditioning too, unless that has a ControlNet of its own."""
     _sized: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def counts_at(self, sigma: float, levels: NoiseLevels) -> bool:
+    def applies_at(self, sigma: float, levels: NoiseLevels) -> bool:
         start, end = self.shares
         return levels.percent_to_sigma(end) <= sigma <= levels.percent_to_sigma(start)
 
@@ -56,7 +56,7 @@ def controlled(conditioning: Conditioning, control: Control) -> Conditioning:
 
 
 def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Conditioning:
-    """The negative with those ControlNets of the positive that are to guide both, as in ComfyUI.
+    """The negative with those ControlNets of the positive that apply to both, as in ComfyUI.
 
     Areas are left out of it, and a negative with a ControlNet of its own is left as it is.
     """
@@ -64,7 +64,7 @@ def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Cond
     shared = [
         each.controls
         for each in positive
-        if _is_whole(each) and each.controls and each.controls[-1].guides_both
+        if _is_whole(each) and each.controls and each.controls[-1].applies_to_uncond
     ]
     if not places or any(negative[place].controls for place in places):
         return negative

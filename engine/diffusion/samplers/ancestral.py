@@ -33,9 +33,9 @@ def euler_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
 def euler_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     """`euler_cfg_pp` (arXiv:2406.08070) down to the level that ancestral sampling asks for."""
     for sigma, sigma_next in pairwise(sigmas):
-        x0, unguided = yield x, sigma
+        x0, x0_uncond = yield x, sigma
         down, up = down_and_up(sigma, sigma_next)
-        x = x0 + (x - unguided) / sigma * down
+        x = x0 + (x - x0_uncond) / sigma * down
         if sigma_next > 0:
             x = x + noise(sigma, sigma_next) * up
     return x
@@ -60,27 +60,27 @@ def dpm_2_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
 
 def dpmpp_2s_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     """DPM-Solver++(2S): Lu et al. 2022 (arXiv:2211.01095), algorithm 1, r = 1/2, ancestral."""
-    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise, is_plus_plus=False))
+    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise, cfg_pp=False))
 
 
 def dpmpp_2s_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """`dpmpp_2s_ancestral` with CFG++ (arXiv:2406.08070): the noise of x is the unguided one."""
-    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise, is_plus_plus=True))
+    """`dpmpp_2s_ancestral` with CFG++ (arXiv:2406.08070): x keeps the unconditional noise."""
+    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise, cfg_pp=True))
 
 
-def _dpmpp_2s_ancestral(x: Tensor, sigmas: Tensor, noise: Noise, *, is_plus_plus: bool) -> Sampling:
+def _dpmpp_2s_ancestral(x: Tensor, sigmas: Tensor, noise: Noise, *, cfg_pp: bool) -> Sampling:
     for sigma, sigma_next in pairwise(sigmas):
-        answer = yield x, sigma
-        x0, unguided = answer if is_plus_plus else (answer, answer)
+        denoised = yield x, sigma
+        x0, x0_uncond = denoised if cfg_pp else (denoised, denoised)
         down, up = down_and_up(sigma, sigma_next)
         if down > 0:
             h = sigma.log() - down.log()
             middle = (sigma.log() - h / 2).exp()
-            x_middle = middle / sigma * (x + (x0 - unguided)) - (-h / 2).expm1() * x0
-            answer = yield x_middle, middle
-            x0_middle, unguided = answer if is_plus_plus else (answer, x0)
-            # ComfyUI, too, takes the newer unguided one here.
-            x = down / sigma * (x + (x0 - unguided)) - (-h).expm1() * x0_middle
+            x_middle = middle / sigma * (x + (x0 - x0_uncond)) - (-h / 2).expm1() * x0
+            denoised = yield x_middle, middle
+            x0_middle, x0_uncond = denoised if cfg_pp else (denoised, x0)
+            # ComfyUI takes the newer unconditional x0 here, too.
+            x = down / sigma * (x + (x0 - x0_uncond)) - (-h).expm1() * x0_middle
         else:
             x = x0
         if sigma_next > 0:

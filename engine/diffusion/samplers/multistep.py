@@ -46,16 +46,16 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def dpmpp_2m_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
-    """`dpmpp_2m` with CFG++ (arXiv:2406.08070): the unguided x0 says what of x is noise."""
+    """`dpmpp_2m` with CFG++ (arXiv:2406.08070): x keeps the unconditional noise."""
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
-        x0, unguided = yield x, sigma
+        x0, x0_uncond = yield x, sigma
         h = sigma.log() - sigma_next.log()
-        x = x0 + (-h).exp() * (x - unguided)
+        x = x0 + (-h).exp() * (x - x0_uncond)
         if previous is not None and h_previous is not None and sigma_next > 0:
             x = x - (-h).expm1() * h / h_previous / 2 * (x0 - previous)
-        previous, h_previous = unguided, h
+        previous, h_previous = x0_uncond, h
     return x
 
 
@@ -66,7 +66,7 @@ def res_multistep(x: Tensor, sigmas: Tensor) -> Sampling:
 
 def res_multistep_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
     """`res_multistep` with CFG++ (arXiv:2406.08070)."""
-    return (yield from _res_multistep(x, sigmas, is_plus_plus=True))
+    return (yield from _res_multistep(x, sigmas, cfg_pp=True))
 
 
 def res_multistep_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
@@ -76,47 +76,47 @@ def res_multistep_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling
 
 def res_multistep_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
     """The same with CFG++."""
-    return (yield from _res_multistep(x, sigmas, noise, is_plus_plus=True))
+    return (yield from _res_multistep(x, sigmas, noise, cfg_pp=True))
 
 
 def _res_multistep(
-    x: Tensor, sigmas: Tensor, noise: Noise | None = None, *, is_plus_plus: bool = False
+    x: Tensor, sigmas: Tensor, noise: Noise | None = None, *, cfg_pp: bool = False
 ) -> Sampling:
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
-        answer = yield x, sigma
-        x0, unguided = answer if is_plus_plus else (answer, answer)
+        denoised = yield x, sigma
+        x0, x0_uncond = denoised if cfg_pp else (denoised, denoised)
         down, up = (sigma_next, 0) if noise is None else down_and_up(sigma, sigma_next)
         h = sigma.log() - down.log()
         if previous is None or h_previous is None or down == 0:
-            x = x0 + (x - unguided) / sigma * down
+            x = x0 + (x - x0_uncond) / sigma * down
         else:
-            x = (-h).exp() * (x + (x0 - unguided)) - (-h).expm1() * unguided
+            x = (-h).exp() * (x + (x0 - x0_uncond)) - (-h).expm1() * x0_uncond
             h_phi_2 = (-h).expm1() / h + 1
-            x = x + h_phi_2 * h / h_previous * (unguided - previous)
+            x = x + h_phi_2 * h / h_previous * (x0_uncond - previous)
         if noise is not None and sigma_next > 0:
             x = x + noise(sigma, sigma_next) * up
-        previous, h_previous = unguided, h
+        previous, h_previous = x0_uncond, h
     return x
 
 
 def gradient_estimation(x: Tensor, sigmas: Tensor) -> Sampling:
     """Permenter and Yuan 2023 (arXiv:2306.04848), gamma = 2."""
-    return (yield from _gradient_estimation(x, sigmas, is_plus_plus=False))
+    return (yield from _gradient_estimation(x, sigmas, cfg_pp=False))
 
 
 def gradient_estimation_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
     """`gradient_estimation` with CFG++ (arXiv:2406.08070)."""
-    return (yield from _gradient_estimation(x, sigmas, is_plus_plus=True))
+    return (yield from _gradient_estimation(x, sigmas, cfg_pp=True))
 
 
-def _gradient_estimation(x: Tensor, sigmas: Tensor, *, is_plus_plus: bool) -> Sampling:
+def _gradient_estimation(x: Tensor, sigmas: Tensor, *, cfg_pp: bool) -> Sampling:
     previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
-        answer = yield x, sigma
-        x0, unguided = answer if is_plus_plus else (answer, answer)
-        d = (x - unguided) / sigma
+        denoised = yield x, sigma
+        x0, x0_uncond = denoised if cfg_pp else (denoised, denoised)
+        d = (x - x0_uncond) / sigma
         x = x0 + d * sigma_next
         if previous is not None and sigma_next > 0:
             x = x + (_GAMMA - 1) * (d - previous) * (sigma_next - sigma)

@@ -1,11 +1,11 @@
-"""Samplers: each a generator that asks for the denoised latent and takes one step with it.
+"""Samplers are generators: they yield x and sigma, get x0, and take a step with it.
 
     x0 = yield x, sigma
 
 `x` is (batch, channels, height, width), `sigma` a scalar, `x0` the model's estimate of the clean
-latent. `sigmas` falls to 0; the return value is the latent at its end. The engine answers what many
-samplers ask with one call of the model. Those of CFG++ are answered (2, batch, ...): x0, and x0
-without guidance. Here: the deterministic ones that remember no past step.
+latent. `sigmas` falls to 0; the return value is the latent at its end. The engine runs the model
+once for many samplers. Those of CFG++ get (2, batch, ...): x0, and the unconditional x0. Here are
+the deterministic samplers that use no past step.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def euler(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def euler_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
-    """CFG++: Chung et al. 2024 (arXiv:2406.08070), algorithm 2: the noise is the unguided one."""
+    """CFG++: Chung et al. 2024 (arXiv:2406.08070), algorithm 2, with the unconditional noise."""
     for sigma, sigma_next in pairwise(sigmas):
-        x0, unguided = yield x, sigma
-        x = x0 + (x - unguided) / sigma * sigma_next
+        x0, x0_uncond = yield x, sigma
+        x = x0 + (x - x0_uncond) / sigma * sigma_next
     return x
 
 

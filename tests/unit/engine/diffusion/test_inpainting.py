@@ -38,7 +38,7 @@ def test_a_mask_of_any_size_is_fitted_to_the_latents() -> None:
     assert torch.equal(fitted_mask(two, latents)[:, 0, 0, 0], torch.tensor([0.0, 1.0, 0.0]))
 
 
-def test_where_the_mask_is_0_the_sampler_sees_the_latent_with_its_noise() -> None:
+def test_where_the_mask_is_0_the_model_gets_the_latent_with_its_noise() -> None:
     noise, sigmas = noise_like(CLEAN, 1), torch.tensor([8.0, 2.0, 0.0])
     mask = fitted_mask(MASK, CLEAN)
     masked = inpainting(euler(CLEAN + 8 * noise, sigmas), mask, CLEAN, noise)
@@ -119,21 +119,21 @@ def test_the_seed_after_the_largest_is_the_first() -> None:
 
 
 class NoisePredictor(nn.Module):
-    """A UNet that keeps what it is shown."""
+    """A UNet that keeps its inputs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.config = SimpleNamespace(in_channels=channels)
         self.weight = nn.Parameter(torch.zeros(1))
-        self.shown: list[Tensor] = []
+        self.inputs: list[Tensor] = []
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
-        self.shown.append(x)
+        self.inputs.append(x)
         return (torch.zeros_like(x[:, :4]),)
 
 
 @pytest.mark.parametrize("mask", [MASK, None])
-def test_an_inpainting_model_is_shown_the_mask_and_what_is_outside(mask: Tensor | None) -> None:
+def test_an_inpainting_model_gets_the_mask_and_the_latent_outside(mask: Tensor | None) -> None:
     predictor = NoisePredictor(9)
     condition = Condition(torch.zeros(1, 77, 8), area=Area(8, 4, 0, 4))
     work = trajectory(
@@ -145,10 +145,10 @@ def test_an_inpainting_model_is_shown_the_mask_and_what_is_outside(mask: Tensor 
         on_sigmas_passed=lambda _: None,
     )
     request = next(work)
-    (answer,) = type(request).run_batch([request])
+    (x0,) = type(request).run_batch([request])
     with pytest.raises(StopIteration):
-        work.send(answer)
-    window, whole = sorted(predictor.shown, key=lambda shown: shown.shape[3])
+        work.send(x0)
+    window, whole = sorted(predictor.inputs, key=lambda each: each.shape[3])
     expected = fitted_mask(MASK, CLEAN) if mask is not None else torch.ones(1, 1, 8, 8)
     assert torch.equal(whole[:, 4:5], expected)
     grey = torch.tensor([0.8223, -0.6876, 0.6364, 0.1380])[:, None, None].expand_as(CLEAN)

@@ -126,7 +126,7 @@ def test_an_area_counts_where_it_is(estimates: Any) -> None:
 
 
 def test_guidance_compares_what_was_seen_through_one_window(estimates: Any) -> None:
-    """Where both halves say the same, guidance changes nothing, however strong it is."""
+    """Where both conditionings are the same, guidance changes nothing, however strong it is."""
     area = node("ConditioningSetArea", conditioning=B, width=64, height=64, x=64, y=0, strength=1.0)
     window = {
         "r": area,

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from engine.diffusion.conditioning.condition import Area, AreaShare, Condition
-from engine.diffusion.conditioning.placement import Guide, Placed, guides
+from engine.diffusion.conditioning.placement import (
+    PlacedCondition,
+    PlacedConditioning,
+    placed_conditionings,
+)
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
 
 LATENT = torch.zeros(2, 4, 32, 64)
@@ -20,16 +24,16 @@ def text(number: int, **where: Any) -> Condition:
     return Condition(torch.full((1, 1, 1), float(number)), **where)
 
 
-def number(placed: Placed) -> int:
+def number(placed: PlacedCondition) -> int:
     return int(placed.condition.tokens)
 
 
-def placed(condition: Condition) -> Placed:
-    ((found,), _) = guides((condition,), (), LATENT, LEVELS)
+def placed(condition: Condition) -> PlacedCondition:
+    ((found,), _) = placed_conditionings((condition,), (), LATENT, LEVELS)
     return found
 
 
-def areas(guide: Guide) -> list[tuple[int, Area | None]]:
+def areas(guide: PlacedConditioning) -> list[tuple[int, Area | None]]:
     return [(number(each), each.area) for each in guide]
 
 
@@ -37,8 +41,8 @@ def test_what_counts_everywhere_has_neither_area_nor_weight() -> None:
     found = placed(text(1))
     assert (found.area, found.weight) == (None, None)
     assert found.window(LATENT) is LATENT
-    assert found.counts_at(0.0)
-    assert found.counts_at(1e9)
+    assert found.applies_at(0.0)
+    assert found.applies_at(1e9)
 
 
 def test_an_area_falls_off_over_eight_cells_where_it_is_not_the_images_edge() -> None:
@@ -87,22 +91,24 @@ def test_a_masks_bounds_give_way_to_an_area_set_after_them() -> None:
     assert placed(condition.within(Area(16, 16, 0, 0), 1.0)).area == Area(16, 16, 0, 0)
 
 
-def test_each_half_answers_for_the_areas_of_the_other() -> None:
+def test_cond_and_uncond_have_conditions_for_each_others_areas() -> None:
     left, top = Area(32, 32, 0, 0), Area(16, 32, 0, 0)
-    positive, negative = guides(
+    cond, uncond = placed_conditionings(
         (text(1), text(2, area=left, strength=3.0), text(3, area=top)),
         (text(8), text(9, area=left)),
         LATENT,
         LEVELS,
     )
-    assert areas(positive) == [(1, None), (2, left), (3, top)]
+    assert areas(cond) == [(1, None), (2, left), (3, top)]
     # `left` is there on both sides; of what covers `top`, `left` is the closest.
-    assert areas(negative) == [(8, None), (9, left), (9, top)]
-    back, forth = guides((text(1),), (text(8, area=top, strength=2.0),), LATENT, LEVELS)
-    assert areas(back) == [(1, None), (1, top)]
-    assert areas(forth) == [(8, top)]
-    assert back[1].weight is not None
-    assert float(back[1].weight.max()) == 2.0
+    assert areas(uncond) == [(8, None), (9, left), (9, top)]
+    cond, uncond = placed_conditionings(
+        (text(1),), (text(8, area=top, strength=2.0),), LATENT, LEVELS
+    )
+    assert areas(cond) == [(1, None), (1, top)]
+    assert areas(uncond) == [(8, top)]
+    assert cond[1].weight is not None
+    assert float(cond[1].weight.max()) == 2.0
 
 
 def test_a_percent_range_is_a_range_of_sigmas() -> None:
@@ -111,9 +117,9 @@ def test_a_percent_range_is_a_range_of_sigmas() -> None:
     border = LEVELS.percent_to_sigma(0.25)
     assert early.sigmas == (float("inf"), border)
     assert late.sigmas == (border, 0.0)
-    assert early.counts_at(14.6)
-    assert not late.counts_at(14.6)
-    assert late.counts_at(0.1)
+    assert early.applies_at(14.6)
+    assert not late.applies_at(14.6)
+    assert late.applies_at(0.1)
 
 
 def test_joining_texts() -> None:

@@ -14,7 +14,7 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionControlNetPipeline
 from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Area, Condition, Conditioning
-from engine.diffusion.conditioning.placement import guides
+from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.control.control_net import (
     Control,
     controlled,
@@ -87,9 +87,9 @@ def sampled(model: Model, positive: Conditioning, negative: Conditioning) -> Ten
     sigmas = sigmas_for(model.levels, "normal", STEPS)
     sampling = euler(noise() * (1 + sigmas[0] ** 2).sqrt(), sigmas)
     x, sigma = next(sampling)
-    halves = guides(positive, negative, x, model.levels)
+    conditionings = placed_conditionings(positive, negative, x, model.levels)
     while True:
-        (x0,) = Denoise.run_batch([Denoise(model, x, sigma, *halves, CFG)])
+        (x0,) = Denoise.run_batch([Denoise(model, x, sigma, *conditionings, CFG)])
         try:
             x, sigma = sampling.send(x0)
         except StopIteration as stop:
@@ -171,9 +171,7 @@ def test_latents_are_those_of_diffusers(
     assert psnr_db_of(without.numpy(), expected.numpy()) < 40
 
 
-def test_the_old_node_guides_both_halves_too(
-    checkpoint: Checkpoint, networks: tuple[Any, Any]
-) -> None:
+def test_the_old_node_guides_uncond_too(checkpoint: Checkpoint, networks: tuple[Any, Any]) -> None:
     apply = {"control_net": networks[0], "image": picture(0), "strength": 1.0}
     (positive,) = control_net_apply.body(None, conditioning=text(1), **apply)
     found = sampled(checkpoint.model, positive, text(2))
@@ -183,7 +181,7 @@ def test_the_old_node_guides_both_halves_too(
 
 def test_shared_controls_take_turns_and_leave_areas_and_own_ones_alone() -> None:
     one, two, own = (
-        Control(None, picture(0), 1.0, guides_both=both) for both in (True, True, False)
+        Control(None, picture(0), 1.0, applies_to_uncond=each) for each in (True, True, False)
     )
     area = (replace(text(1)[0], area=Area(1, 1, 0, 0)),)
     positive = controlled(text(1), one) + controlled(text(1), two) + controlled(area, one)
@@ -228,7 +226,13 @@ def test_rows_with_and_without_share_calls_and_get_what_they_get_alone(
         ),
     ]
     asked = [
-        Denoise(model, x * sigma, torch.tensor(sigma), *guides(each, text(5), x, model.levels), 3.0)
+        Denoise(
+            model,
+            x * sigma,
+            torch.tensor(sigma),
+            *placed_conditionings(each, text(5), x, model.levels),
+            3.0,
+        )
         for each, sigma in zip(conditionings, (9.0, 7.0, 3.0, 1.0), strict=True)
     ]
     with counted(model.unet, *networks) as calls:

@@ -1,4 +1,4 @@
-"""What a model's answer means, and which levels it knows, against closed forms."""
+"""A model's prediction, noise levels and guidance, against closed forms."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.conditioning.guidance import rescaled
-from engine.diffusion.conditioning.placement import guides
+from engine.diffusion.conditioning.guidance import rescaled_cfg
+from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.model import Model, Prediction
 from engine.diffusion.samplers.noise_levels import (
@@ -97,7 +97,7 @@ def test_the_training_steps_of_a_consistency_model(scheduler: str, expected: lis
 @pytest.mark.parametrize(
     "prediction", ["epsilon", "v_prediction", "sample", "consistency", "image_to_image"]
 )
-def test_a_perfect_answer_gives_back_what_was_clean(prediction: Prediction) -> None:
+def test_a_perfect_prediction_gives_x0(prediction: Prediction) -> None:
     generator = torch.Generator().manual_seed(1)
     x0, noise = (torch.randn((3, 4, 2, 2), generator=generator) for _ in range(2))
     levels = CONSISTENCY if prediction == "consistency" else STABLE_DIFFUSION
@@ -105,7 +105,7 @@ def test_a_perfect_answer_gives_back_what_was_clean(prediction: Prediction) -> N
     sigma = torch.tensor([14.6146, 1.0, levels.sigma_min])[:, None, None, None]
     x = x0 + sigma * noise
     alpha = 1 / (sigma**2 + 1).sqrt()
-    answers = {
+    outputs = {
         "epsilon": noise,
         "consistency": noise,
         "v_prediction": alpha * noise - sigma * alpha * x0,
@@ -113,9 +113,9 @@ def test_a_perfect_answer_gives_back_what_was_clean(prediction: Prediction) -> N
         "image_to_image": x0,
     }
     # A consistency model keeps 7e-6 of x at its smallest sigma, and takes 1.3e-3 of x0 away.
-    assert torch.allclose(model.denoised(x, answers[prediction], sigma), x0, atol=1e-4)
-    shown = model.scaled(x, sigma)
-    assert torch.allclose(shown, x if prediction == "image_to_image" else alpha * x)
+    assert torch.allclose(model.denoised(x, outputs[prediction], sigma), x0, atol=1e-4)
+    scaled = model.scaled_input(x, sigma)
+    assert torch.allclose(scaled, x if prediction == "image_to_image" else alpha * x)
 
 
 def test_a_consistency_model_has_its_boundary_scalings() -> None:
@@ -140,19 +140,19 @@ def test_rescaled_guidance_has_the_spread_of_the_conditional_velocity() -> None:
     )
     sigma = 2.5
     guided = unconditional + 7.0 * (conditional - unconditional)
-    shown = (x, torch.tensor(sigma))
     wanted = velocity(x, conditional, sigma).std((1, 2, 3))
     before = velocity(x, guided, sigma)
-    for share in (0.0, 0.7, 1.0):
-        after = velocity(x, rescaled(guided, conditional, shown, share), sigma)
-        spread = share * wanted + (1 - share) * before.std((1, 2, 3))
+    for phi in (0.0, 0.7, 1.0):
+        rescaled = rescaled_cfg(guided, conditional, x=x, sigma=torch.tensor(sigma), phi=phi)
+        after = velocity(x, rescaled, sigma)
+        spread = phi * wanted + (1 - phi) * before.std((1, 2, 3))
         assert torch.allclose(after.std((1, 2, 3)), spread, rtol=1e-4)
         factor = (spread / before.std((1, 2, 3)))[:, None, None, None]
         assert torch.allclose(after, before * factor, atol=1e-3)
 
 
 class Doubles(nn.Module):
-    """A UNet that answers with twice what it is shown, and more by the first token."""
+    """A UNet whose output is twice its input, and more by the first token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,17 +162,19 @@ class Doubles(nn.Module):
         return (self.weight * x + tokens[:, :1, :1, None] * x.abs(),)
 
 
-def test_guidance_is_rescaled_for_the_model_that_wants_it_alone() -> None:
+def test_guidance_is_rescaled_for_the_patched_model_alone() -> None:
     model = Model(Doubles(), 1.0)
-    (wants,) = rescale_cfg.body(None, model, 0.7)
+    (patched,) = rescale_cfg.body(None, model, 0.7)
     x = torch.randn((1, 4, 4, 4), generator=torch.Generator().manual_seed(1))
     texts = [(Condition(torch.full((1, 77, 4), value)),) for value in (1.0, 0.0)]
-    halves = guides(*texts, x, model.levels)
-    asked = [Denoise(each, x, torch.tensor(2.0), *halves, 7.0) for each in (model, wants)]
-    assert asked[0].key == asked[1].key
-    plain, found = Denoise.run_batch(asked)
-    (conditional,) = Denoise.run_batch([replace(asked[0], cfg=1.0)])
-    assert torch.allclose(found, rescaled(plain, conditional, (x, asked[0].sigma), 0.7))
+    conditionings = placed_conditionings(*texts, x, model.levels)
+    sigma = torch.tensor(2.0)
+    requests = [Denoise(each, x, sigma, *conditionings, 7.0) for each in (model, patched)]
+    assert requests[0].key == requests[1].key
+    plain, found = Denoise.run_batch(requests)
+    (conditional,) = Denoise.run_batch([replace(requests[0], cfg=1.0)])
+    expected = rescaled_cfg(plain, conditional, x=x, sigma=sigma, phi=0.7)
+    assert torch.allclose(found, expected)
     assert not torch.allclose(found, plain, atol=0.1)
 
 

@@ -41,20 +41,20 @@ SECOND_ORDER = (
 
 def sample(name: str, x: Tensor, sigmas: Tensor, seed: int = 1) -> Tensor:
     """With the exact denoiser of a Gaussian, whose ODE has a closed solution."""
-    both = names.SAMPLER_OF[name].asks_both
-    return answered(sampling_of(name, x, sigmas, seed=seed), both=both)
+    needs_uncond = names.SAMPLER_OF[name].needs_uncond
+    return sampled(sampling_of(name, x, sigmas, seed=seed), needs_uncond=needs_uncond)
 
 
-def answered(sampling: Sampling, *, both: bool = False) -> Tensor:
-    """Guidance changes nothing here, so that both answers are one."""
-    asked, sigma = next(sampling)
+def sampled(sampling: Sampling, *, needs_uncond: bool = False) -> Tensor:
+    """The end of `sampling`; without guidance, so that the unconditional x0 is the same."""
+    x, sigma = next(sampling)
     while True:
         try:
-            x0 = asked * SPREAD**2 / (SPREAD**2 + sigma**2)
-            asked, sigma = sampling.send(torch.stack([x0, x0]) if both else x0)
+            x0 = x * SPREAD**2 / (SPREAD**2 + sigma**2)
+            x, sigma = sampling.send(torch.stack([x0, x0]) if needs_uncond else x0)
         except StopIteration as stop:
-            found: Tensor = stop.value
-            return found
+            end: Tensor = stop.value
+            return end
 
 
 def error_of(name: str, steps: int) -> float:
@@ -81,11 +81,11 @@ def test_the_adaptive_sampler_refuses_what_is_no_number() -> None:
     sampling = sampling_of(
         "dpm_adaptive", torch.ones(1, 4, 2, 2), sigmas_for(LEVELS, "normal", 4), seed=1
     )
-    asked, _ = next(sampling)
-    sampling.send(asked * torch.nan)
-    sampling.send(asked)
+    x, _ = next(sampling)
+    sampling.send(x * torch.nan)
+    sampling.send(x)
     with pytest.raises(ValueError, match="number"):
-        sampling.send(asked)
+        sampling.send(x)
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
@@ -114,9 +114,12 @@ def test_noise_on_the_way_is_that_of_the_seed(name: str) -> None:
 def test_noise_on_the_way_may_be_of_another_seed_unless_it_is_a_path() -> None:
     x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for(LEVELS, "karras", 6)
     for name in NOISY_SAMPLERS:
-        both = names.SAMPLER_OF[name].asks_both
+        needs_uncond = names.SAMPLER_OF[name].needs_uncond
         found = [
-            answered(sampling_of(name, x, sigmas, seed=seed, step_seed=step_seed), both=both)
+            sampled(
+                sampling_of(name, x, sigmas, seed=seed, step_seed=step_seed),
+                needs_uncond=needs_uncond,
+            )
             for seed, step_seed in ((1, 2), (2, None), (1, None))
         ]
         same_as = 1 if names.SAMPLER_OF[name].noise == "fresh" else 2
@@ -148,7 +151,7 @@ def test_brownian_noise_adds_up_along_the_path() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*SAMPLERS, *NOISY_SAMPLERS} - ENDS_ABOVE_ZERO - UNI_PC))
-def test_one_step_gives_the_models_first_answer(name: str) -> None:
+def test_one_step_gives_the_models_first_estimate(name: str) -> None:
     x = torch.full((1, 1, 1, 1), 3.0)
     sigmas = sigmas_for(LEVELS, "normal", 1)
     expected = x * SPREAD**2 / (SPREAD**2 + sigmas[0] ** 2)
@@ -168,7 +171,7 @@ def test_stochastic_adams_is_of_fourth_order_without_noise() -> None:
         x = torch.full((1, 4, 2, 2), 7.0, dtype=torch.float64)
         exact = x * ((SPREAD**2 + sigmas[-1] ** 2) / (SPREAD**2 + sigmas[0] ** 2)).sqrt()
         unused = fresh(x, 1)
-        found = answered(stochastic_adams(x, sigmas, unused, lambda _: 0.0))
+        found = sampled(stochastic_adams(x, sigmas, unused, lambda _: 0.0))
         return float((found - exact).abs().max())
 
     assert error(160) < error(80) / 13 < error(40) / 13**2
@@ -178,7 +181,7 @@ def test_stochastic_adams_is_of_fourth_order_without_noise() -> None:
 def test_stochastic_adams_keeps_the_models_distribution_for_any_tau(tau: float) -> None:
     sigmas = sigmas_for(LEVELS, "karras", 60)
     x = torch.randn((1, 4, 64, 64), generator=torch.Generator().manual_seed(5)) * sigmas[0]
-    found = answered(stochastic_adams(x, sigmas, fresh(x, 6), lambda _: tau))
+    found = sampled(stochastic_adams(x, sigmas, fresh(x, 6), lambda _: tau))
     assert float(found.std()) == pytest.approx(SPREAD, rel=0.05)
 
 
@@ -194,16 +197,16 @@ def test_variable_steps_are_weighted_as_their_authors_do() -> None:
     assert found == pytest.approx((727 / 400, -709 / 576, 391 / 900, -101 / 4320))
 
 
-def test_cfg_plus_plus_takes_ddims_step_with_the_unguided_noise() -> None:
+def test_cfg_plus_plus_takes_ddims_step_with_the_unconditional_noise() -> None:
     sigmas = torch.tensor([8.0, 2.0])
     kept, kept_next = (1 / (sigma**2 + 1) for sigma in sigmas)
-    x, x0, unguided = torch.randn((3, 1, 4, 2, 2), generator=torch.Generator().manual_seed(5))
+    x, x0, x0_uncond = torch.randn((3, 1, 4, 2, 2), generator=torch.Generator().manual_seed(5))
     sampling = euler_cfg_pp(x, sigmas)
     next(sampling)
     with pytest.raises(StopIteration) as stop:
-        sampling.send(torch.stack([x0, unguided]))
+        sampling.send(torch.stack([x0, x0_uncond]))
     # In the paper's variance-preserving space.
-    eps = (x * kept.sqrt() - kept.sqrt() * unguided) / (1 - kept).sqrt()
+    eps = (x * kept.sqrt() - kept.sqrt() * x0_uncond) / (1 - kept).sqrt()
     expected = kept_next.sqrt() * x0 + (1 - kept_next).sqrt() * eps
     assert torch.allclose(stop.value.value * kept_next.sqrt(), expected, atol=1e-5)
 
@@ -211,9 +214,9 @@ def test_cfg_plus_plus_takes_ddims_step_with_the_unguided_noise() -> None:
 def test_heunpp2_never_looks_at_the_end_of_its_schedule() -> None:
     sigmas = torch.tensor([8.0, 4.0, 2.0, 1.0])
     sampling = sampling_of("heunpp2", torch.ones(1, 4, 2, 2), sigmas, seed=1)
-    asked = [float(next(sampling)[1])]
-    asked += [float(sampling.send(torch.zeros(1, 4, 2, 2))[1]) for _ in range(5)]
-    assert asked == [8, 4, 2, 4, 2, 2]
+    called_at = [float(next(sampling)[1])]
+    called_at += [float(sampling.send(torch.zeros(1, 4, 2, 2))[1]) for _ in range(5)]
+    assert called_at == [8, 4, 2, 4, 2, 2]
     with pytest.raises(StopIteration):
         sampling.send(torch.zeros(1, 4, 2, 2))
 
