@@ -36,7 +36,7 @@ class Sampler:
     label: str
     automatic: str = "normal"
     aliases: tuple[str, ...] = ()
-    noise: Literal["none", "fresh", "brownian"] = "none"
+    noise: Literal["none", "independent", "brownian"] = "none"
     discards_penultimate_sigma: bool = False
     own_schedule: bool = False
     own_mask_noise: bool = False
@@ -57,10 +57,13 @@ SCHEDULERS = (
 SAMPLERS = (
     Sampler("euler", "Euler", aliases=("k_euler",)),
     Sampler(
-        "euler_ancestral", "Euler a", aliases=("k_euler_a", "k_euler_ancestral"), noise="fresh"
+        "euler_ancestral",
+        "Euler a",
+        aliases=("k_euler_a", "k_euler_ancestral"),
+        noise="independent",
     ),
     Sampler("euler_cfg_pp", "Euler CFG++", needs_uncond=True),
-    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="fresh", needs_uncond=True),
+    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="independent", needs_uncond=True),
     Sampler("heun", "Heun", aliases=("k_heun",)),
     Sampler("heunpp2", "Heun++ 2"),
     Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), discards_penultimate_sigma=True),
@@ -69,7 +72,7 @@ SAMPLERS = (
         "DPM2 a",
         "karras",
         ("k_dpm_2_a", "k_dpm_2_ancestral"),
-        noise="fresh",
+        noise="independent",
         discards_penultimate_sigma=True,
     ),
     Sampler("lms", "LMS", aliases=("k_lms",)),
@@ -77,9 +80,13 @@ SAMPLERS = (
     Sampler(
         "dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive"), own_schedule=True
     ),
-    Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="fresh"),
+    Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="independent"),
     Sampler(
-        "dpmpp_2s_ancestral_cfg_pp", "DPM++ 2S a CFG++", "karras", noise="fresh", needs_uncond=True
+        "dpmpp_2s_ancestral_cfg_pp",
+        "DPM++ 2S a CFG++",
+        "karras",
+        noise="independent",
+        needs_uncond=True,
     ),
     Sampler("dpmpp_sde", "DPM++ SDE", "karras", ("k_dpmpp_sde", "dpmpp_sde_gpu"), "brownian"),
     Sampler("dpmpp_2m", "DPM++ 2M", "karras", ("k_dpmpp_2m",)),
@@ -105,8 +112,8 @@ SAMPLERS = (
         ("k_dpmpp_3m_sde", "dpmpp_3m_sde_gpu"),
         "brownian",
     ),
-    Sampler("ddpm", "DDPM", noise="fresh"),
-    Sampler("lcm", "LCM", aliases=("k_lcm",), noise="fresh"),
+    Sampler("ddpm", "DDPM", noise="independent"),
+    Sampler("lcm", "LCM", aliases=("k_lcm",), noise="independent"),
     Sampler("ipndm", "iPNDM"),
     Sampler("ipndm_v", "iPNDM V"),
     Sampler("deis", "DEIS"),
@@ -115,17 +122,20 @@ SAMPLERS = (
     Sampler("uni_pc_bh2", "UniPC BH2", discards_penultimate_sigma=True),
     Sampler("res_multistep", "RES Multistep"),
     Sampler("res_multistep_cfg_pp", "RES Multistep CFG++", needs_uncond=True),
-    Sampler("res_multistep_ancestral", "RES Multistep a", noise="fresh"),
+    Sampler("res_multistep_ancestral", "RES Multistep a", noise="independent"),
     Sampler(
-        "res_multistep_ancestral_cfg_pp", "RES Multistep a CFG++", noise="fresh", needs_uncond=True
+        "res_multistep_ancestral_cfg_pp",
+        "RES Multistep a CFG++",
+        noise="independent",
+        needs_uncond=True,
     ),
     Sampler("gradient_estimation", "Gradient Estimation"),
     Sampler("gradient_estimation_cfg_pp", "Gradient Estimation CFG++", needs_uncond=True),
-    Sampler("er_sde", "ER SDE", noise="fresh"),
-    Sampler("seeds_2", "SEEDS 2", noise="fresh"),
-    Sampler("seeds_3", "SEEDS 3", noise="fresh"),
-    Sampler("sa_solver", "SA Solver", noise="fresh"),
-    Sampler("sa_solver_pece", "SA Solver PECE", noise="fresh"),
+    Sampler("er_sde", "ER SDE", noise="independent"),
+    Sampler("seeds_2", "SEEDS 2", noise="independent"),
+    Sampler("seeds_3", "SEEDS 3", noise="independent"),
+    Sampler("sa_solver", "SA Solver", noise="independent"),
+    Sampler("sa_solver_pece", "SA Solver PECE", noise="independent"),
 )
 SAMPLER_OF = {row.name: row for row in SAMPLERS}
 

@@ -184,7 +184,7 @@ class _Writer:
         text = f"{stage.prefix}text"
         delta = self._parameters.override_settings.eta_noise_seed_delta
         noise = {}
-        if delta and names.SAMPLER_OF[stage.pass_.sampler].noise == "fresh":
+        if delta and names.SAMPLER_OF[stage.pass_.sampler].noise == "independent":
             noise = {"eta_noise_seed_delta": delta}
         return self._add(
             f"{stage.prefix}sample-{index}",

@@ -1,4 +1,4 @@
-"""Deterministic samplers that learn from their past steps: one call of the model for each."""
+"""Samplers that use their past steps: one call of the model for each step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.polynomial import Polynomial
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.diffusion.samplers.ancestral import down_and_up
-from engine.diffusion.samplers.noise import Noise
+from engine.diffusion.samplers.ancestral import ancestral_step
+from engine.diffusion.samplers.noise import NoiseSampler
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _ADAMS_BASHFORTH = (
@@ -25,7 +25,7 @@ _LMS_ORDER = 4
 _DEIS_ORDER = 3
 _DEIS_POINTS = 10_000
 _DEIS_SIGMAS = (0.002, 80.0)
-_DEIS_LEAST_TIME = 1e-3
+_DEIS_TIME_MIN = 1e-3
 _GAMMA = 2.0
 
 
@@ -69,34 +69,38 @@ def res_multistep_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
     return (yield from _res_multistep(x, sigmas, cfg_pp=True))
 
 
-def res_multistep_ancestral(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """`res_multistep` down to the level that ancestral sampling asks for."""
-    return (yield from _res_multistep(x, sigmas, noise))
+def res_multistep_ancestral(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """`res_multistep` with ancestral steps."""
+    return (yield from _res_multistep(x, sigmas, noise_sampler))
 
 
-def res_multistep_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """The same with CFG++."""
-    return (yield from _res_multistep(x, sigmas, noise, cfg_pp=True))
+def res_multistep_ancestral_cfg_pp(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler
+) -> Sampling:
+    """`res_multistep_ancestral` with CFG++ (arXiv:2406.08070)."""
+    return (yield from _res_multistep(x, sigmas, noise_sampler, cfg_pp=True))
 
 
 def _res_multistep(
-    x: Tensor, sigmas: Tensor, noise: Noise | None = None, *, cfg_pp: bool = False
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler | None = None, *, cfg_pp: bool = False
 ) -> Sampling:
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
         denoised = yield x, sigma
         x0, x0_uncond = denoised if cfg_pp else (denoised, denoised)
-        down, up = (sigma_next, 0) if noise is None else down_and_up(sigma, sigma_next)
-        h = sigma.log() - down.log()
-        if previous is None or h_previous is None or down == 0:
-            x = x0 + (x - x0_uncond) / sigma * down
+        sigma_down, sigma_up = (
+            (sigma_next, 0) if noise_sampler is None else ancestral_step(sigma, sigma_next)
+        )
+        h = sigma.log() - sigma_down.log()
+        if previous is None or h_previous is None or sigma_down == 0:
+            x = x0 + (x - x0_uncond) / sigma * sigma_down
         else:
             x = (-h).exp() * (x + (x0 - x0_uncond)) - (-h).expm1() * x0_uncond
             h_phi_2 = (-h).expm1() / h + 1
             x = x + h_phi_2 * h / h_previous * (x0_uncond - previous)
-        if noise is not None and sigma_next > 0:
-            x = x + noise(sigma, sigma_next) * up
+        if noise_sampler is not None and sigma_next > 0:
+            x = x + noise_sampler(sigma, sigma_next) * sigma_up
         previous, h_previous = x0_uncond, h
     return x
 
@@ -125,7 +129,7 @@ def _gradient_estimation(x: Tensor, sigmas: Tensor, *, cfg_pp: bool) -> Sampling
 
 
 def ipndm(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Improved PNDM: Zhang and Chen 2022 (arXiv:2204.13902), of order 4, as if steps were even."""
+    """Improved PNDM: Zhang and Chen 2022 (arXiv:2204.13902), of order 4, for equal steps."""
     slopes: list[Tensor] = []
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
@@ -138,10 +142,10 @@ def ipndm(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
-    """`ipndm` with weights that know the sizes of the steps.
+    """`ipndm` with weights that depend on the sizes of the steps.
 
-    The weights are those of its authors' program (github.com/zju-pi/diff-sampler, which ComfyUI
-    follows too), and not quite those of Adams and Bashforth: `lms` has them.
+    The weights are those of the authors' program (github.com/zju-pi/diff-sampler), as in ComfyUI.
+    They differ from the weights of Adams and Bashforth, which are in `lms`.
     """
     slopes: list[Tensor] = []
     steps: list[Tensor] = []
@@ -193,15 +197,15 @@ def _plus(x: Tensor, weights: Sequence[float | Tensor], slopes: list[Tensor]) ->
 
 
 def ipndm_v_weights(h: Tensor, past: Sequence[Tensor]) -> list[Tensor]:
-    """Of the slopes, newest first, in a step of size `h` after steps of the sizes in `past`.
+    """The weights of the slopes, newest first, in a step of size `h` after steps of sizes `past`.
 
-    Each step known adds a difference of the slopes, by its share.
+    Each past step adds a difference of the slopes, multiplied by a factor.
     """
     weights = [torch.ones_like(h), *(torch.zeros_like(h) for _ in past)]
     for count in range(1, len(past) + 1):
-        share, difference = _ipndm_v_difference(h, past[:count])
+        factor, difference = _ipndm_v_difference(h, past[:count])
         for place, part in enumerate(difference):
-            weights[place] = weights[place] + share * part
+            weights[place] = weights[place] + factor * part
     return weights
 
 
@@ -218,18 +222,18 @@ def _ipndm_v_difference(
             r, q = h_1 / h_2, h_1 * (h_1 + h_2) / (h_2 * (h_2 + h_3))
             two, three = h + h_1, h + h_1 + h_2
             scale = h * two * three / (h_1 * (h_1 + h_2) * (h_1 + h_2 + h_3))
-            share = (1 - h / (3 * two)) / 2 + (1 - h / (2 * two)) * h / (6 * three)
-            return share * scale, (1, -1 - r - q, r + q * (1 + h_2 / h_3), -q * r)
+            factor = (1 - h / (3 * two)) / 2 + (1 - h / (2 * two)) * h / (6 * three)
+            return factor * scale, (1, -1 - r - q, r + q * (1 + h_2 / h_3), -q * r)
         case _:
             raise AssertionError("there are four slopes at most")
 
 
 def lagrange(points: NDArray[np.float64], j: int) -> Polynomial:
-    """1 at the j-th point, 0 at the others."""
+    """The Lagrange polynomial: 1 at the j-th point, 0 at the others."""
     others = np.delete(points, j)
     product = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
-    found: Polynomial = product / product(points[j])
-    return found
+    polynomial: Polynomial = product / product(points[j])
+    return polynomial
 
 
 def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
@@ -241,19 +245,19 @@ def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
     sigma = np.sqrt(np.expm1(exponent))
     dsigma = np.exp(exponent) * (slope * tau + intercept) / (2 * sigma)
     span = times[-1] - times[0]
-    # The mean over the points, not their sum by trapezoids: pixels depend on it.
+    # The mean over the points, and not the trapezoidal rule: pixels depend on it.
     return [float(np.mean(lagrange(times[:-1], j)(tau) * dsigma) * span) for j in range(len(past))]
 
 
 def _vp_rates() -> tuple[float, float]:
-    """beta(t) = slope t + intercept, with log(1 + sigma^2) = its integral at both ends."""
-    least, most = (float(np.log1p(sigma**2)) for sigma in _DEIS_SIGMAS)
-    slope = 2 * (least / _DEIS_LEAST_TIME - most) / (_DEIS_LEAST_TIME - 1)
-    return slope, most - slope / 2
+    """beta(t) = slope t + intercept, whose integral is log(1 + sigma^2) at both ends."""
+    first, last = (float(np.log1p(sigma**2)) for sigma in _DEIS_SIGMAS)
+    slope = 2 * (first / _DEIS_TIME_MIN - last) / (_DEIS_TIME_MIN - 1)
+    return slope, last - slope / 2
 
 
 def _vp_time(sigmas: NDArray[np.float64], slope: float, intercept: float) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = (
+    time: NDArray[np.float64] = (
         np.sqrt(intercept**2 + 2 * slope * np.log1p(sigmas**2)) - intercept
     ) / slope
-    return found
+    return time

@@ -50,9 +50,9 @@ def heun(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Heun's method with up to two looks ahead, each slope weighted by its share of sigma_max.
+    """Heun's method over up to three sigmas; each slope is weighted by its sigma.
 
-    The schedule's end is never looked at. There is no paper; the rule is its author's
+    The model is never called at the last sigma. There is no paper; the rule is that of its author
     (github.com/Carzit/sd-webui-sampler-heunpp).
     """
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
@@ -73,14 +73,14 @@ def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def dpm_2(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Midpoint in log sigma, as DPM-Solver-2 (Lu et al. 2022, arXiv:2206.00927)."""
+    """DPM-Solver-2: Lu et al. 2022 (arXiv:2206.00927), with the midpoint in log sigma."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         d = (x - x0) / sigma
         if sigma_next > 0:
-            middle = sigma.log().lerp(sigma_next.log(), 0.5).exp()
-            x_middle = x + d * (middle - sigma)
-            x0 = yield x_middle, middle
-            d = (x_middle - x0) / middle
+            sigma_mid = sigma.log().lerp(sigma_next.log(), 0.5).exp()
+            x_mid = x + d * (sigma_mid - sigma)
+            x0 = yield x_mid, sigma_mid
+            d = (x_mid - x0) / sigma_mid
         x = x + d * (sigma_next - sigma)
     return x

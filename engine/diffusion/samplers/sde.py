@@ -7,41 +7,44 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.diffusion.samplers.ancestral import down_and_up
-from engine.diffusion.samplers.noise import Noise
+from engine.diffusion.samplers.ancestral import ancestral_step
+from engine.diffusion.samplers.noise import NoiseSampler
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _ER_POINTS = 200
 
 
-def dpmpp_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+def dpmpp_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
     """SDE-DPM-Solver++ in single steps, r = 1/2: Lu et al. 2022 (arXiv:2211.01095), section 5."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
             return x0
         h = sigma.log() - sigma_next.log()
-        middle = (sigma.log() - h / 2).exp()
-        down, up = down_and_up(sigma, middle)
-        x_middle = down / sigma * x + (1 - down / sigma) * x0
-        x_middle = x_middle + up * noise(sigma, middle)
-        x0 = yield x_middle, middle
-        down, up = down_and_up(sigma, sigma_next)
-        x = down / sigma * x + (1 - down / sigma) * x0 + up * noise(sigma, sigma_next)
+        sigma_mid = (sigma.log() - h / 2).exp()
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_mid)
+        x_mid = sigma_down / sigma * x + (1 - sigma_down / sigma) * x0
+        x_mid = x_mid + sigma_up * noise_sampler(sigma, sigma_mid)
+        x0 = yield x_mid, sigma_mid
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_next)
+        x = sigma_down / sigma * x + (1 - sigma_down / sigma) * x0
+        x = x + sigma_up * noise_sampler(sigma, sigma_next)
     return x
 
 
-def dpmpp_2m_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+def dpmpp_2m_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
     """SDE-DPM-Solver++(2M), midpoint: Lu et al. 2022 (arXiv:2211.01095), section 5."""
-    return (yield from _dpmpp_2m_sde(x, sigmas, noise, by_midpoint=True))
+    return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, by_midpoint=True))
 
 
-def dpmpp_2m_sde_heun(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """SDE-DPM-Solver++(2M), Heun: the same with the exact integral of the slope."""
-    return (yield from _dpmpp_2m_sde(x, sigmas, noise, by_midpoint=False))
+def dpmpp_2m_sde_heun(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """SDE-DPM-Solver++(2M), Heun: as `dpmpp_2m_sde`, with the exact integral of the slope."""
+    return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, by_midpoint=False))
 
 
-def _dpmpp_2m_sde(x: Tensor, sigmas: Tensor, noise: Noise, *, by_midpoint: bool) -> Sampling:
+def _dpmpp_2m_sde(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, by_midpoint: bool
+) -> Sampling:
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
@@ -53,13 +56,13 @@ def _dpmpp_2m_sde(x: Tensor, sigmas: Tensor, noise: Noise, *, by_midpoint: bool)
         if previous is not None and h_previous is not None:
             weight = -(-2 * h).expm1() / 2 if by_midpoint else _phi_2(2 * h)
             x = x + weight * h / h_previous * (x0 - previous)
-        x = x + sigma_next * _deviation(h) * noise(sigma, sigma_next)
+        x = x + sigma_next * _noise_std(h) * noise_sampler(sigma, sigma_next)
         previous, h_previous = x0, h
     return x
 
 
-def dpmpp_3m_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """SDE-DPM-Solver++(3M): Lu et al. 2022 (arXiv:2211.01095), with one difference more."""
+def dpmpp_3m_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """SDE-DPM-Solver++(3M): Lu et al. 2022 (arXiv:2211.01095), with one more difference."""
     past: list[tuple[Tensor, Tensor]] = []
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
@@ -77,30 +80,30 @@ def dpmpp_3m_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
             d_1, d_2 = (x0 - x0_1) / r_1, (x0_1 - x0_2) / r_2
             second = (d_1 - d_2) / (r_1 + r_2)
             x = x + phi_2 * (d_1 + r_1 * second) - (phi_2 / (2 * h) - 0.5) * second
-        x = x + sigma_next * _deviation(h) * noise(sigma, sigma_next)
+        x = x + sigma_next * _noise_std(h) * noise_sampler(sigma, sigma_next)
         past = [(x0, h), *past][:2]
     return x
 
 
-def seeds_2(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
+def seeds_2(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
     """SEEDS-2, r = 1/2: Gonzalez et al. 2023 (arXiv:2305.14267)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
             return x0
         h = sigma.log() - sigma_next.log()
-        middle = (sigma.log() - h / 2).exp()
-        first, second = noise(sigma, middle), noise(middle, sigma_next)
-        x_middle = (-h).exp() * x - (-h).expm1() * x0 + middle * _deviation(h / 2) * first
-        x0 = yield x_middle, middle
+        sigma_mid = (sigma.log() - h / 2).exp()
+        first, second = noise_sampler(sigma, sigma_mid), noise_sampler(sigma_mid, sigma_next)
+        x_mid = (-h).exp() * x - (-h).expm1() * x0 + sigma_mid * _noise_std(h / 2) * first
+        x0 = yield x_mid, sigma_mid
         x = (-2 * h).exp() * x - (-2 * h).expm1() * x0
-        added = _deviation(h / 2) * ((-h / 2).exp() * first + second)
+        added = _noise_std(h / 2) * ((-h / 2).exp() * first + second)
         x = x + sigma_next * added
     return x
 
 
-def seeds_3(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """SEEDS-3, looking at 1/3 and 2/3 of a step: Gonzalez et al. 2023 (arXiv:2305.14267)."""
+def seeds_3(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """SEEDS-3, with stages at 1/3 and 2/3 of a step: Gonzalez et al. 2023 (arXiv:2305.14267)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
@@ -108,30 +111,30 @@ def seeds_3(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
         start, end = sigma.log(), sigma_next.log()
         h = start - end
         sigma_1, sigma_2 = (start.lerp(end, part).exp() for part in (1 / 3, 2 / 3))
-        deviation, kept = _deviation(h / 3), (-h / 3).exp()
-        added = deviation * noise(sigma, sigma_1)
+        std, decay = _noise_std(h / 3), (-h / 3).exp()
+        added = std * noise_sampler(sigma, sigma_1)
         x_1 = (-h * 2 / 3).exp() * x - (-h * 2 / 3).expm1() * x0 + sigma_1 * added
         x0_1 = yield x_1, sigma_1
-        added = kept * added + deviation * noise(sigma_1, sigma_2)
+        added = decay * added + std * noise_sampler(sigma_1, sigma_2)
         x_2 = (-h * 4 / 3).exp() * x - (-h * 4 / 3).expm1() * x0
         x_2 = x_2 + 2 * _phi_2(h * 4 / 3) * (x0_1 - x0) + sigma_2 * added
         x0_2 = yield x_2, sigma_2
-        added = kept * added + deviation * noise(sigma_2, sigma_next)
+        added = decay * added + std * noise_sampler(sigma_2, sigma_next)
         x = (-2 * h).exp() * x - (-2 * h).expm1() * x0
         x = x + 1.5 * _phi_2(2 * h) * (x0_2 - x0) + sigma_next * added
     return x
 
 
-def er_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
-    """ER-SDE-Solver-3: Cui et al. 2023 (arXiv:2309.06169), its lambda being sigma."""
+def er_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """ER-SDE-Solver-3: Cui et al. 2023 (arXiv:2309.06169), with sigma as its lambda."""
     past: list[tuple[Tensor, Tensor]] = []
     slope_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
             return x0
-        scale = _er_scale(sigma_next)
-        r = scale / _er_scale(sigma)
+        scale = _er_noise_scale(sigma_next)
+        r = scale / _er_noise_scale(sigma)
         x = r * x + (1 - r) * x0
         dt = sigma_next - sigma
         slope: Tensor | None = None
@@ -140,19 +143,19 @@ def er_sde(x: Tensor, sigmas: Tensor, noise: Noise) -> Sampling:
             slope = (x0 - x0_1) / (sigma - sigma_1)
             width = -dt / _ER_POINTS
             points = sigma_next + torch.arange(_ER_POINTS) * width
-            x = x + (dt + (1 / _er_scale(points)).sum() * width * scale) * slope
+            x = x + (dt + (1 / _er_noise_scale(points)).sum() * width * scale) * slope
             if slope_previous is not None:
                 curve = (slope - slope_previous) / ((sigma - past[1][1]) / 2)
-                moment = ((points - sigma) / _er_scale(points)).sum() * width
+                moment = ((points - sigma) / _er_noise_scale(points)).sum() * width
                 x = x + (dt**2 / 2 + moment * scale) * curve
         variance = (sigma_next**2 - sigma**2 * r**2).clamp(min=0)
-        x = x + variance.sqrt() * noise(sigma, sigma_next)
+        x = x + variance.sqrt() * noise_sampler(sigma, sigma_next)
         past, slope_previous = [(x0, sigma), *past][:2], slope
     return x
 
 
-def _er_scale(sigma: Tensor) -> Tensor:
-    """ER-SDE 5, the noise scale that the paper recommends."""
+def _er_noise_scale(sigma: Tensor) -> Tensor:
+    """The noise scale ER-SDE 5, which the paper recommends."""
     return sigma * ((sigma**0.3).exp() + 10)
 
 
@@ -160,6 +163,6 @@ def _phi_2(h: Tensor) -> Tensor:
     return (-h).expm1() / h + 1
 
 
-def _deviation(h: Tensor) -> Tensor:
-    """Of the noise that h of reverse time adds, for a sigma of 1."""
+def _noise_std(h: Tensor) -> Tensor:
+    """The standard deviation of the noise that a step of h adds, for a sigma of 1."""
     return (-(-2 * h).expm1()).sqrt()

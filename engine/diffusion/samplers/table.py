@@ -10,12 +10,12 @@ from torch import Tensor
 from engine.diffusion.samplers import ancestral, dpm_solver, multistep, sa_solver, uni_pc
 from engine.diffusion.samplers import runge_kutta as samplers
 from engine.diffusion.samplers import sde as sde_samplers
-from engine.diffusion.samplers.noise import Noise, brownian, fresh
+from engine.diffusion.samplers.noise import NoiseSampler, brownian_noise, independent_noise
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.graph import names
 
 Sampler: TypeAlias = Callable[[Tensor, Tensor], Sampling]
-NoisySampler: TypeAlias = Callable[[Tensor, Tensor, Noise], Sampling]
+NoisySampler: TypeAlias = Callable[[Tensor, Tensor, NoiseSampler], Sampling]
 
 SAMPLERS: dict[str, Sampler] = {
     "euler": samplers.euler,
@@ -72,9 +72,9 @@ def sampling_of(
     match names.SAMPLER_OF[name].noise:
         case "none":
             return SAMPLERS[name](x, sigmas)
-        case "fresh":
+        case "independent":
             return NOISY_SAMPLERS[name](
-                x, sigmas, fresh(x, seed if step_seed is None else step_seed)
+                x, sigmas, independent_noise(x, seed if step_seed is None else step_seed)
             )
         case "brownian":
-            return NOISY_SAMPLERS[name](x, sigmas, brownian(x, sigmas, seed))
+            return NOISY_SAMPLERS[name](x, sigmas, brownian_noise(x, sigmas, seed))

@@ -1,6 +1,6 @@
 """UniPC: Zhao et al. 2023 (arXiv:2302.04867), data prediction, in variance-preserving space.
 
-Everything is float32 down to the cancellation in 1 - alpha^2: ComfyUI's pixels depend on it.
+Everything is float32, even where 1 - alpha^2 cancels: ComfyUI's pixels depend on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.diffusion.samplers.runge_kutta import Sampling
 
-_MOST_ORDER = 3
+_MAX_ORDER = 3
 _LAST_SIGMA = 1e-3
 
 
@@ -27,8 +27,8 @@ def uni_pc_bh2(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """A noise level in variance-preserving space."""
+class _Marginal:
+    """A sigma in variance-preserving space: x is `alpha` x0 plus noise of `std`."""
 
     sigma: Tensor
 
@@ -41,63 +41,62 @@ class _Level:
         return self.log_alpha.exp()
 
     @property
-    def deviation(self) -> Tensor:
+    def std(self) -> Tensor:
         return (1 - (2 * self.log_alpha).exp()).sqrt()
 
     @property
-    def log_snr(self) -> Tensor:
+    def half_log_snr(self) -> Tensor:
         return self.log_alpha - 0.5 * (1 - (2 * self.log_alpha).exp()).log()
 
-    def ask(self, x: Tensor) -> Sampling:
-        """x0 of a variance-preserving x."""
-        x_exploding = x * (self.sigma**2 + 1).sqrt()
-        x0 = yield x_exploding, self.sigma
-        eps = (x_exploding - x0) / self.sigma
-        return (x - self.deviation * eps) / self.alpha
+    def x0_of(self, x: Tensor) -> Sampling:
+        """Calls the model: x0 of a variance-preserving x."""
+        x_ve = x * (self.sigma**2 + 1).sqrt()
+        x0 = yield x_ve, self.sigma
+        eps = (x_ve - x0) / self.sigma
+        return (x - self.std * eps) / self.alpha
 
 
 def _uni_pc(x: Tensor, sigmas: Tensor, *, exponential: bool) -> Sampling:
-    """The predictor's x is the corrector's question, except at the end.
+    """The corrector takes the x0 at the predicted x, except in the last step.
 
-    The order is below the number of steps, so that a single step leaves x as it was: ComfyUI's
-    answer, too.
+    The order is below the number of steps, so a single step leaves x as it was, as in ComfyUI.
     """
     last = sigmas[-1:].clamp(min=_LAST_SIGMA)
-    levels = [_Level(sigma) for sigma in torch.cat([sigmas[:-1], last])]
-    steps = len(levels) - 1
+    marginals = [_Marginal(sigma) for sigma in torch.cat([sigmas[:-1], last])]
+    steps = len(marginals) - 1
     x = x / (sigmas[0] ** 2 + 1).sqrt()
-    known = [(levels[0], (yield from levels[0].ask(x)))]
+    past = [(marginals[0], (yield from marginals[0].x0_of(x)))]
     if steps == 1:
-        return x / levels[-1].alpha
-    for i, level in enumerate(levels[1:], start=1):
-        order = min(i, _MOST_ORDER, steps - 1, steps + 1 - i)
-        step = _Step(known[:order], level, exponential=exponential)
+        return x / marginals[-1].alpha
+    for i, marginal in enumerate(marginals[1:], start=1):
+        order = min(i, _MAX_ORDER, steps - 1, steps + 1 - i)
+        step = _Step(past[:order], marginal, exponential=exponential)
         x_predicted = step.predicted(x)
         if i == steps:
             x = x_predicted
             break
-        x0 = yield from level.ask(x_predicted)
+        x0 = yield from marginal.x0_of(x_predicted)
         x = step.corrected(x, x0)
-        known = [(level, x0), *known][:_MOST_ORDER]
-    return x / levels[-1].alpha
+        past = [(marginal, x0), *past][:_MAX_ORDER]
+    return x / marginals[-1].alpha
 
 
 class _Step:
-    """One step from the newest of the known x0s, which are given newest first, to a level."""
+    """One step to the marginal `end`, from the past marginals and their x0s, newest first."""
 
     def __init__(
-        self, known: list[tuple[_Level, Tensor]], level: _Level, *, exponential: bool
+        self, past: list[tuple[_Marginal, Tensor]], end: _Marginal, *, exponential: bool
     ) -> None:
-        (self._from, self._x0), *older = known
-        self._to = level
-        self._h = level.log_snr - self._from.log_snr
-        ratios = [(old.log_snr - self._from.log_snr) / self._h for old, _ in older]
+        (self._start, self._x0), *older = past
+        self._end = end
+        self._h = end.half_log_snr - self._start.half_log_snr
+        ratios = [(old.half_log_snr - self._start.half_log_snr) / self._h for old, _ in older]
         self._differences = [(x0 - self._x0) / r for (_, x0), r in zip(older, ratios, strict=True)]
         self._b = (-self._h).expm1() if exponential else -self._h
         self._matrix, self._vector = self._conditions(torch.stack([*ratios, torch.tensor(1.0)]))
 
     def _conditions(self, ratios: Tensor) -> tuple[Tensor, Tensor]:
-        """The linear equations that the weights of the differences satisfy."""
+        """The matrix and the vector of the linear equations for the weights of the differences."""
         phi = (-self._h).expm1() / -self._h - 1
         factorial = 1
         values: list[Tensor] = []
@@ -108,26 +107,26 @@ class _Step:
         return torch.stack([ratios**k for k in range(len(ratios))]), torch.stack(values)
 
     def _first_order(self, x: Tensor) -> Tensor:
-        ratio = self._to.deviation / self._from.deviation
-        return ratio * x - self._to.alpha * (-self._h).expm1() * self._x0
+        ratio = self._end.std / self._start.std
+        return ratio * x - self._end.alpha * (-self._h).expm1() * self._x0
 
-    def _with(self, x: Tensor, weights: Tensor, differences: list[Tensor]) -> Tensor:
+    def _step(self, x: Tensor, weights: Tensor, differences: list[Tensor]) -> Tensor:
         change = torch.zeros_like(x)
         for weight, difference in zip(weights, differences, strict=True):
             change = change + weight * difference
-        return self._first_order(x) - self._to.alpha * self._b * change
+        return self._first_order(x) - self._end.alpha * self._b * change
 
     def predicted(self, x: Tensor) -> Tensor:
-        """UniP; with one difference its weight is 1/2 for every h, as in the paper."""
+        """UniP; a single difference has the weight 1/2 for every h, as in the paper."""
         count = len(self._differences)
         weights = torch.full((count,), 0.5)
         if count > 1:
             weights = torch.linalg.solve(self._matrix[:-1, :-1], self._vector[:-1])
-        return self._with(x, weights, self._differences)
+        return self._step(x, weights, self._differences)
 
     def corrected(self, x: Tensor, x0: Tensor) -> Tensor:
-        """UniC, with the model's answer at the end of the step."""
+        """UniC, with the x0 at the end of the step."""
         weights = torch.tensor([0.5])
         if self._differences:
             weights = torch.linalg.solve(self._matrix, self._vector)
-        return self._with(x, weights, [*self._differences, x0 - self._x0])
+        return self._step(x, weights, [*self._differences, x0 - self._x0])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.samplers.multistep import ipndm_v_weights
-from engine.diffusion.samplers.noise import brownian, fresh
+from engine.diffusion.samplers.noise import brownian_noise, independent_noise
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
 from engine.diffusion.samplers.runge_kutta import Sampling, euler_cfg_pp
 from engine.diffusion.samplers.sa_solver import stochastic_adams
@@ -122,28 +122,28 @@ def test_noise_on_the_way_may_be_of_another_seed_unless_it_is_a_path() -> None:
             )
             for seed, step_seed in ((1, 2), (2, None), (1, None))
         ]
-        same_as = 1 if names.SAMPLER_OF[name].noise == "fresh" else 2
+        same_as = 1 if names.SAMPLER_OF[name].noise == "independent" else 2
         assert torch.equal(found[0], found[same_as]), name
         assert not torch.equal(found[1], found[2]), name
 
 
 def test_the_noise_of_rising_sigmas_is_that_of_falling_ones_reversed() -> None:
     x, sigmas = torch.zeros(1, 4, 8, 8), sigmas_for(LEVELS, "karras", 4)
-    noise = brownian(x, sigmas, 5)
+    noise = brownian_noise(x, sigmas, 5)
     assert torch.equal(noise(sigmas[1], sigmas[2]), -noise(sigmas[2], sigmas[1]))
 
 
-def test_fresh_noise_begins_like_that_of_the_start() -> None:
+def test_independent_noise_begins_like_that_of_the_start() -> None:
     x = torch.zeros(2, 4, 3, 3)
     first = torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
-    noise = fresh(x, 7)
+    noise = independent_noise(x, 7)
     assert torch.equal(noise(LEVELS.sigma_max, LEVELS.sigma_min), first)
     assert not torch.equal(noise(LEVELS.sigma_max, LEVELS.sigma_min), first)
 
 
 def test_brownian_noise_adds_up_along_the_path() -> None:
     x, sigmas = torch.zeros(1, 4, 32, 32), sigmas_for(LEVELS, "karras", 8)
-    noise = brownian(x, sigmas, 2**64 - 1)
+    noise = brownian_noise(x, sigmas, 2**64 - 1)
     parts = [noise(a, b) * (a - b).sqrt() for a, b in pairwise(sigmas[:-1])]
     whole = noise(sigmas[0], sigmas[-2]) * (sigmas[0] - sigmas[-2]).sqrt()
     assert torch.allclose(torch.stack(parts).sum(0), whole, atol=1e-4)
@@ -170,7 +170,7 @@ def test_stochastic_adams_is_of_fourth_order_without_noise() -> None:
         sigmas = sigmas_for(LEVELS, "karras", steps)[:-1].double()
         x = torch.full((1, 4, 2, 2), 7.0, dtype=torch.float64)
         exact = x * ((SPREAD**2 + sigmas[-1] ** 2) / (SPREAD**2 + sigmas[0] ** 2)).sqrt()
-        unused = fresh(x, 1)
+        unused = independent_noise(x, 1)
         found = sampled(stochastic_adams(x, sigmas, unused, lambda _: 0.0))
         return float((found - exact).abs().max())
 
@@ -181,7 +181,7 @@ def test_stochastic_adams_is_of_fourth_order_without_noise() -> None:
 def test_stochastic_adams_keeps_the_models_distribution_for_any_tau(tau: float) -> None:
     sigmas = sigmas_for(LEVELS, "karras", 60)
     x = torch.randn((1, 4, 64, 64), generator=torch.Generator().manual_seed(5)) * sigmas[0]
-    found = sampled(stochastic_adams(x, sigmas, fresh(x, 6), lambda _: tau))
+    found = sampled(stochastic_adams(x, sigmas, independent_noise(x, 6), lambda _: tau))
     assert float(found.std()) == pytest.approx(SPREAD, rel=0.05)
 
 
