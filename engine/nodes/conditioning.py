@@ -1,4 +1,4 @@
-"""Nodes that say where, when and how much a conditioning counts, and that join several."""
+"""Nodes that limit and weight conditionings, and nodes that combine them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from engine.diffusion.images.latents import Mask
 
 _CELL = 8
-"""Pixels of a latent's cell."""
+"""Pixels in a side of a latent's cell."""
 _MAX_SIDE = 16384
 _CONDITIONING = Link("CONDITIONING")
-_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much it counts beside the others.")
+_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="Its weight relative to the other conditionings.")
 
 
 def _pixels(default: int, least: int) -> Int:
     return Int(default, min=least, max=_MAX_SIDE, step=8, tooltip="In pixels.")
 
 
-def _share(default: float, step: float = 0.01) -> Float:
+def _fraction(default: float, step: float = 0.01) -> Float:
     return Float(default, min=0.0, max=1.0, step=step)
 
 
@@ -36,7 +36,7 @@ def _share(default: float, step: float = 0.01) -> Float:
 def conditioning_combine(
     context: Context, conditioning_1: Conditioning, conditioning_2: Conditioning
 ) -> tuple[Conditioning]:
-    """Lets both count: the model is asked about each, and the answers are averaged."""
+    """Applies both: the estimates that the model makes with each are averaged."""
     return (conditioning_1 + conditioning_2,)
 
 
@@ -50,8 +50,8 @@ def conditioning_combine(
 def conditioning_concat(
     context: Context, conditioning_to: Conditioning, conditioning_from: Conditioning
 ) -> tuple[Conditioning]:
-    """Writes one text behind the other; of several to be added the first is."""
-    return (tuple(each.followed_by(conditioning_from[0]) for each in conditioning_to),)
+    """Appends a text to another; of several conditionings, the first is appended."""
+    return (tuple(each.concatenated(conditioning_from[0]) for each in conditioning_to),)
 
 
 @node(
@@ -59,7 +59,9 @@ def conditioning_concat(
     inputs={
         "conditioning_to": _CONDITIONING,
         "conditioning_from": _CONDITIONING,
-        "conditioning_to_strength": Float(1.0, min=0.0, max=1.0, tooltip="The share of the first."),
+        "conditioning_to_strength": Float(
+            1.0, min=0.0, max=1.0, tooltip="The weight of the first."
+        ),
     },
     outputs=("CONDITIONING",),
     category="conditioning",
@@ -71,9 +73,9 @@ def conditioning_average(
     conditioning_from: Conditioning,
     conditioning_to_strength: float,
 ) -> tuple[Conditioning]:
-    """Mixes two texts token by token."""
-    other, share = conditioning_from[0], conditioning_to_strength
-    return (tuple(each.mixed_with(other, share) for each in conditioning_to),)
+    """Averages two texts token by token."""
+    other, weight = conditioning_from[0], conditioning_to_strength
+    return (tuple(each.averaged(other, weight) for each in conditioning_to),)
 
 
 @node(
@@ -84,8 +86,8 @@ def conditioning_average(
     display_name="Conditioning (Zero Out)",
 )
 def conditioning_zero_out(context: Context, conditioning: Conditioning) -> tuple[Conditioning]:
-    """Takes all meaning from a conditioning, which is less than an empty text has."""
-    return (tuple(each.zeroed() for each in conditioning),)
+    """Sets a conditioning to zeros, which differs from the conditioning of an empty text."""
+    return (tuple(each.zeroed_out() for each in conditioning),)
 
 
 def _area_inputs(size: Input, place: Input) -> dict[str, Input]:
@@ -116,16 +118,16 @@ def conditioning_set_area(
     y: int,
     strength: float,
 ) -> tuple[Conditioning]:
-    """Keeps a conditioning to a rectangle of the image."""
+    """Limits a conditioning to a rectangle of the image."""
     from engine.diffusion.conditioning.condition import Area
 
     area = Area(height // _CELL, width // _CELL, y // _CELL, x // _CELL)
-    return (tuple(each.within(area, strength) for each in conditioning),)
+    return (tuple(each.with_area(area, strength) for each in conditioning),)
 
 
 @node(
     "ConditioningSetAreaPercentage",
-    inputs=_area_inputs(_share(1.0), _share(0.0)),
+    inputs=_area_inputs(_fraction(1.0), _fraction(0.0)),
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Set Area with Percentage)",
@@ -140,11 +142,11 @@ def conditioning_set_area_percentage(
     y: float,
     strength: float,
 ) -> tuple[Conditioning]:
-    """Keeps a conditioning to a rectangle, given in shares of the image's sides."""
-    from engine.diffusion.conditioning.condition import AreaShare
+    """Limits a conditioning to a rectangle, in fractions of the image's width and height."""
+    from engine.diffusion.conditioning.condition import AreaPercentage
 
-    area = AreaShare(height, width, y, x)
-    return (tuple(each.within(area, strength) for each in conditioning),)
+    area = AreaPercentage(height, width, y, x)
+    return (tuple(each.with_area(area, strength) for each in conditioning),)
 
 
 @node(
@@ -157,8 +159,8 @@ def conditioning_set_area_percentage(
 def conditioning_set_area_strength(
     context: Context, conditioning: Conditioning, strength: float
 ) -> tuple[Conditioning]:
-    """Sets how much a conditioning counts beside others."""
-    return (tuple(each.of_strength(strength) for each in conditioning),)
+    """Sets the weight of a conditioning relative to others."""
+    return (tuple(each.with_strength(strength) for each in conditioning),)
 
 
 @node(
@@ -169,7 +171,7 @@ def conditioning_set_area_strength(
         "strength": _STRENGTH,
         "set_cond_area": Choice(
             ("default", "mask bounds"),
-            tooltip="Whether the model sees all of the image or the mask's part alone.",
+            tooltip="Whether the model gets the whole image, or only the bounding box of the mask.",
         ),
     },
     outputs=("CONDITIONING",),
@@ -184,10 +186,10 @@ def conditioning_set_mask(
     strength: float,
     set_cond_area: str,
 ) -> tuple[Conditioning]:
-    """Lets a conditioning count as much as a mask says."""
-    keeps_to_mask = set_cond_area != "default"
+    """Weights a conditioning by a mask."""
+    bounds = set_cond_area != "default"
     return (
-        tuple(each.masked(mask, strength, keeps_to_mask=keeps_to_mask) for each in conditioning),
+        tuple(each.with_mask(mask, strength, set_area_to_bounds=bounds) for each in conditioning),
     )
 
 
@@ -195,8 +197,8 @@ def conditioning_set_mask(
     "ConditioningSetTimestepRange",
     inputs={
         "conditioning": _CONDITIONING,
-        "start": _share(0.0, step=0.001),
-        "end": _share(1.0, step=0.001),
+        "start": _fraction(0.0, step=0.001),
+        "end": _fraction(1.0, step=0.001),
     },
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
@@ -205,5 +207,5 @@ def conditioning_set_mask(
 def conditioning_set_timestep_range(
     context: Context, conditioning: Conditioning, start: float, end: float
 ) -> tuple[Conditioning]:
-    """Lets a conditioning count for a part of the way from noise to image."""
-    return (tuple(each.between(start, end) for each in conditioning),)
+    """Limits a conditioning to a part of the steps."""
+    return (tuple(each.with_percent_range(start, end) for each in conditioning),)

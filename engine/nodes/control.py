@@ -71,10 +71,18 @@ def control_net_apply(
         "image": Link("IMAGE", tooltip="What the network looks at, as it was trained to see it."),
         "strength": _STRENGTH,
         "start_percent": Float(
-            0.0, min=0.0, max=1.0, step=0.001, tooltip="From which share of the way it counts."
+            0.0,
+            min=0.0,
+            max=1.0,
+            step=0.001,
+            tooltip="The fraction of the steps after which it starts.",
         ),
         "end_percent": Float(
-            1.0, min=0.0, max=1.0, step=0.001, tooltip="Up to which share of the way it counts."
+            1.0,
+            min=0.0,
+            max=1.0,
+            step=0.001,
+            tooltip="The fraction of the steps after which it ends.",
         ),
     },
     optional={"vae": Link("VAE", tooltip="Accepted and not used: these models see pixels.")},

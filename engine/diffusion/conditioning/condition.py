@@ -1,4 +1,4 @@
-"""What guides the denoising: encoded texts, each with where, when and how much it counts."""
+"""Conditionings: encoded texts, with the area, the steps and the strength of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A rectangle of a latent, in its cells."""
+    """A rectangle of a latent, in cells: a cell is 8 x 8 pixels."""
 
     height: int
     width: int
@@ -26,8 +26,8 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
-class AreaShare:
-    """A rectangle in shares (0..1) of the sides of whatever latent it comes to."""
+class AreaPercentage:
+    """A rectangle in fractions (0..1) of a latent's height and width."""
 
     height: float
     width: float
@@ -35,7 +35,7 @@ class AreaShare:
     x: float
 
     def on(self, height: int, width: int) -> Area:
-        """The nearest cells, at least one."""
+        """The rectangle on a latent of that size, rounded to cells, at least one by one."""
         return Area(
             max(1, round(self.height * height)),
             max(1, round(self.width * width)),
@@ -46,7 +46,7 @@ class AreaShare:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """One encoded text. `dataclasses.replace` makes another of it."""
+    """One encoded text, and what limits it."""
 
     tokens: Tensor
     """(1, tokens, width) float32."""
@@ -55,53 +55,56 @@ class Condition:
     sizes: tuple[float, ...] | None = None
     """SDXL's micro-conditioning, in the order of diffusers' `time_ids`; None: the model's own."""
     strength: float = 1.0
-    area: Area | AreaShare | None = None
-    """Where it counts; None: everywhere."""
+    area: Area | AreaPercentage | None = None
+    """The area that it applies to; None: everywhere."""
     mask: Mask | None = None
-    """How much it counts where, beside `strength`; in any size."""
-    keeps_to_mask: bool = False
-    """The model sees the mask's bounding box alone, which takes the place of `area`."""
-    sigmas: tuple[float, float] = (float("inf"), 0.0)
-    """From which level down to which it counts."""
-    shares: tuple[float, float] = (0.0, 1.0)
-    """The same in shares of the training steps, counted from the most noise."""
+    """Multiplies `strength` in each place; of any size."""
+    set_area_to_bounds: bool = False
+    """The bounding box of the mask replaces `area`."""
+    sigma_range: tuple[float, float] = (float("inf"), 0.0)
+    """The largest and the smallest sigma that it applies at."""
+    percent_range: tuple[float, float] = (0.0, 1.0)
+    """The same in percent (0..1) of the timesteps: see `NoiseLevels.percent_to_sigma`."""
     controls: tuple[Control, ...] = ()
-    """The ControlNets that act beside it."""
+    """The ControlNets that are applied with it."""
 
-    def followed_by(self, other: Condition) -> Condition:
-        """Both texts, one after the other."""
+    def concatenated(self, other: Condition) -> Condition:
+        """The tokens of both, one after the other."""
         return replace(self, tokens=torch.cat([self.tokens, other.tokens], dim=1))
 
-    def mixed_with(self, other: Condition, share: float) -> Condition:
-        """`share` of this one and the rest of the other, which is cut or filled up with zeros."""
+    def averaged(self, other: Condition, weight: float) -> Condition:
+        """The mean with the other, where `weight` (0..1) is the weight of this one.
+
+        The tokens of the other are cut, or padded with zeros, to the length of this one.
+        """
         length = self.tokens.shape[1]
         missing = max(0, length - other.tokens.shape[1])
-        filled = functional.pad(other.tokens[:, :length], (0, 0, 0, missing))
+        padded = functional.pad(other.tokens[:, :length], (0, 0, 0, missing))
         pooled = other.pooled if self.pooled is None else self.pooled
         if pooled is not None and other.pooled is not None:
-            pooled = pooled * share + other.pooled * (1.0 - share)
-        return replace(self, tokens=self.tokens * share + filled * (1.0 - share), pooled=pooled)
+            pooled = pooled * weight + other.pooled * (1.0 - weight)
+        return replace(self, tokens=self.tokens * weight + padded * (1.0 - weight), pooled=pooled)
 
-    def zeroed(self) -> Condition:
-        """Of the same shape without a meaning."""
+    def zeroed_out(self) -> Condition:
+        """A condition of the same shape whose values are 0."""
         pooled = None if self.pooled is None else torch.zeros_like(self.pooled)
         return replace(self, tokens=torch.zeros_like(self.tokens), pooled=pooled)
 
-    def within(self, area: Area | AreaShare, strength: float) -> Condition:
-        """In an area alone."""
-        return replace(self, area=area, strength=strength, keeps_to_mask=False)
+    def with_area(self, area: Area | AreaPercentage, strength: float) -> Condition:
+        """The condition limited to an area, with that strength."""
+        return replace(self, area=area, strength=strength, set_area_to_bounds=False)
 
-    def masked(self, mask: Mask, strength: float, *, keeps_to_mask: bool) -> Condition:
-        """As much as a mask says."""
-        return replace(self, mask=mask * strength, keeps_to_mask=keeps_to_mask)
+    def with_mask(self, mask: Mask, strength: float, *, set_area_to_bounds: bool) -> Condition:
+        """The condition weighted by a mask."""
+        return replace(self, mask=mask * strength, set_area_to_bounds=set_area_to_bounds)
 
-    def of_strength(self, strength: float) -> Condition:
+    def with_strength(self, strength: float) -> Condition:
         return replace(self, strength=strength)
 
-    def between(self, start: float, end: float) -> Condition:
-        """From one share of the training steps to the other."""
-        return replace(self, shares=(start, end))
+    def with_percent_range(self, start: float, end: float) -> Condition:
+        """The condition limited to a range of the timesteps, in percent (0..1)."""
+        return replace(self, percent_range=(start, end))
 
 
 Conditioning: TypeAlias = tuple[Condition, ...]
-"""Several count side by side: the mean of their x0, each weighted by its strength."""
+"""Conditions that apply together: x0 is the mean of their x0s, weighted by strength."""

@@ -1,4 +1,4 @@
-"""Soft edges, for what is blended."""
+"""Weights with soft edges, for blending."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def ramp(length: int, feather: int, *, first: bool, last: bool) -> Tensor:
-    """1, rising to it over `feather` places at the ends that are to be soft."""
-    share = torch.ones(length)
+    """(length,) weights of 1, which rise to 1 over `feather` places at the ends that are soft."""
+    weights = torch.ones(length)
     rise = (torch.arange(1, feather + 1) / max(1, feather))[:length]
     if first:
-        share[: len(rise)] *= rise
+        weights[: len(rise)] *= rise
     if last:
-        share[length - len(rise) :] *= rise.flip(0)
-    return share
+        weights[length - len(rise) :] *= rise.flip(0)
+    return weights

@@ -1,6 +1,6 @@
-"""Where on a latent, and at which levels, each condition counts, and how much.
+"""Conditions on latents of a known size: the window, the weight and the sigmas of each.
 
-As in Bar-Tal et al. 2023 (arXiv:2302.08113), x0 is the weighted mean of those of all windows.
+As in Bar-Tal et al. 2023 (arXiv:2302.08113), x0 is the weighted mean of the x0s of all windows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from engine.diffusion.conditioning.condition import Area, AreaShare, Condition, Conditioning
+from engine.diffusion.conditioning.condition import Area, AreaPercentage, Condition, Conditioning
+from engine.diffusion.conditioning.feathering import ramp
 from engine.diffusion.control.control_net import with_shared_controls
 from engine.diffusion.inpainting import fitted_mask
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 
 _FEATHER = 8
-_LEAST_SIDE = 8
-"""Of the window around a mask, in cells."""
+_MIN_SIDE = 8
+"""The smallest side of the window around a mask, in cells."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +32,15 @@ class PlacedCondition:
     """Inside the latent; None: all of it."""
     weight: Tensor | None
     """(batch or 1, 1, height, width) of the area; None: 1 everywhere."""
-    sigmas: tuple[float, float]
+    sigma_range: tuple[float, float]
+    """The largest and the smallest sigma that it applies at."""
 
     def applies_at(self, sigma: float) -> bool:
-        most, least = self.sigmas
-        return least <= sigma <= most
+        sigma_max, sigma_min = self.sigma_range
+        return sigma_min <= sigma <= sigma_max
 
     def window(self, whole: Tensor) -> Tensor:
-        """The part of a latent where it counts."""
+        """The part of a latent that it applies to."""
         return whole if self.area is None else _window(whole, self.area)
 
 
@@ -65,22 +67,22 @@ def placed_conditionings(
 def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> PlacedCondition:
     mask = None if condition.mask is None else fitted_mask(condition.mask, like)
     area = _area_of(condition, mask, like)
-    start, end = condition.shares
-    most, least = condition.sigmas
+    start, end = (levels.percent_to_sigma(percent) for percent in condition.percent_range)
+    sigma_max, sigma_min = condition.sigma_range
     return PlacedCondition(
         condition,
         area,
         _weight(condition, mask, area, like),
-        (min(most, levels.percent_to_sigma(start)), max(least, levels.percent_to_sigma(end))),
+        (min(sigma_max, start), max(sigma_min, end)),
     )
 
 
 def _area_of(condition: Condition, mask: Tensor | None, like: Tensor) -> Area | None:
     height, width = like.shape[2:]
     area = condition.area
-    if mask is not None and condition.keeps_to_mask:
+    if mask is not None and condition.set_area_to_bounds:
         area = _bounds(mask)
-    elif isinstance(area, AreaShare):
+    elif isinstance(area, AreaPercentage):
         area = area.on(height, width)
     if area is None:
         return None
@@ -95,18 +97,18 @@ def _area_of(condition: Condition, mask: Tensor | None, like: Tensor) -> Area | 
 def _bounds(mask: Tensor) -> Area:
     rows, columns = mask.abs().amax(dim=(0, 1)).nonzero(as_tuple=True)
     if not len(rows):
-        return Area(_LEAST_SIDE, _LEAST_SIDE, 0, 0)
+        return Area(_MIN_SIDE, _MIN_SIDE, 0, 0)
     top, left = int(rows.min()), int(columns.min())
     height, width = int(rows.max()) - top + 1, int(columns.max()) - left + 1
-    return Area(max(_LEAST_SIDE, height), max(_LEAST_SIDE, width), top, left)
+    return Area(max(_MIN_SIDE, height), max(_MIN_SIDE, width), top, left)
 
 
 def _weight(
     condition: Condition, mask: Tensor | None, area: Area | None, like: Tensor
 ) -> Tensor | None:
     if mask is not None:
-        shown = mask if area is None else _window(mask, area)
-        return shown * condition.strength
+        window = mask if area is None else _window(mask, area)
+        return window * condition.strength
     if area is not None:
         return _feathered(area, like) * condition.strength
     if condition.strength != 1.0:
@@ -115,22 +117,15 @@ def _weight(
 
 
 def _feathered(area: Area, like: Tensor) -> Tensor:
-    """1, falling off towards those edges that are not the latent's own."""
+    """A weight of 1 that falls off towards the edges of the area, except at the latent's edges."""
     height, width = like.shape[2:]
-    down = _falling_off(area.height, area.y > 0, area.y + area.height < height)
-    across = _falling_off(area.width, area.x > 0, area.x + area.width < width)
+    down = _side(area.height, first=area.y > 0, last=area.y + area.height < height)
+    across = _side(area.width, first=area.x > 0, last=area.x + area.width < width)
     return (down[:, None] * across)[None, None].to(like.device)
 
 
-def _falling_off(length: int, at_start: bool, at_end: bool) -> Tensor:
-    reach = min(_FEATHER, length // 4)
-    ramp = torch.arange(1, reach + 1) / max(reach, 1)
-    weight = torch.ones(length)
-    if at_start:
-        weight[:reach] *= ramp
-    if at_end:
-        weight[length - reach :] *= ramp.flip(0)
-    return weight
+def _side(length: int, *, first: bool, last: bool) -> Tensor:
+    return ramp(length, min(_FEATHER, length // 4), first=first, last=last)
 
 
 def _window(whole: Tensor, area: Area) -> Tensor:

@@ -28,15 +28,15 @@ class Control:
     network: Any
     hint: Images
     strength: float
-    shares: tuple[float, float] = (0.0, 1.0)
-    """From which share of the way to which it counts."""
+    percent_range: tuple[float, float] = (0.0, 1.0)
+    """The percent (0..1) of the timesteps where it starts and ends."""
     applies_to_uncond: bool = False
     """It applies to the negative conditioning too, unless that has a ControlNet of its own."""
     _sized: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def applies_at(self, sigma: float, levels: NoiseLevels) -> bool:
-        start, end = self.shares
-        return levels.percent_to_sigma(end) <= sigma <= levels.percent_to_sigma(start)
+        start, end = (levels.percent_to_sigma(percent) for percent in self.percent_range)
+        return end <= sigma <= start
 
     def hint_for(self, x: Tensor) -> Tensor:
         """(batch, 3, height, width) in pixels for latents `x`; several pictures take turns."""
@@ -76,7 +76,7 @@ def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Cond
 
 
 def _is_whole(condition: Condition) -> bool:
-    return condition.area is None and not condition.keeps_to_mask
+    return condition.area is None and not condition.set_area_to_bounds
 
 
 def residuals(
@@ -90,7 +90,7 @@ def residuals(
 ) -> dict[str, Any]:
     """What the ControlNets of a UNet call add to it, as arguments of the UNet; none without any.
 
-    `controls` are those that count for each row, `sizes` the latents in each; the others are what
+    `controls` are those that apply to each row, `sizes` the latents in each; the others are what
     the UNet is given, `inputs` beside latents, times and tokens. A network is called once for all
     rows that it acts on.
     """

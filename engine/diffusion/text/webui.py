@@ -47,7 +47,9 @@ def _encode_parts(clip: Clip, parts: Parts, sigmas: Tensor) -> Work[Conditioning
         for stretch, levels in ranges_of(part.stretches, sigmas):
             chunks = chunks_of(stretch.sections, clip.tokenizer, clip.embeddings)
             conditioning = yield from text.encode(clip, chunks, keeping_mean)
-            found += (replace(each, strength=part.weight, sigmas=levels) for each in conditioning)
+            found += (
+                replace(each, strength=part.weight, sigma_range=levels) for each in conditioning
+            )
     return tuple(found)
 
 

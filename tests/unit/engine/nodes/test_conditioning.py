@@ -1,7 +1,7 @@
 """The nodes that change conditionings, with the tiny checkpoint.
 
-In one step of Euler's method without guidance a latent is the model's estimate, which tells exactly
-what each conditioning counts for.
+One step of Euler's method without guidance gives the model's estimate, which shows exactly how much
+each conditioning contributes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_what_is_zeroed(estimates: Any) -> None:
     assert not same(of_a, a)
 
 
-def test_an_area_counts_where_it_is(estimates: Any) -> None:
+def test_an_area_applies_where_it_is(estimates: Any) -> None:
     area = node("ConditioningSetArea", conditioning=B, width=64, height=64, x=64, y=0, strength=1.0)
     share = node(
         "ConditioningSetAreaPercentage",
@@ -158,7 +158,7 @@ def test_masks_share_the_image_out(estimates: Any) -> None:
     assert not same(bounds, whole)
 
 
-def test_a_range_of_steps_is_where_a_text_counts(estimates: Any) -> None:
+def test_a_range_of_steps_is_where_a_text_applies(estimates: Any) -> None:
     def ranges(start: float) -> Prompt:
         early = node("ConditioningSetTimestepRange", conditioning=A, start=0.0, end=start)
         late = node("ConditioningSetTimestepRange", conditioning=B, start=start, end=1.0)

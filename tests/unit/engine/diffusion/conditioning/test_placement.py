@@ -1,4 +1,4 @@
-"""Where and when conditions count."""
+"""Where and when conditions apply."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.diffusion.conditioning.condition import Area, AreaShare, Condition
+from engine.diffusion.conditioning.condition import Area, AreaPercentage, Condition
 from engine.diffusion.conditioning.placement import (
     PlacedCondition,
     PlacedConditioning,
@@ -20,7 +20,7 @@ LATENT = torch.zeros(2, 4, 32, 64)
 
 
 def text(number: int, **where: Any) -> Condition:
-    """A condition that can be told by its one token."""
+    """A condition that its only token identifies."""
     return Condition(torch.full((1, 1, 1), float(number)), **where)
 
 
@@ -37,7 +37,7 @@ def areas(guide: PlacedConditioning) -> list[tuple[int, Area | None]]:
     return [(number(each), each.area) for each in guide]
 
 
-def test_what_counts_everywhere_has_neither_area_nor_weight() -> None:
+def test_what_applies_everywhere_has_neither_area_nor_weight() -> None:
     found = placed(text(1))
     assert (found.area, found.weight) == (None, None)
     assert found.window(LATENT) is LATENT
@@ -66,29 +66,29 @@ def test_an_area_ends_with_the_image() -> None:
             placed(text(1, area=outside))
 
 
-def test_shares_of_the_image_come_to_whole_cells() -> None:
-    assert placed(text(1, area=AreaShare(0.5, 0.26, 0.0, 0.5))).area == Area(16, 17, 0, 32)
-    assert placed(text(1, area=AreaShare(0.0, 0.0, 0.0, 0.0))).area == Area(1, 1, 0, 0)
+def test_percentages_of_the_image_are_rounded_to_cells() -> None:
+    assert placed(text(1, area=AreaPercentage(0.5, 0.26, 0.0, 0.5))).area == Area(16, 17, 0, 32)
+    assert placed(text(1, area=AreaPercentage(0.0, 0.0, 0.0, 0.0))).area == Area(1, 1, 0, 0)
 
 
 def test_a_mask_is_a_weight_on_all_of_the_image_or_on_its_bounds() -> None:
     mask = torch.zeros(1, 32, 64)
     mask[:, 10:20, 40:64] = 0.5
-    whole = placed(text(1).masked(mask, 2.0, keeps_to_mask=False))
+    whole = placed(text(1).with_mask(mask, 2.0, set_area_to_bounds=False))
     assert whole.area is None
     assert whole.weight is not None
     assert torch.equal(whole.weight, mask[:, None].repeat(2, 1, 1, 1) * 2)
-    bounds = placed(text(1).masked(mask, 2.0, keeps_to_mask=True))
+    bounds = placed(text(1).with_mask(mask, 2.0, set_area_to_bounds=True))
     assert bounds.area == Area(10, 24, 10, 40)
     assert bounds.weight is not None
     assert torch.equal(bounds.weight, torch.ones(2, 1, 10, 24))
-    empty = placed(text(1).masked(mask * 0, 1.0, keeps_to_mask=True))
+    empty = placed(text(1).with_mask(mask * 0, 1.0, set_area_to_bounds=True))
     assert empty.area == Area(8, 8, 0, 0)
 
 
 def test_a_masks_bounds_give_way_to_an_area_set_after_them() -> None:
-    condition = text(1).masked(torch.ones(1, 8, 8), 1.0, keeps_to_mask=True)
-    assert placed(condition.within(Area(16, 16, 0, 0), 1.0)).area == Area(16, 16, 0, 0)
+    condition = text(1).with_mask(torch.ones(1, 8, 8), 1.0, set_area_to_bounds=True)
+    assert placed(condition.with_area(Area(16, 16, 0, 0), 1.0)).area == Area(16, 16, 0, 0)
 
 
 def test_cond_and_uncond_have_conditions_for_each_others_areas() -> None:
@@ -112,11 +112,11 @@ def test_cond_and_uncond_have_conditions_for_each_others_areas() -> None:
 
 
 def test_a_percent_range_is_a_range_of_sigmas() -> None:
-    early = placed(text(1).between(0.0, 0.25))
-    late = placed(text(1).between(0.25, 1.0))
+    early = placed(text(1).with_percent_range(0.0, 0.25))
+    late = placed(text(1).with_percent_range(0.25, 1.0))
     border = LEVELS.percent_to_sigma(0.25)
-    assert early.sigmas == (float("inf"), border)
-    assert late.sigmas == (border, 0.0)
+    assert early.sigma_range == (float("inf"), border)
+    assert late.sigma_range == (border, 0.0)
     assert early.applies_at(14.6)
     assert not late.applies_at(14.6)
     assert late.applies_at(0.1)
@@ -125,16 +125,16 @@ def test_a_percent_range_is_a_range_of_sigmas() -> None:
 def test_joining_texts() -> None:
     one = Condition(torch.ones(1, 3, 2), pooled=torch.ones(1, 2))
     other = Condition(torch.full((1, 2, 2), 5.0), pooled=torch.full((1, 2), 5.0))
-    assert one.followed_by(other).tokens[0, :, 0].tolist() == [1, 1, 1, 5, 5]
-    mixed = one.mixed_with(other, 0.75)
+    assert one.concatenated(other).tokens[0, :, 0].tolist() == [1, 1, 1, 5, 5]
+    mixed = one.averaged(other, 0.75)
     assert mixed.tokens[0, :, 0].tolist() == [2, 2, 0.75]
-    assert other.mixed_with(one, 0.75).tokens[0, :, 0].tolist() == [4, 4]
+    assert other.averaged(one, 0.75).tokens[0, :, 0].tolist() == [4, 4]
     assert mixed.pooled is not None
     assert mixed.pooled.tolist() == [[2, 2]]
-    without = replace(one, pooled=None).mixed_with(other, 0.75).pooled
+    without = replace(one, pooled=None).averaged(other, 0.75).pooled
     assert without is not None
     assert without.tolist() == [[5, 5]]
-    zeroed = one.zeroed()
+    zeroed = one.zeroed_out()
     assert not zeroed.tokens.any()
     assert zeroed.pooled is not None
     assert not zeroed.pooled.any()

@@ -108,7 +108,7 @@ def by_diffusers(
     strengths: Sequence[float],
     /,
     *,
-    shares: tuple[float, float],
+    percents: tuple[float, float],
 ) -> Tensor:
     levels = checkpoint.model.levels
     pipeline = StableDiffusionControlNetPipeline(
@@ -130,8 +130,8 @@ def by_diffusers(
         negative_prompt_embeds=text(2)[0].tokens,
         image=[hint.movedim(-1, 1) for hint in hints],
         controlnet_conditioning_scale=list(strengths),
-        control_guidance_start=shares[0],
-        control_guidance_end=shares[1],
+        control_guidance_start=percents[0],
+        control_guidance_end=percents[1],
         num_inference_steps=STEPS,
         guidance_scale=CFG,
         latents=noise() * scale,
@@ -141,12 +141,12 @@ def by_diffusers(
 
 
 @pytest.mark.parametrize(
-    ("strengths", "shares"),
+    ("strengths", "percents"),
     [((1.0,), (0.0, 1.0)), ((0.4,), (0.25, 0.75)), ((0.8, 0.5), (0.0, 0.5))],
 )
 def test_latents_are_those_of_diffusers(
     strengths: tuple[float, ...],
-    shares: tuple[float, float],
+    percents: tuple[float, float],
     checkpoint: Checkpoint,
     networks: tuple[Any, Any],
 ) -> None:
@@ -161,11 +161,11 @@ def test_latents_are_those_of_diffusers(
             control_net=network,
             image=hint,
             strength=strength,
-            start_percent=shares[0],
-            end_percent=shares[1],
+            start_percent=percents[0],
+            end_percent=percents[1],
         )
     found = sampled(checkpoint.model, positive, negative)
-    expected = by_diffusers(checkpoint, used, hints, strengths, shares=shares)
+    expected = by_diffusers(checkpoint, used, hints, strengths, percents=percents)
     assert psnr_db_of(found.numpy(), expected.numpy()) > 100
     without = sampled(checkpoint.model, text(1), text(2))
     assert psnr_db_of(without.numpy(), expected.numpy()) < 40
@@ -175,7 +175,7 @@ def test_the_old_node_guides_uncond_too(checkpoint: Checkpoint, networks: tuple[
     apply = {"control_net": networks[0], "image": picture(0), "strength": 1.0}
     (positive,) = control_net_apply.body(None, conditioning=text(1), **apply)
     found = sampled(checkpoint.model, positive, text(2))
-    expected = by_diffusers(checkpoint, networks[:1], [picture(0)], [1.0], shares=(0.0, 1.0))
+    expected = by_diffusers(checkpoint, networks[:1], [picture(0)], [1.0], percents=(0.0, 1.0))
     assert psnr_db_of(found.numpy(), expected.numpy()) > 100
 
 
