@@ -53,7 +53,8 @@ def control_net_apply(
     strength: float,
 ) -> tuple[Conditioning]:
     """Lets a picture guide both conditionings in all steps."""
-    from engine.diffusion.control.control_net import Control, controlled
+    from engine.diffusion.conditioning.controls import controlled
+    from engine.diffusion.control.control_net import Control
 
     if strength == 0:
         return (conditioning,)
@@ -104,7 +105,8 @@ def control_net_apply_advanced(
     vae: Vae | None = None,
 ) -> tuple[Conditioning, Conditioning]:
     """Lets a picture guide a part of the way."""
-    from engine.diffusion.control.control_net import Control, controlled
+    from engine.diffusion.conditioning.controls import controlled
+    from engine.diffusion.control.control_net import Control
 
     if strength == 0:
         return positive, negative

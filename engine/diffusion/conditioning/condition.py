@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.diffusion.control.control_net import Control
 from engine.diffusion.images.latents import Mask
-
-if TYPE_CHECKING:
-    from engine.diffusion.control.control_net import Control
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Area, AreaPercentage, Condition, Conditioning
+from engine.diffusion.conditioning.controls import with_shared_controls
 from engine.diffusion.conditioning.feathering import ramp
-from engine.diffusion.control.control_net import with_shared_controls
 from engine.diffusion.inpainting import fitted_mask
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images
 from engine.diffusion.images.resampling import resampled
 from engine.diffusion.samplers.noise_levels import NoiseLevels
@@ -48,35 +47,6 @@ class Control:
             self._sized[height, width] = fitted.to(x.device)
         sized = self._sized[height, width]
         return sized[torch.arange(len(x), device=x.device) % len(sized)]
-
-
-def controlled(conditioning: Conditioning, control: Control) -> Conditioning:
-    """The conditioning with one more ControlNet."""
-    return tuple(replace(each, controls=(*each.controls, control)) for each in conditioning)
-
-
-def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Conditioning:
-    """The negative with those ControlNets of the positive that apply to both, as in ComfyUI.
-
-    Areas are left out of it, and a negative with a ControlNet of its own is left as it is.
-    """
-    places = [place for place, each in enumerate(negative) if _is_whole(each)]
-    shared = [
-        each.controls
-        for each in positive
-        if _is_whole(each) and each.controls and each.controls[-1].applies_to_uncond
-    ]
-    if not places or any(negative[place].controls for place in places):
-        return negative
-    found = list(negative)
-    for number, controls in enumerate(shared):
-        place = places[number % len(places)]
-        found[place] = replace(negative[place], controls=controls)
-    return tuple(found)
-
-
-def _is_whole(condition: Condition) -> bool:
-    return condition.area is None and not condition.set_area_to_bounds
 
 
 def residuals(

@@ -14,13 +14,9 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionControlNetPipeline
 from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Area, Condition, Conditioning
+from engine.diffusion.conditioning.controls import controlled, with_shared_controls
 from engine.diffusion.conditioning.placement import placed_conditionings
-from engine.diffusion.control.control_net import (
-    Control,
-    controlled,
-    residuals,
-    with_shared_controls,
-)
+from engine.diffusion.control.control_net import Control, residuals
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.store import ModelStore
