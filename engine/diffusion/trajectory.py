@@ -16,10 +16,10 @@ from engine.diffusion.denoise import Denoise
 from engine.diffusion.images.latents import Latent, Mask, noise_like
 from engine.diffusion.inpainting import concat_latent, fitted_mask, inpainting
 from engine.diffusion.model import Model
+from engine.diffusion.samplers.lookup import sampling_of
 from engine.diffusion.samplers.noise import shifted, start_noise
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
-from engine.diffusion.samplers.table import sampling_of
 from engine.graph import names
 
 

@@ -91,8 +91,8 @@ def test_unknown_scheduler_is_refused() -> None:
 
 
 def test_every_name_has_its_function() -> None:
+    from engine.diffusion.samplers.lookup import NOISY_SAMPLERS, SAMPLERS
     from engine.diffusion.samplers.schedules import SCHEDULES
-    from engine.diffusion.samplers.table import NOISY_SAMPLERS, SAMPLERS
 
     assert {row.name for row in names.SAMPLERS if row.noise == "none"} == set(SAMPLERS)
     assert {row.name for row in names.SAMPLERS if row.noise != "none"} == set(NOISY_SAMPLERS)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.diffusion.samplers.lookup import NOISY_SAMPLERS, SAMPLERS, sampling_of
 from engine.diffusion.samplers.multistep import ipndm_v_weights
 from engine.diffusion.samplers.noise import brownian_noise, independent_noise
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
 from engine.diffusion.samplers.runge_kutta import Sampling, euler_cfg_pp
 from engine.diffusion.samplers.sa_solver import stochastic_adams
 from engine.diffusion.samplers.schedules import SCHEDULES, sigmas_for
-from engine.diffusion.samplers.table import NOISY_SAMPLERS, SAMPLERS, sampling_of
 from engine.graph import names
 
 SPREAD = 0.5
