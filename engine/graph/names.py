@@ -1,11 +1,12 @@
-"""Samplers and schedulers, and the spellings that callers use for them.
+"""The table of samplers and schedulers, and the spellings that callers use for them.
 
-A sampler or scheduler is one row here and one function in `engine.diffusion`.
+One row registers a sampler or a scheduler: it has the spellings, and the place of the function,
+which `engine.diffusion.samplers.lookup` imports. So the names are known without torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 AUTOMATIC = "Automatic"
@@ -14,129 +15,204 @@ AUTOMATIC = "Automatic"
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """`name` is ComfyUI's spelling, `label` WebUI's."""
+    """A scheduler: it makes a schedule for a number of steps."""
 
     name: str
+    """ComfyUI's spelling."""
     label: str
+    """The WebUI's spelling."""
+    function: str
+    """`module:function` in `engine.diffusion.samplers`."""
+    _: KW_ONLY
     aliases: tuple[str, ...] = ()
+    """More spellings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """`name` is ComfyUI's spelling, `label` WebUI's; `automatic` is what "Automatic" stands for.
-
-    `noise` is what the sampler adds on its way: independent draws, or increments of one Brownian
-    path. `discards_penultimate_sigma`: its schedules leave out their last sigma above 0.
-    `own_schedule`: it chooses its own sigmas between the ends of a schedule. `own_mask_noise`: the
-    part that a noise mask keeps gets other noise than the start. `needs_uncond`: it needs the
-    unconditional x0 beside the guided one.
-    """
+    """A sampler, and what it needs."""
 
     name: str
+    """ComfyUI's spelling."""
     label: str
+    """The WebUI's spelling."""
+    function: str
+    """`module:function` in `engine.diffusion.samplers`."""
+    _: KW_ONLY
     automatic: str = "normal"
+    """The scheduler that "Automatic" stands for."""
     aliases: tuple[str, ...] = ()
+    """More spellings."""
     noise: Literal["none", "independent", "brownian"] = "none"
+    """The noise that its steps add: independent draws, or increments of one Brownian path."""
     discards_penultimate_sigma: bool = False
+    """Its schedules leave out their last sigma above 0."""
     own_schedule: bool = False
+    """It chooses its own sigmas between the ends of a schedule."""
     own_mask_noise: bool = False
+    """The part of a latent that a noise mask keeps gets other noise than the start."""
     needs_uncond: bool = False
+    """It needs the unconditional x0 beside the guided one, as CFG++ does."""
 
 
 SCHEDULERS = (
-    Scheduler("normal", "Normal", aliases=("Uniform",)),
-    Scheduler("karras", "Karras"),
-    Scheduler("exponential", "Exponential"),
-    Scheduler("sgm_uniform", "SGM Uniform"),
-    Scheduler("simple", "Simple"),
-    Scheduler("ddim_uniform", "DDIM", aliases=("DDIM Uniform",)),
-    Scheduler("beta", "Beta"),
-    Scheduler("linear_quadratic", "Linear Quadratic"),
-    Scheduler("kl_optimal", "KL Optimal"),
+    Scheduler("normal", "Normal", "schedules:normal", aliases=("Uniform",)),
+    Scheduler("karras", "Karras", "schedules:karras"),
+    Scheduler("exponential", "Exponential", "schedules:exponential"),
+    Scheduler("sgm_uniform", "SGM Uniform", "schedules:sgm_uniform"),
+    Scheduler("simple", "Simple", "schedules:simple"),
+    Scheduler("ddim_uniform", "DDIM", "schedules:ddim_uniform", aliases=("DDIM Uniform",)),
+    Scheduler("beta", "Beta", "schedules:beta"),
+    Scheduler("linear_quadratic", "Linear Quadratic", "schedules:linear_quadratic"),
+    Scheduler("kl_optimal", "KL Optimal", "schedules:kl_optimal"),
 )
 SAMPLERS = (
-    Sampler("euler", "Euler", aliases=("k_euler",)),
+    Sampler("euler", "Euler", "runge_kutta:euler", aliases=("k_euler",)),
     Sampler(
         "euler_ancestral",
         "Euler a",
+        "ancestral:euler_ancestral",
         aliases=("k_euler_a", "k_euler_ancestral"),
         noise="independent",
     ),
-    Sampler("euler_cfg_pp", "Euler CFG++", needs_uncond=True),
-    Sampler("euler_ancestral_cfg_pp", "Euler a CFG++", noise="independent", needs_uncond=True),
-    Sampler("heun", "Heun", aliases=("k_heun",)),
-    Sampler("heunpp2", "Heun++ 2"),
-    Sampler("dpm_2", "DPM2", "karras", ("k_dpm_2",), discards_penultimate_sigma=True),
+    Sampler("euler_cfg_pp", "Euler CFG++", "runge_kutta:euler_cfg_pp", needs_uncond=True),
     Sampler(
-        "dpm_2_ancestral",
-        "DPM2 a",
-        "karras",
-        ("k_dpm_2_a", "k_dpm_2_ancestral"),
-        noise="independent",
-        discards_penultimate_sigma=True,
-    ),
-    Sampler("lms", "LMS", aliases=("k_lms",)),
-    Sampler("dpm_fast", "DPM fast", aliases=("k_dpm_fast",), own_schedule=True),
-    Sampler(
-        "dpm_adaptive", "DPM adaptive", aliases=("k_dpm_ad", "k_dpm_adaptive"), own_schedule=True
-    ),
-    Sampler("dpmpp_2s_ancestral", "DPM++ 2S a", "karras", ("k_dpmpp_2s_a",), noise="independent"),
-    Sampler(
-        "dpmpp_2s_ancestral_cfg_pp",
-        "DPM++ 2S a CFG++",
-        "karras",
+        "euler_ancestral_cfg_pp",
+        "Euler a CFG++",
+        "ancestral:euler_ancestral_cfg_pp",
         noise="independent",
         needs_uncond=True,
     ),
-    Sampler("dpmpp_sde", "DPM++ SDE", "karras", ("k_dpmpp_sde", "dpmpp_sde_gpu"), "brownian"),
-    Sampler("dpmpp_2m", "DPM++ 2M", "karras", ("k_dpmpp_2m",)),
-    Sampler("dpmpp_2m_cfg_pp", "DPM++ 2M CFG++", "karras", needs_uncond=True),
+    Sampler("heun", "Heun", "runge_kutta:heun", aliases=("k_heun",)),
+    Sampler("heunpp2", "Heun++ 2", "runge_kutta:heunpp2"),
+    Sampler(
+        "dpm_2",
+        "DPM2",
+        "runge_kutta:dpm_2",
+        automatic="karras",
+        aliases=("k_dpm_2",),
+        discards_penultimate_sigma=True,
+    ),
+    Sampler(
+        "dpm_2_ancestral",
+        "DPM2 a",
+        "ancestral:dpm_2_ancestral",
+        automatic="karras",
+        aliases=("k_dpm_2_a", "k_dpm_2_ancestral"),
+        noise="independent",
+        discards_penultimate_sigma=True,
+    ),
+    Sampler("lms", "LMS", "multistep:lms", aliases=("k_lms",)),
+    Sampler(
+        "dpm_fast", "DPM fast", "dpm_solver:dpm_fast", aliases=("k_dpm_fast",), own_schedule=True
+    ),
+    Sampler(
+        "dpm_adaptive",
+        "DPM adaptive",
+        "dpm_solver:dpm_adaptive",
+        aliases=("k_dpm_ad", "k_dpm_adaptive"),
+        own_schedule=True,
+    ),
+    Sampler(
+        "dpmpp_2s_ancestral",
+        "DPM++ 2S a",
+        "ancestral:dpmpp_2s_ancestral",
+        automatic="karras",
+        aliases=("k_dpmpp_2s_a",),
+        noise="independent",
+    ),
+    Sampler(
+        "dpmpp_2s_ancestral_cfg_pp",
+        "DPM++ 2S a CFG++",
+        "ancestral:dpmpp_2s_ancestral_cfg_pp",
+        automatic="karras",
+        noise="independent",
+        needs_uncond=True,
+    ),
+    Sampler(
+        "dpmpp_sde",
+        "DPM++ SDE",
+        "sde:dpmpp_sde",
+        automatic="karras",
+        aliases=("k_dpmpp_sde", "dpmpp_sde_gpu"),
+        noise="brownian",
+    ),
+    Sampler(
+        "dpmpp_2m", "DPM++ 2M", "multistep:dpmpp_2m", automatic="karras", aliases=("k_dpmpp_2m",)
+    ),
+    Sampler(
+        "dpmpp_2m_cfg_pp",
+        "DPM++ 2M CFG++",
+        "multistep:dpmpp_2m_cfg_pp",
+        automatic="karras",
+        needs_uncond=True,
+    ),
     Sampler(
         "dpmpp_2m_sde",
         "DPM++ 2M SDE",
-        "exponential",
-        ("k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"),
-        "brownian",
+        "sde:dpmpp_2m_sde",
+        automatic="exponential",
+        aliases=("k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"),
+        noise="brownian",
     ),
     Sampler(
         "dpmpp_2m_sde_heun",
         "DPM++ 2M SDE Heun",
-        "exponential",
-        ("k_dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu"),
-        "brownian",
+        "sde:dpmpp_2m_sde_heun",
+        automatic="exponential",
+        aliases=("k_dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu"),
+        noise="brownian",
     ),
     Sampler(
         "dpmpp_3m_sde",
         "DPM++ 3M SDE",
-        "exponential",
-        ("k_dpmpp_3m_sde", "dpmpp_3m_sde_gpu"),
-        "brownian",
+        "sde:dpmpp_3m_sde",
+        automatic="exponential",
+        aliases=("k_dpmpp_3m_sde", "dpmpp_3m_sde_gpu"),
+        noise="brownian",
     ),
-    Sampler("ddpm", "DDPM", noise="independent"),
-    Sampler("lcm", "LCM", aliases=("k_lcm",), noise="independent"),
-    Sampler("ipndm", "iPNDM"),
-    Sampler("ipndm_v", "iPNDM V"),
-    Sampler("deis", "DEIS"),
-    Sampler("ddim", "DDIM", own_mask_noise=True),
-    Sampler("uni_pc", "UniPC", discards_penultimate_sigma=True),
-    Sampler("uni_pc_bh2", "UniPC BH2", discards_penultimate_sigma=True),
-    Sampler("res_multistep", "RES Multistep"),
-    Sampler("res_multistep_cfg_pp", "RES Multistep CFG++", needs_uncond=True),
-    Sampler("res_multistep_ancestral", "RES Multistep a", noise="independent"),
+    Sampler("ddpm", "DDPM", "ancestral:ddpm", noise="independent"),
+    Sampler("lcm", "LCM", "ancestral:lcm", aliases=("k_lcm",), noise="independent"),
+    Sampler("ipndm", "iPNDM", "multistep:ipndm"),
+    Sampler("ipndm_v", "iPNDM V", "multistep:ipndm_v"),
+    Sampler("deis", "DEIS", "multistep:deis"),
+    Sampler("ddim", "DDIM", "runge_kutta:ddim", own_mask_noise=True),
+    Sampler("uni_pc", "UniPC", "uni_pc:uni_pc", discards_penultimate_sigma=True),
+    Sampler("uni_pc_bh2", "UniPC BH2", "uni_pc:uni_pc_bh2", discards_penultimate_sigma=True),
+    Sampler("res_multistep", "RES Multistep", "multistep:res_multistep"),
+    Sampler(
+        "res_multistep_cfg_pp",
+        "RES Multistep CFG++",
+        "multistep:res_multistep_cfg_pp",
+        needs_uncond=True,
+    ),
+    Sampler(
+        "res_multistep_ancestral",
+        "RES Multistep a",
+        "multistep:res_multistep_ancestral",
+        noise="independent",
+    ),
     Sampler(
         "res_multistep_ancestral_cfg_pp",
         "RES Multistep a CFG++",
+        "multistep:res_multistep_ancestral_cfg_pp",
         noise="independent",
         needs_uncond=True,
     ),
-    Sampler("gradient_estimation", "Gradient Estimation"),
-    Sampler("gradient_estimation_cfg_pp", "Gradient Estimation CFG++", needs_uncond=True),
-    Sampler("er_sde", "ER SDE", noise="independent"),
-    Sampler("seeds_2", "SEEDS 2", noise="independent"),
-    Sampler("seeds_3", "SEEDS 3", noise="independent"),
-    Sampler("sa_solver", "SA Solver", noise="independent"),
-    Sampler("sa_solver_pece", "SA Solver PECE", noise="independent"),
+    Sampler("gradient_estimation", "Gradient Estimation", "multistep:gradient_estimation"),
+    Sampler(
+        "gradient_estimation_cfg_pp",
+        "Gradient Estimation CFG++",
+        "multistep:gradient_estimation_cfg_pp",
+        needs_uncond=True,
+    ),
+    Sampler("er_sde", "ER SDE", "sde:er_sde", noise="independent"),
+    Sampler("seeds_2", "SEEDS 2", "sde:seeds_2", noise="independent"),
+    Sampler("seeds_3", "SEEDS 3", "sde:seeds_3", noise="independent"),
+    Sampler("sa_solver", "SA Solver", "sa_solver:sa_solver", noise="independent"),
+    Sampler("sa_solver_pece", "SA Solver PECE", "sa_solver:sa_solver_pece", noise="independent"),
 )
+SCHEDULER_OF = {row.name: row for row in SCHEDULERS}
 SAMPLER_OF = {row.name: row for row in SAMPLERS}
 
 
@@ -148,8 +224,8 @@ def _spellings(row: Sampler | Scheduler) -> tuple[str, ...]:
     return (row.name, row.label, *row.aliases)
 
 
-_SCHEDULER_OF = {_key(s): row.name for row in SCHEDULERS for s in _spellings(row)}
-_SAMPLER_OF: dict[str, tuple[str, str | None]] = {
+_SCHEDULER_NAMES = {_key(s): row.name for row in SCHEDULERS for s in _spellings(row)}
+_SAMPLER_NAMES: dict[str, tuple[str, str | None]] = {
     _key(f"{row.label} {spelling}"): (row.name, scheduler.name)
     for row in SAMPLERS
     for scheduler in SCHEDULERS
@@ -162,7 +238,7 @@ def sampler(spelling: str) -> tuple[str, str | None]:
 
     Raises ValueError for an unknown name.
     """
-    found = _SAMPLER_OF.get(_key(spelling))
+    found = _SAMPLER_NAMES.get(_key(spelling))
     if found is None:
         raise ValueError(f"unknown sampler; known: {', '.join(row.label for row in SAMPLERS)}")
     return found
@@ -173,10 +249,10 @@ def scheduler(spelling: str) -> str | None:
     key = _key(spelling)
     if key == _key(AUTOMATIC):
         return None
-    if key not in _SCHEDULER_OF:
+    if key not in _SCHEDULER_NAMES:
         known = ", ".join((AUTOMATIC, *(row.label for row in SCHEDULERS)))
         raise ValueError(f"unknown scheduler; known: {known}")
-    return _SCHEDULER_OF[key]
+    return _SCHEDULER_NAMES[key]
 
 
 def resolve(sampler_spelling: str, scheduler_spelling: str) -> tuple[str, str]:

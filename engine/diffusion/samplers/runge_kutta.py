@@ -27,6 +27,11 @@ def euler(x: Tensor, sigmas: Tensor) -> Sampling:
     return x
 
 
+def ddim(x: Tensor, sigmas: Tensor) -> Sampling:
+    """DDIM: Song et al. 2020 (arXiv:2010.02502), equation 14, is Euler's method in sigma."""
+    return (yield from euler(x, sigmas))
+
+
 def euler_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
     """CFG++: Chung et al. 2024 (arXiv:2406.08070), algorithm 2, with the unconditional noise."""
     for sigma, sigma_next in pairwise(sigmas):

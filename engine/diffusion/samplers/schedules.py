@@ -6,13 +6,13 @@ All are float32 on the CPU. They fall from the largest sigma; `sigmas_for` adds 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
+from engine.diffusion.samplers.lookup import schedule_of
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 
 _FULL_DENOISE = 0.9999
@@ -97,19 +97,6 @@ def kl_optimal(levels: NoiseLevels, steps: int) -> Tensor:
     return (ramp * last + (1 - ramp) * first).tan()
 
 
-SCHEDULES: dict[str, Callable[[NoiseLevels, int], Tensor]] = {
-    "normal": normal,
-    "karras": karras,
-    "exponential": exponential,
-    "sgm_uniform": sgm_uniform,
-    "simple": simple,
-    "ddim_uniform": ddim_uniform,
-    "beta": beta,
-    "linear_quadratic": linear_quadratic,
-    "kl_optimal": kl_optimal,
-}
-
-
 def sigmas_for(
     levels: NoiseLevels,
     scheduler: str,
@@ -132,7 +119,7 @@ def sigmas_for(
     total = steps if is_full else int(steps / denoise)
     if total > _MAX_STEPS:
         raise ValueError("denoise is too small for so many steps")
-    schedule = SCHEDULES[scheduler]
+    schedule = schedule_of(scheduler)
     above_zero = (
         schedule(levels, total + 1)[:-1] if discards_penultimate_sigma else schedule(levels, total)
     )

@@ -90,11 +90,5 @@ def test_unknown_scheduler_is_refused() -> None:
         names.scheduler("nope")
 
 
-def test_every_name_has_its_function() -> None:
-    from engine.diffusion.samplers.lookup import NOISY_SAMPLERS, SAMPLERS
-    from engine.diffusion.samplers.schedules import SCHEDULES
-
-    assert {row.name for row in names.SAMPLERS if row.noise == "none"} == set(SAMPLERS)
-    assert {row.name for row in names.SAMPLERS if row.noise != "none"} == set(NOISY_SAMPLERS)
-    assert {row.name for row in names.SCHEDULERS} == set(SCHEDULES)
-    assert {row.automatic for row in names.SAMPLERS} <= set(SCHEDULES)
+def test_automatic_stands_for_a_scheduler_of_the_table() -> None:
+    assert {row.automatic for row in names.SAMPLERS} <= set(names.SCHEDULER_OF)

@@ -20,7 +20,8 @@ from engine.diffusion.samplers.noise_levels import (
     scaled_linear_sigmas,
     stable_diffusion,
 )
-from engine.diffusion.samplers.schedules import SCHEDULES, sigmas_for
+from engine.diffusion.samplers.schedules import sigmas_for
+from engine.graph import names
 from engine.graph.catalogue import Catalogue
 from engine.nodes.model_patches import model_sampling_discrete, rescale_cfg
 from tests.support.engine.latents import all_latents_and_images
@@ -71,7 +72,7 @@ def test_consistency_timesteps_are_every_twentieth_from_the_last() -> None:
     assert (CONSISTENCY.first_timestep, CONSISTENCY.last_timestep) == (19, 999)
 
 
-@pytest.mark.parametrize("scheduler", sorted(SCHEDULES))
+@pytest.mark.parametrize("scheduler", sorted(names.SCHEDULER_OF))
 @pytest.mark.parametrize("levels", [ZERO_TERMINAL, CONSISTENCY], ids=["zsnr", "lcm"])
 def test_schedules_fall_over_these_noise_levels_too(levels: Any, scheduler: str) -> None:
     sigmas = sigmas_for(levels, scheduler, 8)

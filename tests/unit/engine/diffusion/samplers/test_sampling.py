@@ -8,17 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.diffusion.samplers.lookup import NOISY_SAMPLERS, SAMPLERS, sampling_of
+from engine.diffusion.samplers.lookup import sampling_of
 from engine.diffusion.samplers.multistep import ipndm_v_weights
 from engine.diffusion.samplers.noise import brownian_noise, independent_noise
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
 from engine.diffusion.samplers.runge_kutta import Sampling, euler_cfg_pp
 from engine.diffusion.samplers.sa_solver import stochastic_adams
-from engine.diffusion.samplers.schedules import SCHEDULES, sigmas_for
+from engine.diffusion.samplers.schedules import sigmas_for
 from engine.graph import names
 
 SPREAD = 0.5
 """Standard deviation of the Gaussian that the exact model below was made for."""
+SCHEDULERS = sorted(names.SCHEDULER_OF)
+DETERMINISTIC = {row.name for row in names.SAMPLERS if row.noise == "none"}
+NOISY = set(names.SAMPLER_OF) - DETERMINISTIC
 ENDS_ABOVE_ZERO = {"dpm_fast", "dpm_adaptive"}
 UNI_PC = {"uni_pc", "uni_pc_bh2"}
 OWN_SIGMAS = {"simple", "ddim_uniform", "beta"}
@@ -66,7 +69,7 @@ def error_of(name: str, steps: int) -> float:
     return float((sample(name, x, sigmas) - exact).abs().max())
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"dpm_adaptive"}))
+@pytest.mark.parametrize("name", sorted(DETERMINISTIC - {"dpm_adaptive"}))
 def test_samplers_converge_to_the_exact_solution(name: str) -> None:
     assert error_of(name, 80) < error_of(name, 8)
     assert error_of(name, 80) < 0.02
@@ -94,7 +97,7 @@ def test_second_order_is_closer_than_first(name: str) -> None:
 
 
 # ComfyUI's form of CFG++ in two stages drifts where guidance changes nothing, and so does ours.
-@pytest.mark.parametrize("name", sorted(set(NOISY_SAMPLERS) - {"lcm", "dpmpp_2s_ancestral_cfg_pp"}))
+@pytest.mark.parametrize("name", sorted(NOISY - {"lcm", "dpmpp_2s_ancestral_cfg_pp"}))
 def test_noisy_samplers_end_in_the_models_distribution(name: str) -> None:
     skips = names.SAMPLER_OF[name].discards_penultimate_sigma
     sigmas = sigmas_for(LEVELS, "karras", 60, discards_penultimate_sigma=skips)
@@ -104,7 +107,7 @@ def test_noisy_samplers_end_in_the_models_distribution(name: str) -> None:
     assert float(found.std()) == pytest.approx(SPREAD, rel=0.1)
 
 
-@pytest.mark.parametrize("name", sorted(NOISY_SAMPLERS))
+@pytest.mark.parametrize("name", sorted(NOISY))
 def test_noise_on_the_way_is_that_of_the_seed(name: str) -> None:
     x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for(LEVELS, "karras", 6)
     assert torch.equal(sample(name, x, sigmas), sample(name, x, sigmas))
@@ -113,7 +116,7 @@ def test_noise_on_the_way_is_that_of_the_seed(name: str) -> None:
 
 def test_noise_on_the_way_may_be_of_another_seed_unless_it_is_a_path() -> None:
     x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for(LEVELS, "karras", 6)
-    for name in NOISY_SAMPLERS:
+    for name in NOISY:
         needs_uncond = names.SAMPLER_OF[name].needs_uncond
         found = [
             sampled(
@@ -150,7 +153,7 @@ def test_brownian_noise_adds_up_along_the_path() -> None:
     assert float(noise(sigmas[0], sigmas[1]).std()) == pytest.approx(1, rel=0.05)
 
 
-@pytest.mark.parametrize("name", sorted({*SAMPLERS, *NOISY_SAMPLERS} - ENDS_ABOVE_ZERO - UNI_PC))
+@pytest.mark.parametrize("name", sorted(set(names.SAMPLER_OF) - ENDS_ABOVE_ZERO - UNI_PC))
 def test_one_step_gives_the_models_first_estimate(name: str) -> None:
     x = torch.full((1, 1, 1, 1), 3.0)
     sigmas = sigmas_for(LEVELS, "normal", 1)
@@ -229,7 +232,7 @@ def test_the_models_noise_levels() -> None:
     assert torch.allclose(LEVELS.sigma_at(steps.float()), LEVELS.sigmas, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scheduler", sorted(SCHEDULES))
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("steps", [1, 2, 20, 1500])
 def test_schedules_fall_from_the_largest_sigma_to_zero(scheduler: str, steps: int) -> None:
     sigmas = sigmas_for(LEVELS, scheduler, steps)

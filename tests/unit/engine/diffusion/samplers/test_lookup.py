@@ -1,0 +1,63 @@
+"""Each row of the table names a function of its own, and no function lacks a row."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, get_type_hints
+
+import pytest
+from torch import Tensor
+
+from engine.diffusion import samplers
+from engine.diffusion.samplers.lookup import function_at, sampling_of
+from engine.diffusion.samplers.noise import NoiseSampler
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.diffusion.samplers.sa_solver import stochastic_adams
+from engine.graph import names
+
+SAMPLER = {"x": Tensor, "sigmas": Tensor, "return": Sampling}
+NOISY_SAMPLER = SAMPLER | {"noise_sampler": NoiseSampler}
+SCHEDULE = {"levels": NoiseLevels, "steps": int, "return": Tensor}
+NO_SAMPLERS = {sampling_of, stochastic_adams}
+"""They return the generator of a sampler, but are not samplers themselves."""
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """The functions of the package, by the place that a row gives."""
+    for module in iter_modules(samplers.__path__):
+        found = vars(import_module(f"{samplers.__name__}.{module.name}"))
+        for name, function in found.items():
+            is_own = getattr(function, "__module__", "").endswith(f".{module.name}")
+            if inspect.isfunction(function) and is_own and not name.startswith("_"):
+                yield f"{module.name}:{name}", function
+
+
+@pytest.mark.parametrize("row", names.SAMPLERS, ids=lambda row: row.name)
+def test_a_row_names_a_sampler_that_takes_its_noise(row: names.Sampler) -> None:
+    expected = SAMPLER if row.noise == "none" else NOISY_SAMPLER
+    assert get_type_hints(function_at(row.function)) == expected
+
+
+@pytest.mark.parametrize("row", names.SCHEDULERS, ids=lambda row: row.name)
+def test_a_row_names_a_schedule(row: names.Scheduler) -> None:
+    assert get_type_hints(function_at(row.function)) == SCHEDULE
+
+
+def test_each_sampler_has_one_row() -> None:
+    places = [
+        place
+        for place, function in public_functions()
+        if get_type_hints(function).get("return") == Sampling and function not in NO_SAMPLERS
+    ]
+    assert sorted(row.function for row in names.SAMPLERS) == sorted(places)
+
+
+def test_each_schedule_has_one_row() -> None:
+    places = [
+        place for place, function in public_functions() if get_type_hints(function) == SCHEDULE
+    ]
+    assert sorted(row.function for row in names.SCHEDULERS) == sorted(places)
