@@ -170,8 +170,8 @@ def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -
 
 
 def _noise_scale(sigma: Tensor, levels: NoiseLevels) -> Tensor:
-    """The factor of the start's noise; from the model's largest sigma on, the clean latent counts
-    as noise too.
+    """The factor of the noise at the start. From the model's largest sigma on, it includes the unit
+    variance of the clean latent, as in ComfyUI.
     """
     is_largest = sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
     return (1 + sigma**2).sqrt() if is_largest else sigma

@@ -58,7 +58,7 @@ def free_u(
 def free_u_v2(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
 ) -> tuple[Model]:
-    """Gives the UNet's backbone more weight where it has much to say, and its skips less."""
+    """Gives the UNet's backbone more weight where its activations are high, and its skips less."""
     from engine.diffusion.control.free_u import FreeU, with_free_u
 
     return (with_free_u(model, FreeU(b1, b2, s1, s2, follows_mean=True)),)

@@ -1,4 +1,4 @@
-"""What a model is told: texts, what is made of them, LoRAs, learned words and ControlNets."""
+"""Texts, conditionings, LoRAs, textual inversion embeddings and ControlNets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.comfyui.graphs import (
     Graphs,
     Link,
     Node,
+    conditioned,
     enlarged,
     latent,
     of,
     sampler,
     text,
-    told,
 )
 from tests.support.comfyui.weights import CONTROL_NET, LORA
 from tests.support.engine.workflows import node
@@ -47,8 +47,8 @@ def texts() -> Graphs:
         "capitals": "A PHOTO Of A CAT",
     }
     weighted = "(a cat:1.3) in a hat"
-    return {name: told(text(prompt)) for name, prompt in prompts.items()} | {
-        f"layer_{layer}": told(
+    return {name: conditioned(text(prompt)) for name, prompt in prompts.items()} | {
+        f"layer_{layer}": conditioned(
             text(weighted, of("stopped")),
             stopped=node("CLIPSetLastLayer", clip=CLIP, stop_at_clip_layer=layer),
         )
@@ -72,13 +72,13 @@ def conditionings() -> Graphs:
     pairs = {"short_to_long": ("cat", "forest"), "long_to_short": ("forest", "cat")}
     concat = node("ConditioningConcat", conditioning_to=of("cat"), conditioning_from=of("forest"))
     return {
-        "combined": told(_both("cat", "forest")),
-        "three_combined": told(_both("two", "sky"), two=_both("cat", "forest")),
-        "negatives_combined": told(negative=_both("sky", "forest")),
-        "concatenated": told(concat),
-        "zeroed_out": told(negative=node("ConditioningZeroOut", conditioning=of("forest"))),
+        "combined": conditioned(_both("cat", "forest")),
+        "three_combined": conditioned(_both("two", "sky"), two=_both("cat", "forest")),
+        "negatives_combined": conditioned(negative=_both("sky", "forest")),
+        "concatenated": conditioned(concat),
+        "zeroed_out": conditioned(negative=node("ConditioningZeroOut", conditioning=of("forest"))),
     } | {
-        f"average_{name}_{share}": told(average(*pair, share))
+        f"average_{name}_{share}": conditioned(average(*pair, share))
         for (name, pair), share in product(pairs.items(), (0.0, 0.3, 1.0))
     }
 
@@ -95,12 +95,15 @@ def placed() -> Graphs:
     alone = ("area_in_the_middle", "area_beyond_the_edge", "mask", "mask_bounds", "middle")
     two = _both("left", "right")
     return (
-        {f"{name}_beside": told(_both("cat", "part"), part=part) for name, part in parts.items()}
-        | {name: told(parts[name]) for name in alone}
+        {
+            f"{name}_beside": conditioned(_both("cat", "part"), part=part)
+            for name, part in parts.items()
+        }
+        | {name: conditioned(parts[name]) for name in alone}
         | {
-            "strength": told(_both("cat", "part"), part=strength),
-            "two_areas": told(two, left=parts["area_left"], right=_area(64, 64, 32, 0)),
-            "negative_area": told(negative=parts["area_in_the_middle"]),
+            "strength": conditioned(_both("cat", "part"), part=strength),
+            "two_areas": conditioned(two, left=parts["area_left"], right=_area(64, 64, 32, 0)),
+            "negative_area": conditioned(negative=parts["area_in_the_middle"]),
         }
     )
 
@@ -170,22 +173,24 @@ def embeddings() -> Graphs:
         "within_a_word": "aembedding:three cat",
         "for_another_model": "embedding:large cat",
     }
-    return {name: told(text(prompt)) for name, prompt in prompts.items()}
+    return {name: conditioned(text(prompt)) for name, prompt in prompts.items()}
+
+
+def _apply(strength: float) -> Node:
+    control = {"control_net": of("control"), "image": of("hint"), "strength": strength}
+    return node("ControlNetApply", conditioning=of("cat"), **control)
+
+
+def _apply_advanced(hint: str = "hint", before: str = "", **settings: Any) -> Node:
+    sides = {"positive": of(before or "cat"), "negative": of(before or "blurry")}
+    if before:
+        sides["negative"] = of(before, 1)
+    usual = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+    control = {"control_net": of("control"), "image": of(hint), **(usual | settings)}
+    return node("ControlNetApplyAdvanced", **sides, **control)
 
 
 def control_nets() -> Graphs:
-    def simple(strength: float) -> Node:
-        control = {"control_net": of("control"), "image": of("hint"), "strength": strength}
-        return node("ControlNetApply", conditioning=of("cat"), **control)
-
-    def both(hint: str = "hint", before: str = "", **settings: Any) -> Node:
-        sides = {"positive": of(before or "cat"), "negative": of(before or "blurry")}
-        if before:
-            sides["negative"] = of(before, 1)
-        usual = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
-        control = {"control_net": of("control"), "image": of(hint), **(usual | settings)}
-        return node("ControlNetApplyAdvanced", **sides, **control)
-
     def by(
         positive: Node, negative: Link | None = None, start: str = "empty", **nodes: Node
     ) -> Graph:
@@ -197,20 +202,24 @@ def control_nets() -> Graphs:
     def on_both(controlled: Node, start: str = "empty", **nodes: Node) -> Graph:
         return by(controlled, of("controlled", 1), start, **nodes)
 
-    second = both(hint="mask_picture", before="first", strength=0.5)
+    second = _apply_advanced(hint="mask_picture", before="first", strength=0.5)
     area = {"width": 64, "height": 64, "x": 0, "y": 16, "strength": 1.0}
     placed = node("ConditioningSetArea", conditioning=of("first"), **area)
     return {
-        "simple": by(simple(1.0)),
-        "simple_weak": by(simple(0.4)),
-        "simple_without_strength": by(simple(0.0)),
-        "advanced": on_both(both()),
-        "advanced_in_part": on_both(both(strength=0.7, start_percent=0.2, end_percent=0.7)),
-        "advanced_never": on_both(both(start_percent=0.6, end_percent=0.3)),
-        "hint_of_another_size": on_both(both(), hint=enlarged("picture", 80, 200)),
-        "hint_with_alpha": on_both(both(), hint=USUAL["with_alpha"]),
-        "batch": on_both(both(), start="pair"),
-        "two": on_both(second, first=both(), mask_picture=node("LoadImage", image="mask64.png")),
-        "combined": by(_both("first", "sky"), first=simple(1.0)),
-        "in_an_area": by(_both("part", "sky"), part=placed, first=simple(1.0)),
+        "simple": by(_apply(1.0)),
+        "simple_weak": by(_apply(0.4)),
+        "simple_without_strength": by(_apply(0.0)),
+        "advanced": on_both(_apply_advanced()),
+        "advanced_in_part": on_both(
+            _apply_advanced(strength=0.7, start_percent=0.2, end_percent=0.7)
+        ),
+        "advanced_never": on_both(_apply_advanced(start_percent=0.6, end_percent=0.3)),
+        "hint_of_another_size": on_both(_apply_advanced(), hint=enlarged("picture", 80, 200)),
+        "hint_with_alpha": on_both(_apply_advanced(), hint=USUAL["with_alpha"]),
+        "batch": on_both(_apply_advanced(), start="pair"),
+        "two": on_both(
+            second, first=_apply_advanced(), mask_picture=node("LoadImage", image="mask64.png")
+        ),
+        "combined": by(_both("first", "sky"), first=_apply(1.0)),
+        "in_an_area": by(_both("part", "sky"), part=placed, first=_apply(1.0)),
     }

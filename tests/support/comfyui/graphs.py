@@ -1,6 +1,6 @@
-"""Graphs to compare with ComfyUI: the usual nodes, and more of them or others in their place.
+"""Graphs to compare with ComfyUI: the usual nodes, and nodes that are added or replace them.
 
-A result is saved by the node "saved". What leads to no result is not run, here as there.
+The node "saved" saves the result. Nodes that lead to no result are not run, as in ComfyUI.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Link = list[str | int]
 
 
 def of(name: str, output: int = 0) -> Link:
-    """A link to what another node makes."""
+    """A link to an output of another node."""
     return [name, output]
 
 
@@ -119,7 +119,7 @@ def sampled(**settings: Any) -> Graph:
 
 
 def sampled_anew(start: str, *, denoise: float = 0.7, **nodes: Node) -> Graph:
-    """The latent that goes on from another's."""
+    """Samples a latent of another node again."""
     return latent("sampled", sampled=sampler(start=start, denoise=denoise), **nodes)
 
 
@@ -148,11 +148,11 @@ def advanced(**settings: Any) -> Graph:
 
 
 def custom(
-    levels: Link | Node, name: str = "euler", *, output: int = 0, noise: bool = True, **nodes: Node
+    sigmas: Link | Node, name: str = "euler", *, output: int = 0, noise: bool = True, **nodes: Node
 ) -> Graph:
-    """A picture's latent along levels of the graph's own; output 1 is the last denoised one."""
-    if isinstance(levels, dict):
-        nodes["levels"], levels = levels, of("levels")
+    """A picture's latent along a schedule of its own; output 1 is the last denoised latent."""
+    if isinstance(sigmas, dict):
+        nodes["sigmas"], sigmas = sigmas, of("sigmas")
     step = node(
         "SamplerCustom",
         model=MODEL,
@@ -162,15 +162,15 @@ def custom(
         positive=of("cat"),
         negative=of("blurry"),
         sampler=of("chosen"),
-        sigmas=levels,
+        sigmas=sigmas,
         latent_image=of("encoded"),
     )
     chosen = node("KSamplerSelect", sampler_name=name)
     return latent("sampled", output, sampled=step, chosen=chosen, **nodes)
 
 
-def told(positive: Node | None = None, negative: Node | None = None, **nodes: Node) -> Graph:
-    """A wide picture of conditionings."""
+def conditioned(positive: Node | None = None, negative: Node | None = None, **nodes: Node) -> Graph:
+    """A wide latent, sampled with these conditionings."""
     step = sampler(
         start="wide",
         positive=of("positive"),
@@ -184,6 +184,6 @@ def told(positive: Node | None = None, negative: Node | None = None, **nodes: No
 
 
 def patched(patch: Node, **settings: Any) -> Graph:
-    """A picture's latent by a model that a node has changed."""
+    """A picture's latent, sampled with a patched model."""
     step = sampler(model=of("patch"), start="encoded", **({"steps": 3} | settings))
     return latent("sampled", sampled=step, patch=patch)

@@ -153,6 +153,11 @@ def inpainting() -> Graphs:
     }
 
 
+def _padded(left: int, bottom: int, feathering: int) -> Node:
+    edges = {"left": left, "top": 8, "right": 0, "bottom": bottom, "feathering": feathering}
+    return node("ImagePadForOutpaint", image=of("picture"), **edges)
+
+
 def images() -> Graphs:
     def scaled(method: str, width: int, height: int, crop: str) -> Node:
         size = {"width": width, "height": height, "crop": crop}
@@ -160,10 +165,6 @@ def images() -> Graphs:
 
     def scaled_by(method: str, factor: float) -> Node:
         return node("ImageScaleBy", image=of("picture"), upscale_method=method, scale_by=factor)
-
-    def padded(left: int, bottom: int, feathering: int) -> Node:
-        edges = {"left": left, "top": 8, "right": 0, "bottom": bottom, "feathering": feathering}
-        return node("ImagePadForOutpaint", image=of("picture"), **edges)
 
     def joined(first: str, second: str) -> Node:
         return node("ImageBatch", image1=of(first), image2=of(second))
@@ -178,16 +179,20 @@ def images() -> Graphs:
             "width_of_its_own": scaled("bicubic", 0, 48, "disabled"),
             "inverted": node("ImageInvert", image=of("picture")),
             "alpha_left_out": node("ImageInvert", image=of("with_alpha")),
-            "padded": padded(16, 8, 10),
+            "padded": _padded(16, 8, 10),
             "batch_of_unlike_sizes": joined("picture", "odd_picture"),
             "batch_of_unlike_sizes_larger_first": joined("odd_picture", "picture"),
             "of_one_colour": node("EmptyImage", width=40, height=24, batch_size=2, color=0x123456),
         }
     )
-    return {name: image("made", made=each) for name, each in made.items()} | {
-        "mask_of_padding": mask("padded", 1, padded=padded(16, 8, 10)),
-        "mask_of_padding_feathered_far": mask("padded", 1, padded=padded(16, 32, 40)),
-        "mask_of_padding_on_one_side": mask("padded", 1, padded=padded(0, 0, 20)),
+    return {name: image("made", made=each) for name, each in made.items()} | _masks_of_images()
+
+
+def _masks_of_images() -> Graphs:
+    return {
+        "mask_of_padding": mask("padded", 1, padded=_padded(16, 8, 10)),
+        "mask_of_padding_feathered_far": mask("padded", 1, padded=_padded(16, 32, 40)),
+        "mask_of_padding_on_one_side": mask("padded", 1, padded=_padded(0, 0, 20)),
         "mask_of_alpha": mask("with_alpha", 1),
         "mask_without_alpha": mask("picture", 1),
         "mask_of_red": mask("loaded", loaded=red("grad64.png")),

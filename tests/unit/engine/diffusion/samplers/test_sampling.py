@@ -108,13 +108,13 @@ def test_noisy_samplers_end_in_the_models_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NOISY))
-def test_noise_on_the_way_is_that_of_the_seed(name: str) -> None:
+def test_the_noise_of_steps_is_that_of_the_seed(name: str) -> None:
     x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for(LEVELS, "karras", 6)
     assert torch.equal(sample(name, x, sigmas), sample(name, x, sigmas))
     assert not torch.allclose(sample(name, x, sigmas), sample(name, x, sigmas, seed=2), atol=0.01)
 
 
-def test_noise_on_the_way_may_be_of_another_seed_unless_it_is_a_path() -> None:
+def test_the_noise_of_steps_may_be_of_another_seed_unless_it_is_brownian() -> None:
     x, sigmas = torch.full((1, 4, 4, 4), 7.0), sigmas_for(LEVELS, "karras", 6)
     for name in NOISY:
         needs_uncond = names.SAMPLER_OF[name].needs_uncond
