@@ -11,11 +11,12 @@ from fastapi import FastAPI
 
 from events.store.records import KeyLimits
 from serve_app import errors
-from serve_app.acceptance import Acceptance
-from serve_app.access.auth import Authenticator
+from serve_app.acceptance.acceptance import Acceptance
+from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.access.rates import Rates
 from serve_app.access.token_buckets import TokenBuckets
+from serve_app.auth import Authenticator
 from serve_app.routes import (
     callbacks,
     catalogue,
@@ -28,7 +29,6 @@ from serve_app.routes import (
     uploads,
 )
 from serve_app.services import Services
-from serve_app.withdrawals import Withdrawals
 from settings.version import VERSION
 
 TITLE = "Darkroom"

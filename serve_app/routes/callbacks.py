@@ -14,8 +14,8 @@ from events.delivery import RequestRedelivery, fold_delivery
 from events.job import Job
 from events.log import DeliveryWriter, utc_now
 from events.types import CallbackAttempted, CallbackExhausted, Event
-from serve_app.access.auth import Generator, Reader, require_callback_host
 from serve_app.access.token_buckets import TokenBuckets
+from serve_app.auth import Generator, Reader, require_callback_host
 from serve_app.errors import ApiError, documented, retry_after
 from serve_app.job_state import owned_job
 from serve_app.services import ServicesGiven

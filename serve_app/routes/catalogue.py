@@ -12,7 +12,7 @@ from engine.graph.families import Family, family_of
 from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from events.store.records import Scope
-from serve_app.access.auth import Reader, Requires
+from serve_app.auth import Reader, Requires
 from serve_app.errors import documented
 from serve_app.services import ServicesGiven
 

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
 from events.types import Flavour
-from serve_app.acceptance import Acceptance, Sent
-from serve_app.access.auth import Generator
+from serve_app.acceptance.acceptance import Acceptance, Sent
+from serve_app.auth import Generator
 from serve_app.body import parse_json, read_body
 from serve_app.errors import documented
 from serve_app.openapi.callback_docs import receiver_routes

@@ -16,8 +16,8 @@ from events.job import Job
 from events.log import Outcome
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
-from serve_app.acceptance import ENDPOINT_ID
-from serve_app.access.auth import Canceller, Reader
+from serve_app.acceptance.acceptance import ENDPOINT_ID
+from serve_app.auth import Canceller, Reader
 from serve_app.errors import ApiError, documented
 from serve_app.job_state import current_job, no_such_job, owned_job
 from serve_app.routes.results import result_body

@@ -13,7 +13,6 @@ from events.log import utc_now
 from events.store.records import ApiKey
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import KEY_ID, mint
-from serve_app.access.auth import Admin, Authenticator
 from serve_app.access.key_bodies import (
     CHANGE_BODY,
     CREATE_BODY,
@@ -25,6 +24,7 @@ from serve_app.access.key_bodies import (
     NewKeyInfo,
 )
 from serve_app.access.rotation import no_such_key, rotate
+from serve_app.auth import Admin, Authenticator
 from serve_app.body import read_as
 from serve_app.errors import documented
 from serve_app.services import Services, ServicesGiven

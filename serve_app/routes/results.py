@@ -13,7 +13,7 @@ from events.log import Subscription
 from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
 from events.types import End, Flavour
-from serve_app.access.auth import Reader, caller
+from serve_app.auth import Reader, caller
 from serve_app.errors import documented
 from serve_app.job_state import owned_job
 from serve_app.services import Services, services_of

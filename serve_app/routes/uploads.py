@@ -21,13 +21,13 @@ from events.ids import is_job_id, new_id
 from events.log import utc_now
 from events.store.records import Upload
 from events.types import InputFile
-from serve_app.access.auth import Generator, Reader
+from serve_app.acceptance.checker import Asked, Checker
+from serve_app.auth import Generator, Reader
 from serve_app.body import bounded, too_large
 from serve_app.errors import ApiError, documented, not_found
-from serve_app.input_images import UploadRefused, read_input_image
-from serve_app.input_latents import read_input_latent
 from serve_app.services import Services, ServicesGiven
-from serve_app.submission import Asked, Checker
+from serve_app.uploads.images import UploadRefused, read_input_image
+from serve_app.uploads.latents import read_input_latent
 from storage.keys import upload_key
 
 _FIELD = "image"

@@ -15,7 +15,7 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import Scope
 from events.webhook_secret import webhook_secret
-from serve_app.access.auth import Authenticator
+from serve_app.auth import Authenticator
 from serve_app.errors import ApiError
 from tests.support.services import Edge, running_edge, workflow_body
 

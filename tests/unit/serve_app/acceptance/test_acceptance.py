@@ -11,10 +11,10 @@ from events.job import Job, fold
 from events.log import Appended, Conflict, utc_now
 from events.store.records import Scope
 from events.types import Cancelled, Event, Flavour
-from serve_app.acceptance import Acceptance, Sent
+from serve_app.acceptance.acceptance import Acceptance, Sent
+from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.api_keys import mint
 from serve_app.errors import ApiError
-from serve_app.withdrawals import Withdrawals
 from tests.support.failing_log import FailingLog
 from tests.support.services import Edge, workflow_body
 

@@ -5,7 +5,7 @@ import pytest
 
 from events.store.records import ApiKey, Scope
 from serve_app.access.api_keys import mint
-from serve_app.access.auth import Authenticator
+from serve_app.auth import Authenticator
 from serve_app.errors import ApiError
 from tests.support.services import Edge, workflow_body
 

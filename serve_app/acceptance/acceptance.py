@@ -18,14 +18,14 @@ from events.ids import derived_id, lane_of, new_id
 from events.job import Job, fold
 from events.store.records import ApiKey, Endpoint
 from events.types import Flavour, Submitted
-from serve_app.access.auth import require_callback_host, require_endpoint
+from serve_app.acceptance.checker import checker_for, fingerprint_of
+from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
 from serve_app.access.ttl_cache import TtlCache
+from serve_app.auth import require_callback_host, require_endpoint
 from serve_app.errors import ApiError, not_found, retry_after
 from serve_app.routes.uploads import resolve_input_files
 from serve_app.services import Services
-from serve_app.submission import checker_for, fingerprint_of
-from serve_app.withdrawals import Withdrawals
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from actors.worker.result_file import encode_result
 from engine.diffusion.images.latent_files import read_latent
 from engine.graph.limits import Limits
 from engine.reports import LatentReady
-from serve_app.input_images import UploadRefused
-from serve_app.input_latents import read_input_latent
+from serve_app.uploads.images import UploadRefused
+from serve_app.uploads.latents import read_input_latent
 
 MAX_PIXELS = 10_000
 SAMPLES = np.arange(2 * 4 * 2 * 3, dtype=np.float32).reshape(2, 4, 2, 3)

@@ -8,7 +8,7 @@ from events.ids import new_id
 from events.job import fold
 from events.log import JobWriter, utc_now
 from events.types import Cancelled, Flavour, Submitted
-from serve_app.withdrawals import Withdrawals
+from serve_app.acceptance.withdrawals import Withdrawals
 from tests.support.failing_log import FailingLog
 from tests.support.services import MemoryQueue
 

@@ -6,7 +6,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from serve_app.input_images import Kept, UploadRefused
+from serve_app.uploads.images import Kept, UploadRefused
 
 _TENSOR = "latent_tensor"
 _VERSION = "latent_format_version_0"

@@ -1,0 +1,1 @@
+"""The way of a generate request: checked, stored, or taken back."""
