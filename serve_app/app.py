@@ -1,7 +1,8 @@
-"""The Serve application: `Api`, the HTTP ingress, and `Roles`, which carries the roles.
+"""The Serve application, and every part that its HTTP side is made of.
 
-Apart, because Serve replaces no HTTP replica while an actor of the same deployment fails to start.
-`serve run serve_app.app:build` or a RayService starts the whole system.
+It has two deployments: `Api`, the HTTP ingress, and `Roles`, which holds the actors of the roles.
+They are separate because Serve replaces no HTTP replica while an actor of the same deployment fails
+to start. `serve run serve_app.app:build` or a RayService starts the whole system.
 """
 
 from __future__ import annotations
@@ -45,43 +46,45 @@ from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from serve_app.api import create_api
+from serve_app.replica import Replica
 from serve_app.services import Services
 from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
 
 CPU_NODE = {"darkroom_cpu": 0.001}
-"""Only CPU nodes have this resource: what asks for it never keeps a GPU node alive."""
+"""Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
 
 _MAX_ONGOING_REQUESTS = 4096
-_ENDLESS = 1_000_000
+_RETRIES = 1_000_000
+"""Serve has no number for "without end"."""
 
 
 class Roles:
-    """Carries the deployment-scoped actors; does nothing itself."""
+    """Holds the deployment-scoped actors; does nothing itself."""
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application, from `DARKROOM_*`; `args` is Serve's own and may override settings."""
+    """The application by the `DARKROOM_*` settings; the arguments of Serve override them."""
     return build_with(Settings.load(**args))
 
 
 def build_with(settings: Settings) -> Application:
-    """Raises ValueError where there is no secret."""
-    settings.stores.secret_bytes  # noqa: B018 - fails here, with a clear message, not in a replica
+    """Raises ValueError where the settings have no secret."""
+    settings.stores.secret_bytes  # noqa: B018 - it fails here, with a clear message, and not in a replica
     roles = serve.deployment(
         name="Roles",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         deployment_actors=[_role(name, settings) for name in ROLES],
-        max_constructor_retry_count=_ENDLESS,
+        max_constructor_retry_count=_RETRIES,
     )(Roles)
     api = serve.deployment(
         name="Api",
         num_replicas=settings.http.replicas,
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
-        max_constructor_retry_count=_ENDLESS,
+        max_constructor_retry_count=_RETRIES,
         graceful_shutdown_timeout_s=5,
     )(serve.ingress(lambda: build_asgi(settings))())
     application: Application = api.bind(roles.bind())
@@ -98,7 +101,7 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
 
 
 def build_asgi(settings: Settings) -> FastAPI:
-    """The HTTP side of one replica. It connects in the background, and serves meanwhile."""
+    """The HTTP side of one replica. It answers while it still connects in the background."""
     bus = open_bus(settings.log, f"api@{socket.gethostname()}")
     database = Database(settings.stores.effective_database_url)
     progress = ProgressBoard(bus)
@@ -128,12 +131,12 @@ def build_asgi(settings: Settings) -> FastAPI:
             await sender.close()
             resolver.close()
 
-    return create_api(services, background=background)
+    return create_api(Replica(services), background=background)
 
 
 async def _prepare(database: Database, settings: Settings) -> None:
     await database.prepare_persistently()
-    with suppress(DatabaseUnavailable):  # the dispatcher does the same, and again
+    with suppress(DatabaseUnavailable):  # the dispatcher adds it too, and tries again
         await Endpoints(database).add_missing(default_endpoint(settings.default_endpoint))
 
 
@@ -146,16 +149,9 @@ def _services(
     resolve: Resolve,
     sender: Sender,
 ) -> Services:
-    log = open_log(settings.log, bus)
-    deliveries = open_deliveries(bus)
+    log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
     read_model, images = ReadModel(database), ImageStore(settings.stores.effective_images_url)
     keys, secret = ApiKeys(database), settings.stores.secret_bytes
-    urls = url_for(settings.http.effective_public_url, secret)
-    sample = SampleCallback(
-        sender=sender,
-        secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
-        url_for=urls,
-    )
     return Services(
         http_settings=settings.http,
         graph_settings=settings.graph,
@@ -164,7 +160,7 @@ def _services(
         key_settings=settings.keys,
         callback_settings=settings.callbacks,
         secret=secret,
-        url_for=urls,
+        url_for=url_for(settings.http.effective_public_url, secret),
         log=log,
         writer=JobWriter(log),
         read_model=read_model,
@@ -179,7 +175,16 @@ def _services(
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s),
         deliveries=deliveries,
         callback_queue=JetStreamCallbackQueue(bus),
-        send_sample=sample.send,
+        send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=settings.http.ready_period_s),
         progress=progress.get,
+    )
+
+
+def _sample_callback(settings: Settings, keys: ApiKeys, sender: Sender) -> SampleCallback:
+    secret = settings.stores.secret_bytes
+    return SampleCallback(
+        sender=sender,
+        secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
+        url_for=url_for(settings.http.effective_public_url, secret),
     )

@@ -1,4 +1,4 @@
-"""Every error of the HTTP edge, in one shape and by one table.
+"""How errors are answered over HTTP: one shape, and one table from errors to answers.
 
 The shape is ComfyUI's, so that its clients can read it.
 """
@@ -6,14 +6,12 @@ The shape is ComfyUI's, so that its clients can read it.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from engine.errors import (
@@ -37,25 +35,27 @@ from events.errors import (
     ReadTimeout,
     ServiceError,
 )
+from serve_app.refusals import (
+    CallbackHostForbidden,
+    EndpointForbidden,
+    EndpointNotFound,
+    IdempotencyConflict,
+    InvalidImage,
+    InvalidLatent,
+    InvalidUploadName,
+    JobNotFound,
+    KeyInvalid,
+    KeyMissing,
+    KeyNotFound,
+    KeyNotRotatable,
+    NameServerUnavailable,
+    QueueFull,
+    RateExceeded,
+    ScopeMissing,
+    TooManyOpenJobs,
+    TryLater,
+)
 from storage.images import ImageNotFound, ImageStoreUnavailable
-
-logger = logging.getLogger(__name__)
-
-
-class ErrorDetail(BaseModel):
-    type: str = Field(description="Which error it is: stable, for programs")
-    message: str = Field(description="What is wrong, for people")
-    details: str = ""
-    extra_info: dict[str, Any] = Field(default_factory=dict)
-
-
-class ErrorBody(BaseModel):
-    """The body of every answer from 400 up."""
-
-    error: ErrorDetail
-    node_errors: dict[str, Any] = Field(
-        default_factory=dict, description="By node id, where a workflow is refused"
-    )
 
 
 class ApiError(Exception):
@@ -103,14 +103,33 @@ def not_found(message: str) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """An error that is answered by its own message."""
+    """Answers an error by its own message."""
 
     status: int
     type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, error: Exception) -> ApiError:
-        return ApiError(self.status, self.type, str(error), headers=self.headers)
+        return ApiError(
+            self.status, self.type, str(error), extra_info=self.extra_info, headers=self.headers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Answers an error by its own message, and says when to try again."""
+
+    status: int
+    type: str
+
+    def __call__(self, error: TryLater) -> ApiError:
+        headers = retry_after(error.retry_after_s)
+        return ApiError(self.status, self.type, str(error), headers=headers)
+
+
+def _lacking_scope(error: ScopeMissing) -> ApiError:
+    return ApiError(403, "forbidden", str(error), extra_info={"scope": error.scope})
 
 
 def _refused_graph(error: GraphInvalid) -> ApiError:
@@ -155,20 +174,40 @@ def _internal(_error: Exception) -> ApiError:
     return ApiError(500, "internal", "Something went wrong in the service; its log says what.")
 
 
+_NOT_FOUND = _Plain(404, "not_found")
 _UNAVAILABLE = _Plain(503, "unavailable", retry_after(2))
 
 ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
+    # who calls, and may they
+    KeyMissing: _Plain(401, "unauthorized", {"WWW-Authenticate": "Bearer"}),
+    KeyInvalid: _Plain(401, "unauthorized", {"WWW-Authenticate": 'Bearer error="invalid_token"'}),
+    ScopeMissing: _lacking_scope,
+    EndpointForbidden: _Plain(403, "forbidden", extra_info={"parameter": "endpoint"}),
+    CallbackHostForbidden: _Plain(403, "forbidden", extra_info={"parameter": "callback_url"}),
     # what a caller can change
     AddressNotAllowed: _Plain(400, "callback_url_not_allowed"),
     GraphInvalid: _refused_graph,
     ParametersInvalid: _refused_parameters,
     RequestValidationError: _refused_query,
     CheckpointUnavailable: _Plain(400, "checkpoint_unavailable"),
+    InvalidUploadName: _Plain(400, "invalid_upload"),
+    InvalidImage: _Plain(400, "invalid_image"),
+    InvalidLatent: _Plain(400, "invalid_latent"),
+    IdempotencyConflict: _Plain(409, "idempotency_conflict"),
+    KeyNotRotatable: _Plain(409, "key_not_rotatable"),
+    # what is not there
     HTTPException: _routing,
+    EndpointNotFound: _NOT_FOUND,
+    JobNotFound: _NOT_FOUND,
+    KeyNotFound: _NOT_FOUND,
     HistoryGone: lambda _error: not_found("There is no such job."),
     ImageNotFound: lambda _error: not_found("There is no such file."),
     # what passes
+    RateExceeded: _Later(429, "rate_exceeded"),
+    TooManyOpenJobs: _Later(429, "too_many_open_jobs"),
+    QueueFull: _Later(429, "queue_full"),
+    NameServerUnavailable: _Later(503, "unavailable"),
     LogUnavailable: _UNAVAILABLE,
     ReadTimeout: _UNAVAILABLE,
     DatabaseUnavailable: _UNAVAILABLE,
@@ -177,7 +216,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ImageStoreUnavailable: lambda _error: ApiError(
         503, "unavailable", "The image store does not answer. Try again.", headers=retry_after(2)
     ),
-    # what has no business here
+    # what no request causes
     Cancelled: _internal,
     InputFileUnavailable: _internal,
     NodeFailed: _internal,
@@ -201,44 +240,3 @@ def _handler(
         return answer(error).response()
 
     return handle
-
-
-_DESCRIPTIONS = {
-    400: "The request is not valid",
-    401: "No key, or one that is not valid",
-    403: "The key lacks the scope, or may not use this endpoint or callback host",
-    404: "Unknown, or another owner's",
-    405: "Another method is needed",
-    409: "The idempotency key was used for another request, or the key cannot be rotated",
-    413: "The body is too large",
-    415: "The body is of another media type",
-    416: "The image ends before this range",
-    429: "The key has sent too many requests or has too many open jobs, or the queue is full",
-    500: "An error of the service",
-    503: "The event log, the database or the name server is away, or the log is full",
-}
-
-
-_HEADERS = {
-    401: {"WWW-Authenticate": "How to authenticate"},
-    416: {"Content-Range": "How long the image is"},
-    429: {"Retry-After": "Seconds"},
-    503: {"Retry-After": "Seconds"},
-}
-
-
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route that can fail with these. Where a key is needed, it has its rate."""
-    if 401 in statuses:
-        statuses = (*statuses, 429)
-    return {
-        status: {
-            "model": ErrorBody,
-            "description": _DESCRIPTIONS[status],
-            "headers": {
-                name: {"description": text, "schema": {"type": "string"}}
-                for name, text in _HEADERS.get(status, {}).items()
-            },
-        }
-        for status in statuses
-    }

@@ -1,4 +1,4 @@
-"""Where the state of a job comes from: its row where it has ended, else the log."""
+"""Reads the state of a job: from its row once it has ended, from the log before that."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from events.ids import is_job_id
 from events.job import Job, fold
 from events.store.records import ApiKey
 from events.types import Flavour
-from serve_app.errors import ApiError, not_found
+from serve_app.refusals import JobNotFound
 from serve_app.services import Services
 
 
 async def current_job(services: Services, job_id: str) -> Job | None:
-    """None where it is unknown. Raises LogUnavailable, ReadTimeout where there is no row either."""
+    """None for an unknown job. Raises LogUnavailable, ReadTimeout where it has no row either."""
     row = await _row(services, job_id)
     if row is not None and row.end is not None:
         return row
@@ -34,7 +34,11 @@ async def _row(services: Services, job_id: str) -> Job | None:
 async def owned_job(
     services: Services, job_id: str, key: ApiKey, *, flavour: Flavour | None = None
 ) -> Job:
-    """Unknown, erased, another flavour's and another owner's are one and the same 404."""
+    """The job of this key's owner.
+
+    Raises JobNotFound alike for a job that is unknown, erased, of another flavour or of another
+    owner. Raises what `current_job` raises.
+    """
     job = await current_job(services, job_id) if is_job_id(job_id) else None
     if (
         job is None
@@ -42,9 +46,5 @@ async def owned_job(
         or job.submitted.owner != key.owner
         or (flavour is not None and job.submitted.flavour is not flavour)
     ):
-        raise no_such_job()
+        raise JobNotFound
     return job
-
-
-def no_such_job() -> ApiError:
-    return not_found("There is no such job.")

@@ -1,12 +1,10 @@
-"""What the HTTP handlers stand on."""
+"""What the HTTP edge works with: the log, the stores, the queues and the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Protocol
-
-from fastapi import Depends, Request
+from typing import TYPE_CHECKING, Protocol
 
 from engine.graph.catalogue import Catalogue
 from events.callback_address import AddressRule, Resolve
@@ -24,7 +22,7 @@ from settings.keys import KeySettings
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
-    # For its types alone: the edge is given its database and does not load SQLAlchemy itself.
+    # Types only: the edge is given its database, and loads no SQLAlchemy itself.
     from events.store.endpoints import Endpoints
     from events.store.keys import ApiKeys
     from events.store.read_model import ReadModel
@@ -72,11 +70,3 @@ class Services:
     health: LogHealth
     progress: Callable[[str], float | None]
     """Part of a running job's steps that is done, 0..1; None where nothing was heard of it."""
-
-
-def services_of(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
-ServicesGiven = Annotated[Services, Depends(services_of)]

@@ -1,63 +1,33 @@
-"""The way from a generate request to a job that is stored."""
+"""Turns a generate request into a stored job."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from engine.errors import EngineError
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown
-from events.ids import derived_id, lane_of, new_id
+from events.ids import ENDPOINT_ID, derived_id, lane_of, new_id
 from events.job import Job, fold
-from events.store.records import ApiKey, Endpoint
-from events.types import Flavour, Submitted
-from serve_app.acceptance.checker import checker_for, fingerprint_of
+from events.store.records import Endpoint
+from events.types import Submitted
+from serve_app.acceptance.callback_check import CallbackCheck
+from serve_app.acceptance.checker import checker_for
+from serve_app.acceptance.generate_request import GenerateRequest
+from serve_app.acceptance.input_files import resolve_input_files
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
+from serve_app.access.permissions import require_endpoint
 from serve_app.access.ttl_cache import TtlCache
-from serve_app.auth import require_callback_host, require_endpoint
-from serve_app.errors import ApiError, not_found, retry_after
-from serve_app.routes.uploads import resolve_input_files
+from serve_app.refusals import EndpointNotFound, IdempotencyConflict, QueueFull, RequestRefused
 from serve_app.services import Services
 
 logger = logging.getLogger(__name__)
 
-_PASSING = {socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM}
-"""What getaddrinfo says where it could not ask; the rest is about the name."""
-ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
-"""What may stand in a subject of the bus."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """A generate request as it came; `content` is the parsed `body`."""
-
-    flavour: Flavour
-    key: ApiKey
-    endpoint: str
-    callback_url: str | None
-    alone: bool
-    idempotency_key: str | None
-    body: bytes
-    content: Any
-    traceparent: str | None
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(
-            self.flavour,
-            endpoint=self.endpoint,
-            callback_url=self.callback_url,
-            alone=self.alone,
-            body=self.body,
-        )
+_REFUSALS = (RequestRefused, EngineError, AddressNotAllowed, LogFull)
 
 
 class Acceptance:
@@ -73,7 +43,9 @@ class Acceptance:
     ) -> None:
         self._services = services
         self._withdrawals = withdrawals
-        self._resolve_timeout_s = resolve_timeout_s
+        self._callbacks = CallbackCheck(
+            services.address_rule, services.resolve, timeout_s=resolve_timeout_s
+        )
         self._endpoints = TtlCache(
             services.endpoints.get, ttl_s=services.dispatch_settings.endpoints_period_s
         )
@@ -81,7 +53,7 @@ class Acceptance:
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:
-        """Wait for the appends whose callers are gone."""
+        """Wait for the appends whose callers have hung up."""
         await asyncio.gather(*self._appends, return_exceptions=True)
 
     async def stop(self) -> None:
@@ -90,98 +62,81 @@ class Acceptance:
             append.cancel()
         await asyncio.gather(*appends, return_exceptions=True)
 
-    async def accept(self, sent: Sent) -> Job:
+    async def accept(self, request: GenerateRequest) -> Job:
         """The job, stored now or by the same request before.
 
-        An idempotency key that is known decides before any check does: the checks may answer
-        otherwise by now. It is looked up only once a check has refused, since the append itself
-        finds a repeat; that spares every other request a read, and a log that is frozen is told
-        as `outcome_unknown` by the append.
+        A repeat gets its job even where a check would refuse it by now. The append itself finds a
+        repeat, so the log is read only after a refusal. That spares every other request a read, and
+        the append alone reports a frozen log, as OutcomeUnknown.
 
-        Raises what `errors.ANSWERS` lists.
+        Raises RequestRefused, GraphInvalid, ParametersInvalid, AddressNotAllowed, LogFull,
+        LogUnavailable, OutcomeUnknown, ReadTimeout, DatabaseUnavailable.
         """
-        job_id = self._job_id(sent)
+        job_id = self._job_id(request)
         try:
-            submitted = await self._check(sent)
-            job = await self._store(job_id, submitted, sent)
-        except (ApiError, EngineError, AddressNotAllowed, LogFull):
-            earlier = None if sent.idempotency_key is None else await self._read(job_id)
+            submitted = await self._check(request)
+            job = await self._store(job_id, submitted, request)
+        except _REFUSALS:
+            earlier = None if request.idempotency_key is None else await self._read(job_id)
             if earlier is None:
                 raise
             job = earlier
         if job.erased:
-            message = "The job of this Idempotency-Key was erased."
-            raise ApiError(409, "idempotency_conflict", message)
-        if job.submitted.fingerprint != sent.fingerprint:
-            message = "This Idempotency-Key was used for another request."
-            raise ApiError(409, "idempotency_conflict", message)
+            raise IdempotencyConflict("The job of this Idempotency-Key was erased.")
+        if job.submitted.fingerprint != request.fingerprint:
+            raise IdempotencyConflict
         return job
 
-    def _job_id(self, sent: Sent) -> str:
-        if sent.idempotency_key is None:
+    def _job_id(self, request: GenerateRequest) -> str:
+        if request.idempotency_key is None:
             return new_id()
         secret = self._services.secret
-        return derived_id(secret, sent.key.owner, sent.idempotency_key)
+        return derived_id(secret, request.key.owner, request.idempotency_key)
 
-    async def _check(self, sent: Sent) -> Submitted:
+    async def _check(self, request: GenerateRequest) -> Submitted:
         services = self._services
-        require_endpoint(sent.key, sent.endpoint)
-        endpoint = await self._endpoint(sent.endpoint)
-        if sent.callback_url is not None:
-            await self._check_callback_url(sent.callback_url, sent.key)
+        require_endpoint(request.key, request.endpoint)
+        endpoint = await self._endpoint(request.endpoint)
+        if request.callback_url is not None:
+            await self._callbacks.require_allowed(request.callback_url, request.key)
         checker = checker_for(
             endpoint,
             services.catalogue,
             services.graph_settings,
             default_checkpoint=services.endpoint_settings.checkpoint,
         )
-        asked = checker.check(sent.flavour, sent.content)
+        checked = checker.check(request.flavour, request.content)
         await self._require_room(endpoint)
         input_files = await resolve_input_files(
-            services, sent.key.owner, sent.content, asked=asked, checker=checker
+            services.uploads,
+            request.key.owner,
+            request.content,
+            checked=checked,
+            checker=checker,
         )
         return Submitted(
-            flavour=sent.flavour,
-            owner=sent.key.owner,
-            key_id=sent.key.id,
+            flavour=request.flavour,
+            owner=request.key.owner,
+            key_id=request.key.id,
             endpoint=endpoint.id,
-            lane=lane_of(sent.key.owner),
-            request=asked.request,
-            fingerprint=sent.fingerprint,
-            images=asked.images,
-            callback_url=sent.callback_url,
+            lane=lane_of(request.key.owner),
+            request=checked.request,
+            fingerprint=request.fingerprint,
+            images=checked.images,
+            callback_url=request.callback_url,
             deadline_s=services.dispatch_settings.job_timeout_s,
             input_files=input_files,
-            alone=sent.alone or None,
+            alone=request.alone or None,
         )
 
     async def _endpoint(self, id: str) -> Endpoint:
         endpoint = await self._endpoints.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
         if endpoint is None:
-            raise not_found("There is no such endpoint.")
+            raise EndpointNotFound
         return endpoint
 
-    async def _check_callback_url(self, url: str, key: ApiKey) -> None:
-        rule = self._services.address_rule
-        target = rule.check_url(url)
-        require_callback_host(key, target.host)
-        try:
-            async with asyncio.timeout(self._resolve_timeout_s):
-                await rule.addresses(target, self._resolve)
-        except TimeoutError as error:
-            raise _no_name_server(target.host) from error
-
-    async def _resolve(self, host: str) -> Sequence[str]:
-        """That the name server is away is not the caller's fault."""
-        try:
-            return await self._services.resolve(host)
-        except socket.gaierror as error:
-            if error.errno in _PASSING:
-                raise _no_name_server(host) from error
-            raise
-
     async def _require_room(self, endpoint: Endpoint) -> None:
-        """Where the log cannot say how full it is, the append will say why."""
+        """Raises QueueFull, LogFull. Where the log cannot be asked, the append finds out why."""
         services = self._services
         try:
             depth = await services.queue.depth(endpoint.id)
@@ -189,40 +144,41 @@ class Acceptance:
         except LogUnavailable:
             return
         if depth >= endpoint.max_queued:
-            message = f"The queue of endpoint {endpoint.id} is full."
-            raise ApiError(429, "queue_full", message, headers=retry_after(5))
+            raise QueueFull(endpoint.id)
         if fill >= services.http_settings.log_full_ratio:
             raise LogFull
 
-    async def _store(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:
-        """The append goes on when the caller hangs up, which cancels the handler of the request."""
-        append = asyncio.create_task(self._append(job_id, submitted, sent), name=f"append {job_id}")
+    async def _store(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
+        """Append. A caller who hangs up cancels the handler of the request, but not the append."""
+        append = asyncio.create_task(
+            self._append(job_id, submitted, request), name=f"append {job_id}"
+        )
         self._appends.add(append)
         append.add_done_callback(self._appends.discard)
         try:
             return await asyncio.shield(append)
         except asyncio.CancelledError:
-            if sent.idempotency_key is None:
+            if request.idempotency_key is None:
                 append.add_done_callback(partial(self._withdraw, job_id))
             raise
 
     def _withdraw(self, job_id: str, append: asyncio.Task[Job]) -> None:
-        """Nobody heard of this job. Where the outcome is unknown, `_append` saw to it."""
+        """The caller never learns of this job. `_append` handles an unknown outcome itself."""
         if not append.cancelled() and append.exception() is None:
             self._withdrawals.schedule(job_id)
 
-    async def _append(self, job_id: str, submitted: Submitted, sent: Sent) -> Job:
+    async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
         command = Submit(submitted)
         try:
-            async with self._open_jobs.place(sent.key) as stored:
+            async with self._open_jobs.place(request.key) as stored:
                 outcome = await self._services.writer.submit(
-                    job_id, command, traceparent=sent.traceparent
+                    job_id, command, traceparent=request.traceparent
                 )
                 assert outcome.job is not None  # it was added, or it was there
                 if outcome.added:
                     stored(outcome.job.position)
         except OutcomeUnknown as error:
-            if sent.idempotency_key is not None:
+            if request.idempotency_key is not None:
                 raise
             self._withdrawals.schedule(job_id)
             message = (
@@ -236,8 +192,3 @@ class Acceptance:
 
     async def _read(self, job_id: str) -> Job | None:
         return fold(await self._services.log.read(job_id))
-
-
-def _no_name_server(host: str) -> ApiError:
-    message = f"The name server did not say where the callback's host {host} is. Try again."
-    return ApiError(503, "unavailable", message, headers=retry_after(2))

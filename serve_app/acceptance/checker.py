@@ -1,8 +1,7 @@
-"""From a request body to what is recorded of it: checked, seeds drawn. No HTTP, no log."""
+"""Checks the body of a generate request, and draws the seeds that it leaves open."""
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,17 +20,20 @@ from events.types import Flavour
 from settings.graph import GraphSettings
 
 _RECORDED = ("prompt", "extra_data")
-"""Members of a workflow body that a run needs; `client_id` and the like are accepted, not kept."""
+"""Members of a workflow body that a run needs. Others, such as `client_id`, are accepted and not
+recorded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is recorded, and how many images are asked for: 0 where only the run can tell."""
+class CheckedRequest:
+    """A valid request as the job records it: its seeds are drawn."""
 
     request: dict[str, Any]
     images: int
+    """How many the job makes; 0 where only the run can tell."""
     input_files: tuple[str, ...] = ()
-    """The uploads that it names."""
+    """Names of the uploads that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +44,39 @@ class Checker:
     limits: Limits
     default_checkpoint: str | None
 
-    def check(self, flavour: Flavour, body: Any) -> Asked:
+    def check(self, flavour: Flavour, body: Any) -> CheckedRequest:
         """Raises GraphInvalid, ParametersInvalid."""
         return self._workflow(body) if flavour is Flavour.WORKFLOW else self._diffusion(body)
 
-    def _workflow(self, body: Any) -> Asked:
+    def _workflow(self, body: Any) -> CheckedRequest:
         members = body if isinstance(body, dict) else {}
         if not isinstance(members.get("extra_data", {}), dict | None):
             raise ParametersInvalid((FieldError("dict_type", "must be an object", "extra_data"),))
         recorded = {name: members[name] for name in _RECORDED if name in members}
         recorded["prompt"] = resolve_seeds(recorded.get("prompt"), draw_seed)
         graph = validate(recorded["prompt"], self.catalogue, self.limits)
-        return Asked(recorded, images=0, input_files=graph.input_files)
+        return CheckedRequest(recorded, images=0, input_files=graph.input_files)
 
     def require_files(self, body: Any, known: Collection[str]) -> None:
-        """Raises GraphInvalid where a workflow that is valid else names a file beside `known`."""
+        """Check a valid workflow again, with the files it may name.
+
+        Raises GraphInvalid where it names a file that is not among `known`.
+        """
         prompt = resolve_seeds(body["prompt"], draw_seed)
         validate(prompt, self.catalogue, self.limits, known)
 
-    def _diffusion(self, body: Any) -> Asked:
-        sent = parse_parameters(body)
-        parameters = with_seed(sent, draw_seed)
+    def _diffusion(self, body: Any) -> CheckedRequest:
+        given = parse_parameters(body)
+        parameters = with_seed(given, draw_seed)
         compiled = compile_parameters(
             parameters, self.catalogue, self.limits, default_checkpoint=self.default_checkpoint
         )
         validate(compiled.prompt, self.catalogue, self.limits)
         recorded = {**body, "seed": parameters.seed}
-        if sent.checkpoint is None:
-            # The default may be another one when the job is repeated.
+        if given.checkpoint is None:
+            # The default may have changed by the time the job is repeated.
             recorded["sd_model_checkpoint"] = self.default_checkpoint
-        return Asked(recorded, images=parameters.images)
+        return CheckedRequest(recorded, images=parameters.images)
 
 
 def checker_for(
@@ -81,7 +86,7 @@ def checker_for(
     *,
     default_checkpoint: str | None,
 ) -> Checker:
-    """`default_checkpoint`: where the endpoint has none of its own."""
+    """`default_checkpoint`: for an endpoint that has none of its own."""
     default = endpoint.checkpoint or default_checkpoint
     return Checker(
         catalogue=catalogue,
@@ -98,14 +103,5 @@ def checker_for(
 
 
 def draw_seed() -> int:
-    """32 bits, as WebUI draws them: a client's JSON reader may lose digits above 2**53."""
+    """A seed of 32 bits, as WebUI draws it: a JSON reader may lose digits above 2**53."""
     return secrets.randbelow(2**32)
-
-
-def fingerprint_of(
-    flavour: Flavour, *, endpoint: str, callback_url: str | None, alone: bool, body: bytes
-) -> str:
-    """Tells a repeat from another request: over all that was asked, before seeds are drawn."""
-    callback = "" if callback_url is None else f"={callback_url}"
-    asked = "\0".join((flavour, endpoint, callback, *(["alone"] if alone else [])))
-    return hashlib.sha256(asked.encode("utf-8", "surrogatepass") + b"\0" + body).hexdigest()

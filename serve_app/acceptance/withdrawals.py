@@ -1,4 +1,4 @@
-"""Takes back submissions of which nobody knows whether they were stored."""
+"""Cancels jobs whose callers cannot find them again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class Withdrawals:
-    """A caller without an idempotency key cannot find such a job again, so it must not run.
+    """A caller without an idempotency key who got no answer cannot find the job: it must not run.
 
-    The log is asked until the job shows or `period_s` is over: an append that is still under way
-    may be stored after the log has answered that there is nothing.
+    The log is read until the job is there or `period_s` is over: an append that is still under way
+    may be stored after the log has answered that there is no such job.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Withdrawals:
         task.add_done_callback(self._tasks.discard)
 
     async def join(self) -> None:
-        """Wait until each is settled or given up."""
+        """Wait until each job is cancelled or given up."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:

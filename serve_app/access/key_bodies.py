@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
+from events.ids import ENDPOINT_ID
 from events.store.records import ApiKey, KeyLimits, Scope
-from serve_app.acceptance.acceptance import ENDPOINT_ID
 from serve_app.openapi.request_bodies import model_body
 from settings.fields import HostPattern
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from events.store.records import ApiKey
-from serve_app.errors import ApiError, retry_after
+from serve_app.refusals import TooManyOpenJobs
 
 if TYPE_CHECKING:
     from events.store.read_model import ReadModel
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 OPEN_JOBS_PERIOD_S = 1.0
 """How often a replica counts the open jobs of the keys."""
 
-Stored = Callable[[int], None]
-"""Says at which position of the log a job was stored."""
+NoteStored = Callable[[int], None]
+"""Takes the position of the log at which the job was stored."""
 
 
 class OpenJobs:
-    """The rows of the read model as of the last second, and what this replica stored behind them.
+    """Counts the open jobs of each key: those of the read model, and those stored after them here.
 
-    One replica never takes too many, however late the projection is: what it stored counts from its
-    own memory until the checkpoint has passed it. Of the others it sees what is projected. So `n`
-    replicas together take at most `n` times what was still free for the key when the projection
-    last moved; while it moves, what the others accept in about a second.
+    The rows are at most one period old. One replica never accepts too many jobs, however late the
+    projection is: a job that it stored counts from its own memory until the checkpoint has passed
+    the job. Of the other replicas it sees only what is projected. So `n` replicas together accept
+    at most `n` times what was free for the key when the projection last moved. While the projection
+    moves, they exceed the number by what the others accept in about one second.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class OpenJobs:
         self._stored: defaultdict[str, list[int]] = defaultdict(list)
 
     @asynccontextmanager
-    async def place(self, key: ApiKey) -> AsyncGenerator[Stored]:
-        """Room for one job while it is stored; call what is given once it is.
+    async def place(self, key: ApiKey) -> AsyncGenerator[NoteStored]:
+        """Hold a place for one job while it is stored; call the given function once it is.
 
-        Raises ApiError 429 where there is none, DatabaseUnavailable where nobody can tell.
+        Raises TooManyOpenJobs where no place is free, DatabaseUnavailable where the jobs cannot be
+        counted.
         """
         most = key.limits.max_open_jobs
         if not most:
@@ -61,8 +63,7 @@ class OpenJobs:
             return
         await self._count()
         if self._rows.get(key.id, 0) + self._storing[key.id] + len(self._stored[key.id]) >= most:
-            message = f"The key may have {most} jobs that wait or run."
-            raise ApiError(429, "too_many_open_jobs", message, headers=retry_after(5))
+            raise TooManyOpenJobs(most)
         self._storing[key.id] += 1
         try:
             yield partial(self._note, key.id)
@@ -70,7 +71,7 @@ class OpenJobs:
             self._storing[key.id] -= 1
 
     def _note(self, key_id: str, position: int) -> None:
-        if position > self._checkpoint:  # else it is among the rows already
+        if position > self._checkpoint:  # otherwise the rows already count it
             self._stored[key_id].append(position)
 
     async def _count(self) -> None:

@@ -1,4 +1,4 @@
-"""How often a key may ask."""
+"""How often a key may send requests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from events.store.records import ApiKey
 from serve_app.access.token_buckets import TokenBuckets
-from serve_app.errors import ApiError, retry_after
+from serve_app.refusals import RateExceeded
 
 
 class Rates:
-    """This replica's part of every key's rate and burst.
+    """This replica's part of the rate and the burst of every key.
 
-    Replicas do not talk about it: each grants an equal part, since HAProxy spreads requests evenly.
-    A burst is one request at least, so the bursts of all may add up to one less than the replicas
-    more than was set.
+    Replicas do not coordinate: each grants an equal part, since HAProxy spreads requests evenly.
+    Each part of a burst is at least one request. So with `n` replicas the bursts of all together
+    exceed the key's own burst by at most `n - 1`.
     """
 
     def __init__(self, *, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class Rates:
         self._buckets = TokenBuckets(clock=clock)
 
     def take(self, key: ApiKey) -> None:
-        """One token. Raises ApiError 429 where there is none."""
+        """Take one token. Raises RateExceeded where there is none."""
         limits = key.limits
         if not limits.rate_per_s:
             return
@@ -33,5 +33,4 @@ class Rates:
             burst=max(1.0, (limits.burst or 1) / self._replicas),
         )
         if wait_s:
-            message = f"The key may send {limits.rate_per_s:g} requests a second."
-            raise ApiError(429, "rate_exceeded", message, headers=retry_after(wait_s))
+            raise RateExceeded(limits.rate_per_s, retry_after_s=wait_s)

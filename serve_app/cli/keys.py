@@ -22,9 +22,9 @@ from serve_app.access.api_keys import mint, parse
 from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits
 from serve_app.access.rotation import rotate
 from serve_app.cli.terminal import console, fail
-from serve_app.errors import ApiError
 from serve_app.local.embedded import with_secret
 from serve_app.local.nats_server import write_private
+from serve_app.refusals import RequestRefused
 from settings.keys import LONGEST_GRACE_S
 from settings.settings import Settings
 
@@ -117,8 +117,8 @@ def rotate_key(
         text, key = asyncio.run(
             with_keys(settings, lambda store: rotate(store, key_id, grace=period, now=utc_now()))
         )
-    except ApiError as error:
-        fail(error.message)
+    except RequestRefused as error:
+        fail(str(error))
     _show_once(settings, text, key.id)
     _replace_admin_key(settings, key_id, text)
 

@@ -1,4 +1,4 @@
-"""What a receiver of callbacks must offer: for the OpenAPI document alone, nothing serves it."""
+"""Documents the request that a receiver of callbacks gets. Nothing here serves it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.routing import BaseRoute
 from events.result import ResultResponse
 
 
-def receiver_routes(operation_id: str) -> list[BaseRoute]:
-    """Described once for each generate path, since an operation id may stand only once."""
+def callback_routes(operation_id: str) -> list[BaseRoute]:
+    """The route of the receiver, for one generate path: an operation id must be unique."""
     router = APIRouter()
     router.add_api_route(
         "{$request.query.callback_url}",

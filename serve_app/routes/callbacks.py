@@ -1,4 +1,4 @@
-"""Callbacks: what became of a job's, once more, and a sample before there is any job."""
+"""Routes of callbacks: the tries of one job, another delivery, a sample."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from events.delivery import RequestRedelivery, fold_delivery
 from events.job import Job
 from events.log import DeliveryWriter, utc_now
 from events.types import CallbackAttempted, CallbackExhausted, Event
-from serve_app.access.token_buckets import TokenBuckets
-from serve_app.auth import Generator, Reader, require_callback_host
-from serve_app.errors import ApiError, documented, retry_after
+from serve_app.access.permissions import require_callback_host
+from serve_app.auth import Generator, Reader
+from serve_app.errors import ApiError, retry_after
 from serve_app.job_state import owned_job
-from serve_app.services import ServicesGiven
+from serve_app.openapi.error_responses import documented
+from serve_app.replica import ReplicaDep
 
 router = APIRouter(prefix="/v1", tags=["callbacks"], responses=documented(400, 401, 403, 500, 503))
 
@@ -88,10 +89,10 @@ def _too_many(description: str) -> dict[int | str, dict[str, Any]]:
 
 
 @router.get("/jobs/{id}/callbacks", response_model_exclude_none=True, responses=documented(404))
-async def show_callbacks(id: str, key: Reader, services: ServicesGiven) -> CallbackReport:
+async def show_callbacks(id: str, key: Reader, replica: ReplicaDep) -> CallbackReport:
     """Every try to deliver a job's callback."""
-    job = await owned_job(services, id, key)
-    return _report(job, await services.deliveries.read(job.id))
+    job = await owned_job(replica.services, id, key)
+    return _report(job, await replica.services.deliveries.read(job.id))
 
 
 @router.post(
@@ -100,18 +101,19 @@ async def show_callbacks(id: str, key: Reader, services: ServicesGiven) -> Callb
     response_model_exclude_none=True,
     responses=documented(404) | _conflict("The job has no callback address, or has not ended"),
 )
-async def redeliver(id: str, key: Generator, services: ServicesGiven) -> CallbackReport:
+async def redeliver(id: str, key: Generator, replica: ReplicaDep) -> CallbackReport:
     """Deliver a job's callback once more, at once and with all its tries.
 
     Under the same `webhook-id`. Asked for again before a try was made, it changes nothing.
     """
+    services = replica.services
     job = await owned_job(services, id, key)
     if job.end is None or job.submitted.callback_url is None:
         reason = "has not ended yet" if job.end is None else "has no callback address"
         raise ApiError(409, "nothing_to_deliver", f"The job {reason}.")
     writer = DeliveryWriter(services.deliveries)
     await writer.execute(RequestRedelivery(), job, await writer.load(job.id))
-    # Parked, not added: the entry that is in work now will be acknowledged.
+    # Parked, not added: an entry that is being delivered now will be acknowledged.
     await services.callback_queue.park(job.id, utc_now())
     return _report(job, await services.deliveries.read(job.id))
 
@@ -122,9 +124,8 @@ async def redeliver(id: str, key: Generator, services: ServicesGiven) -> Callbac
     responses=_too_many("The key's rate, or more tests in a minute than are allowed"),
 )
 async def send_sample(
-    request: Request,
     key: Generator,
-    services: ServicesGiven,
+    replica: ReplicaDep,
     callback_url: Annotated[
         str,
         Query(
@@ -137,14 +138,14 @@ async def send_sample(
 
     It is tried once. The job that it names does not exist.
     """
-    tests: TokenBuckets = request.app.state.callback_tests
+    services = replica.services
     most = services.callback_settings.tests_per_minute
-    if wait_s := tests.take(key.owner, rate_per_s=most / 60, burst=most):
+    if wait_s := replica.callback_tests.take(key.owner, rate_per_s=most / 60, burst=most):
         message = "Too many test callbacks in a minute."
         raise ApiError(429, "too_many_tests", message, headers=retry_after(wait_s))
     require_callback_host(key, services.address_rule.check_url(callback_url).host)
     outcome = await services.send_sample(callback_url, key)
-    return _try(utc_now(), outcome)
+    return _callback_try(utc_now(), outcome)
 
 
 def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
@@ -159,7 +160,7 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
         state=state,
         callback_url=job.submitted.callback_url,
         tries=[
-            _try(event.time, event.data)
+            _callback_try(event.time, event.data)
             for event in events
             if isinstance(event.data, CallbackAttempted)
         ],
@@ -169,7 +170,7 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
     )
 
 
-def _try(at: datetime, data: CallbackAttempted) -> CallbackTry:
+def _callback_try(at: datetime, data: CallbackAttempted) -> CallbackTry:
     return CallbackTry(at=at, status=data.status, latency_s=data.latency_s, error=data.error)
 
 

@@ -1,4 +1,4 @@
-"""What can be asked for: models, samplers, schedulers, node types."""
+"""Routes of what a job may use: models, samplers, schedulers, node types."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from events.store.records import Scope
 from serve_app.auth import Reader, Requires
-from serve_app.errors import documented
-from serve_app.services import ServicesGiven
+from serve_app.openapi.error_responses import documented
+from serve_app.replica import ReplicaDep
 
 KINDS = (CHECKPOINTS, LORAS, VAES, "controlnet", EMBEDDINGS, "upscale_models")
 
@@ -62,9 +62,9 @@ class SchedulerList(BaseModel):
 
 
 @router.get("/models")
-async def list_models(services: ServicesGiven) -> ModelList:
+async def list_models(replica: ReplicaDep) -> ModelList:
     """The models that are there now."""
-    folder = services.catalogue.models
+    folder = replica.services.catalogue.models
 
     def read() -> list[ModelItem]:
         return [
@@ -100,8 +100,9 @@ async def list_schedulers() -> SchedulerList:
 
 
 @router.get("/object_info")
-async def object_info(key: Reader, services: ServicesGiven) -> dict[str, Any]:
+async def object_info(key: Reader, replica: ReplicaDep) -> dict[str, Any]:
     """Every node type, in the shape of ComfyUI's `GET /object_info`, with the caller's uploads."""
+    services = replica.services
     newest = await services.uploads.page(key.owner, limit=_LISTED_UPLOADS)
     names = [upload.name for upload in newest]
     return await asyncio.to_thread(services.catalogue.object_info, names)

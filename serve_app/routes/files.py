@@ -1,4 +1,4 @@
-"""Images by URL. The URL is a capability: whoever has it may fetch the image, with no key."""
+"""Route of the images. A URL is a capability: whoever has it may fetch the image without a key."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from events.ids import is_job_id
 from events.types import ImageStored
-from serve_app.errors import ApiError, documented, not_found
+from serve_app.errors import ApiError, not_found
 from serve_app.job_state import current_job
-from serve_app.services import Services, ServicesGiven
+from serve_app.openapi.error_responses import documented
+from serve_app.replica import ReplicaDep
+from serve_app.services import Services
 from storage.keys import PNG, SAFETENSORS, file_name
 from storage.tokens import is_file_token
 
@@ -46,7 +48,7 @@ async def get_file(
     request: Request,
     request_id: str,
     name: str,
-    services: ServicesGiven,
+    replica: ReplicaDep,
     *,
     token: Token = "",
     if_none_match: IfNoneMatch = None,
@@ -54,6 +56,7 @@ async def get_file(
     range_: Range = None,
 ) -> Response:
     """An image (or a latent), or a part of it. Its bytes never change."""
+    services = replica.services
     image = await _find(services, request_id, name, token=token)
     headers = _headers(image)
     media_type = image.media_type or PNG
@@ -62,7 +65,7 @@ async def get_file(
     if request.method == "HEAD":
         headers["Content-Length"] = str(image.size_bytes)
         return Response(headers=headers, media_type=media_type)
-    part = _part(range_, image) if if_range in {None, headers["ETag"]} else None
+    part = _requested_range(range_, image) if if_range in {None, headers["ETag"]} else None
     if part is None:
         data = await services.images.get(image.key)
         return Response(data, headers=headers, media_type=media_type)
@@ -72,7 +75,7 @@ async def get_file(
 
 
 async def _find(services: Services, request_id: str, name: str, *, token: str) -> ImageStored:
-    """A wrong token and an image that is not there are one and the same 404."""
+    """Answers 404 alike for a wrong token and for an image that does not exist."""
     parts = _NAME.fullmatch(name)
     secret = services.secret
     if (
@@ -103,12 +106,13 @@ def _matches(if_none_match: str | None, etag: str) -> bool:
     return any(each.strip().removeprefix("W/") in {etag, "*"} for each in listed)
 
 
-def _part(wanted: str | None, image: ImageStored) -> range | None:
-    """The bytes that one range names (RFC 9110, 14.1.2); None, the whole, for anything else.
+def _requested_range(header: str | None, image: ImageStored) -> range | None:
+    """The bytes that a header with one range names (RFC 9110, 14.1.2).
 
-    Several ranges are answered with the whole too, as a server may. Raises ApiError 416.
+    None, which stands for the whole image, for any other header; a server may answer several ranges
+    so. Raises ApiError 416.
     """
-    named = _RANGE.fullmatch(wanted or "")
+    named = _RANGE.fullmatch(header or "")
     if named is None or not (named["first"] or named["last"]):
         return None
     size = image.size_bytes

@@ -1,4 +1,4 @@
-"""The generate endpoints of both flavours, by every path of the service document."""
+"""Routes that take jobs: both flavours, each at two paths."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
 from events.types import Flavour
-from serve_app.acceptance.acceptance import Acceptance, Sent
+from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.auth import Generator
 from serve_app.body import parse_json, read_body
-from serve_app.errors import documented
-from serve_app.openapi.callback_docs import receiver_routes
+from serve_app.openapi.callback_docs import callback_routes
+from serve_app.openapi.error_responses import documented
 from serve_app.openapi.request_bodies import request_body
-from serve_app.services import services_of
+from serve_app.replica import Replica, ReplicaDep
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -69,7 +69,7 @@ def _route(path: str, flavour: Flavour) -> Callable[[Handler], Handler]:
         response_model=None,
         responses={202: accepted},
         openapi_extra={"requestBody": request_body(flavour)},
-        callbacks=receiver_routes(f"task_completed{path.replace('/', '_')}"),
+        callbacks=callback_routes(f"task_completed{path.replace('/', '_')}"),
     )
 
 
@@ -78,6 +78,7 @@ def _route(path: str, flavour: Flavour) -> Callable[[Handler], Handler]:
 async def generate_workflow(
     request: Request,
     key: Generator,
+    replica: ReplicaDep,
     *,
     endpoint: EndpointId = "default",
     callback_url: CallbackUrl = None,
@@ -86,9 +87,10 @@ async def generate_workflow(
 ) -> Response:
     """Submit a node graph in ComfyUI's API format."""
     return await _accept(
+        replica,
         request,
-        key,
-        Flavour.WORKFLOW,
+        flavour=Flavour.WORKFLOW,
+        key=key,
         endpoint=endpoint,
         callback_url=callback_url,
         alone=alone,
@@ -101,6 +103,7 @@ async def generate_workflow(
 async def generate_diffusion(
     request: Request,
     key: Generator,
+    replica: ReplicaDep,
     *,
     endpoint: EndpointId = "default",
     callback_url: CallbackUrl = None,
@@ -109,9 +112,10 @@ async def generate_diffusion(
 ) -> Response:
     """Submit a flat set of generation parameters."""
     return await _accept(
+        replica,
         request,
-        key,
-        Flavour.DIFFUSION,
+        flavour=Flavour.DIFFUSION,
+        key=key,
         endpoint=endpoint,
         callback_url=callback_url,
         alone=alone,
@@ -120,21 +124,21 @@ async def generate_diffusion(
 
 
 async def _accept(
+    replica: Replica,
     request: Request,
-    key: ApiKey,
-    flavour: Flavour,
     *,
+    flavour: Flavour,
+    key: ApiKey,
     endpoint: str,
     callback_url: str | None,
     alone: bool,
     idempotency_key: str | None,
 ) -> Response:
-    services = services_of(request)
+    services = replica.services
     body = await read_body(request, max_bytes=services.http_settings.max_body_bytes)
     traceparent = request.headers.get("traceparent", "")
-    acceptance: Acceptance = request.app.state.acceptance
-    job = await acceptance.accept(
-        Sent(
+    job = await replica.acceptance.accept(
+        GenerateRequest(
             flavour=flavour,
             key=key,
             endpoint=endpoint,

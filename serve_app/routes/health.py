@@ -1,4 +1,4 @@
-"""Whether this process lives, and whether the service takes jobs."""
+"""Routes of health: does this process answer, and does the service take jobs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from serve_app.errors import ApiError, documented, retry_after
-from serve_app.services import ServicesGiven
+from serve_app.errors import ApiError, retry_after
+from serve_app.openapi.error_responses import documented
+from serve_app.replica import ReplicaDep
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -24,9 +25,9 @@ async def live() -> Health:
 
 
 @router.get("/ready", responses=documented(500, 503))
-async def ready(services: ServicesGiven) -> Health:
+async def ready(replica: ReplicaDep) -> Health:
     """The event log takes writes."""
-    reason = await services.health.ready()
+    reason = await replica.services.health.ready()
     if reason is not None:
         message = "The service is not ready."
         raise ApiError(503, "not_ready", message, details=reason, headers=retry_after(5))

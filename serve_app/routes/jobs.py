@@ -1,4 +1,4 @@
-"""The caller's jobs: listed, looked at, cancelled."""
+"""Routes of the caller's jobs: list, show, cancel, erase."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pydantic import BaseModel, Field
 
 from events.decisions import Cancel, Erase
 from events.errors import LogUnavailable
-from events.ids import is_job_id
+from events.ids import ENDPOINT_ID, is_job_id
 from events.job import Job
 from events.log import Outcome
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
-from serve_app.acceptance.acceptance import ENDPOINT_ID
 from serve_app.auth import Canceller, Reader
-from serve_app.errors import ApiError, documented
-from serve_app.job_state import current_job, no_such_job, owned_job
+from serve_app.errors import ApiError
+from serve_app.job_state import current_job, owned_job
+from serve_app.openapi.error_responses import documented
+from serve_app.refusals import JobNotFound
+from serve_app.replica import ReplicaDep
 from serve_app.routes.results import result_body
-from serve_app.services import Services, ServicesGiven
+from serve_app.services import Services
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -79,7 +81,7 @@ class CancelAnswer(BaseModel):
 @router.get("", response_model_exclude_none=True)
 async def list_jobs(
     key: Reader,
-    services: ServicesGiven,
+    replica: ReplicaDep,
     *,
     status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
     flavour: Flavour | None = None,
@@ -90,7 +92,7 @@ async def list_jobs(
     """The caller's jobs, newest first. A job shows here moments after it was accepted."""
     if cursor is not None and not is_job_id(cursor):
         raise ApiError(400, "invalid_request", "The cursor is not one that was answered here.")
-    found = await services.read_model.jobs(
+    found = await replica.services.read_model.jobs(
         key.owner,
         status=status,
         flavour=flavour,
@@ -104,15 +106,15 @@ async def list_jobs(
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
+async def show_job(id: str, key: Reader, replica: ReplicaDep) -> JobDetail:
     """Request, result, attempts and timings of a job."""
-    job = await owned_job(services, id, key)
+    job = await owned_job(replica.services, id, key)
     submitted = job.submitted
     files = submitted.input_files or {}
     return JobDetail(
         **_summary(job).model_dump(),
         request=submitted.request,
-        result=result_body(services, job),
+        result=result_body(replica.services, job),
         attempts=job.attempts,
         last_failure=job.last_failure,
         cancel_requested=job.cancel_requested,
@@ -123,8 +125,9 @@ async def show_job(id: str, key: Reader, services: ServicesGiven) -> JobDetail:
 
 
 @router.post("/{id}/cancel", responses=documented(404))
-async def cancel_job(id: str, key: Canceller, services: ServicesGiven) -> CancelAnswer:
+async def cancel_job(id: str, key: Canceller, replica: ReplicaDep) -> CancelAnswer:
     """Stop a job. Repeating it changes nothing."""
+    services = replica.services
     job = await owned_job(services, id, key)
     outcome = await services.writer.execute(Cancel(), job)
     await _drop_entry(services, job, outcome)
@@ -134,16 +137,17 @@ async def cancel_job(id: str, key: Canceller, services: ServicesGiven) -> Cancel
 
 @router.delete("/{id}", responses={202: {"model": EraseAnswer}, **documented(404)})
 async def erase_job(
-    id: str, key: Canceller, services: ServicesGiven, response: Response
+    id: str, key: Canceller, replica: ReplicaDep, response: Response
 ) -> EraseAnswer:
     """Erase prompt and images of a job, for good; one that has not ended is cancelled first.
 
     From then on the job is not found. 202: something could not be removed yet and will be.
     Repeating it changes nothing.
     """
+    services = replica.services
     job = await current_job(services, id) if is_job_id(id) else None
     if job is None or job.submitted.owner != key.owner:
-        raise no_such_job()
+        raise JobNotFound
     outcome = await services.writer.execute(Erase(), job)
     await _drop_entry(services, job, outcome)
     assert outcome.job is not None
@@ -153,7 +157,7 @@ async def erase_job(
 
 
 async def _drop_entry(services: Services, job: Job, outcome: Outcome) -> None:
-    """Whoever pulls the entry of a job that has ended sees that, so this only spares a pull."""
+    """Spares the dispatcher a pull; it also sees by itself that the job has ended."""
     if job.actor is None and any(isinstance(data, Cancelled) for data in outcome.added):
         with suppress(LogUnavailable):
             await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)

@@ -1,4 +1,4 @@
-"""API keys, for administrators: made, listed, changed, rotated, revoked."""
+"""Routes of API keys, for administrators: list, create, show, change, revoke, rotate."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from serve_app.access.key_bodies import (
     NewKey,
     NewKeyInfo,
 )
-from serve_app.access.rotation import no_such_key, rotate
-from serve_app.auth import Admin, Authenticator
+from serve_app.access.rotation import rotate
+from serve_app.auth import Admin
 from serve_app.body import read_as
-from serve_app.errors import documented
-from serve_app.services import Services, ServicesGiven
+from serve_app.openapi.error_responses import documented
+from serve_app.refusals import KeyNotFound
+from serve_app.replica import Replica, ReplicaDep
+from serve_app.services import Services
 from settings.keys import LONGEST_GRACE_S
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ router = APIRouter(
 @router.get("", response_model_exclude_none=True)
 async def list_keys(
     _admin: Admin,
-    services: ServicesGiven,
+    replica: ReplicaDep,
     *,
     owner: Annotated[Name | None, Query(description="This owner's alone")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
@@ -51,7 +53,7 @@ async def list_keys(
     ] = None,
 ) -> KeyPage:
     """Every owner's keys, oldest first, without their secrets."""
-    found = await services.keys.all(owner=owner, limit=limit + 1, after=cursor)
+    found = await replica.services.keys.all(owner=owner, limit=limit + 1, after=cursor)
     next_cursor = found[limit - 1].id if len(found) > limit else None
     now = utc_now()
     keys = [KeyInfo.of(key, now=now) for key in found[:limit]]
@@ -66,17 +68,18 @@ async def list_keys(
     openapi_extra={"requestBody": CREATE_BODY},
 )
 async def create_key(
-    request: Request, response: Response, admin: Admin, services: ServicesGiven
+    request: Request, response: Response, admin: Admin, replica: ReplicaDep
 ) -> NewKeyInfo:
     """Make a key. Only this answer has it, and the secret that signs its callbacks."""
-    asked = await read_as(request, NewKey, max_bytes=services.http_settings.max_body_bytes)
+    services = replica.services
+    body = await read_as(request, NewKey, max_bytes=services.http_settings.max_body_bytes)
     text, key = mint(
-        asked.owner,
-        asked.name or asked.owner,
-        asked.scopes,
+        body.owner,
+        body.name or body.owner,
+        body.scopes,
         created_at=utc_now(),
-        expires_at=asked.expires_at,
-        limits=asked.limits.values(),
+        expires_at=body.expires_at,
+        limits=body.limits.values(),
     )
     await services.keys.add(key)
     _log("create", key.id, admin)
@@ -84,9 +87,9 @@ async def create_key(
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_key(id: str, _admin: Admin, services: ServicesGiven) -> KeyInfo:
+async def show_key(id: str, _admin: Admin, replica: ReplicaDep) -> KeyInfo:
     """A key, without its secret."""
-    return KeyInfo.of(await _known(services, id), now=utc_now())
+    return KeyInfo.of(await _existing_key(replica.services, id), now=utc_now())
 
 
 @router.patch(
@@ -95,23 +98,25 @@ async def show_key(id: str, _admin: Admin, services: ServicesGiven) -> KeyInfo:
     responses=documented(404, 413, 415),
     openapi_extra={"requestBody": CHANGE_BODY},
 )
-async def change_key(id: str, request: Request, admin: Admin, services: ServicesGiven) -> KeyInfo:
+async def change_key(id: str, request: Request, admin: Admin, replica: ReplicaDep) -> KeyInfo:
     """Change name, scopes, expiry or limits; what is absent stays."""
-    asked = await read_as(request, KeyChanges, max_bytes=services.http_settings.max_body_bytes)
-    key = await _known(services, id)
-    if columns := asked.columns():
+    services = replica.services
+    body = await read_as(request, KeyChanges, max_bytes=services.http_settings.max_body_bytes)
+    key = await _existing_key(services, id)
+    if columns := body.columns():
         key = await services.keys.change(id, **columns) or key
-        _changed(request, "change", id, admin)
+        _note_change(replica, "change", id, admin)
     return KeyInfo.of(key, now=utc_now())
 
 
 @router.delete("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def revoke_key(id: str, request: Request, admin: Admin, services: ServicesGiven) -> KeyInfo:
+async def revoke_key(id: str, admin: Admin, replica: ReplicaDep) -> KeyInfo:
     """Revoke a key; holds on every replica within 10 s. Repeating it changes nothing."""
-    await _known(services, id)
+    services = replica.services
+    await _existing_key(services, id)
     if await services.keys.revoke(id, utc_now()):
-        _changed(request, "revoke", id, admin)
-    return KeyInfo.of(await _known(services, id), now=utc_now())
+        _note_change(replica, "revoke", id, admin)
+    return KeyInfo.of(await _existing_key(services, id), now=utc_now())
 
 
 @router.post(
@@ -122,11 +127,10 @@ async def revoke_key(id: str, request: Request, admin: Admin, services: Services
 )
 async def rotate_key(
     id: str,
-    request: Request,
     response: Response,
     admin: Admin,
+    replica: ReplicaDep,
     *,
-    services: ServicesGiven,
     grace_s: Annotated[
         float | None,
         Query(
@@ -138,19 +142,20 @@ async def rotate_key(
     ] = None,
 ) -> NewKeyInfo:
     """Make a new key of the same owner, name, scopes and limits; the old one ends after a while."""
-    await _known(services, id)
+    services = replica.services
+    await _existing_key(services, id)
     grace = timedelta(
         seconds=services.key_settings.rotation_grace_s if grace_s is None else grace_s
     )
     text, key = await rotate(services.keys, id, grace=grace, now=utc_now())
-    _changed(request, "rotate", id, admin)
+    _note_change(replica, "rotate", id, admin)
     return _shown_once(services, response, text, key)
 
 
-async def _known(services: Services, id: str) -> ApiKey:
+async def _existing_key(services: Services, id: str) -> ApiKey:
     key = await services.keys.get(id) if re.fullmatch(KEY_ID, id) else None
     if key is None:
-        raise no_such_key()
+        raise KeyNotFound
     return key
 
 
@@ -161,9 +166,8 @@ def _shown_once(services: Services, response: Response, text: str, key: ApiKey) 
     return NewKeyInfo.of(key, now=utc_now(), key=text, webhook_secret=secret)
 
 
-def _changed(request: Request, change: str, key_id: str, admin: ApiKey) -> None:
-    authenticator: Authenticator = request.app.state.authenticator
-    authenticator.forget(key_id)
+def _note_change(replica: Replica, change: str, key_id: str, admin: ApiKey) -> None:
+    replica.authenticator.forget(key_id)
     _log(change, key_id, admin)
 
 

@@ -1,4 +1,4 @@
-"""The result endpoints of both flavours; `wait` holds the answer until the job ends."""
+"""Routes of results, of both flavours; `wait` holds the answer until the job ends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
 from events.types import End, Flavour
 from serve_app.auth import Reader, caller
-from serve_app.errors import documented
 from serve_app.job_state import owned_job
-from serve_app.services import Services, services_of
+from serve_app.openapi.error_responses import documented
+from serve_app.replica import Replica, ReplicaDep
+from serve_app.services import Services
 
 _SLICE_S = 1.0
-"""How often a waiting answer looks whether its caller is still there."""
+"""How often a waiting answer checks whether its caller is still connected."""
 _REREAD_S = 5.0
 """How often it reads the job again: a subscription may lose a message."""
 _ENDS = get_args(End)
@@ -47,53 +48,62 @@ router = APIRouter(
 @router.get("/api/v1/workflow/result", response_model=None)
 @router.get("/workflow/v1/result", response_model=None)
 async def workflow_result(
-    request: Request, key: Reader, request_id: RequestId, wait: Wait = 0
+    request: Request, key: Reader, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
 ) -> Response:
     """The state of a workflow job."""
-    return await _result(request, key, request_id, flavour=Flavour.WORKFLOW, wait_s=wait)
+    flavour = Flavour.WORKFLOW
+    return await _result(replica, request, key, request_id, flavour=flavour, wait_s=wait)
 
 
 @router.get("/api/v1/diffusion/result", response_model=None)
 @router.get("/diffusion/v1/result", response_model=None)
 async def diffusion_result(
-    request: Request, key: Reader, request_id: RequestId, wait: Wait = 0
+    request: Request, key: Reader, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
 ) -> Response:
     """The state of a diffusion job."""
-    return await _result(request, key, request_id, flavour=Flavour.DIFFUSION, wait_s=wait)
+    flavour = Flavour.DIFFUSION
+    return await _result(replica, request, key, request_id, flavour=flavour, wait_s=wait)
 
 
 async def _result(
-    request: Request, key: ApiKey, request_id: str, *, flavour: Flavour, wait_s: float
+    replica: Replica,
+    request: Request,
+    key: ApiKey,
+    request_id: str,
+    *,
+    flavour: Flavour,
+    wait_s: float,
 ) -> Response:
-    services = services_of(request)
+    services = replica.services
     job = await owned_job(services, request_id, key, flavour=flavour)
     wait_s = min(wait_s, services.http_settings.max_wait_s)
     if job.end is None and wait_s > 0:
-        job = await _ended_job(request, key, job, wait_s=wait_s)
+        job = await _ended_job(services, request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
     body = result_body(services, job).body()
     return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
 
 
 def result_body(services: Services, job: Job) -> ResultResponse:
-    """The result, with the progress of what runs."""
+    """The result, with the progress of a running job."""
     result = result_of(job, services.url_for)
     if job.end is not None or job.started_at is None:
         return result
     return result.model_copy(update={"progress": services.progress(job.id)})
 
 
-async def _ended_job(request: Request, key: ApiKey, job: Job, *, wait_s: float) -> Job:
-    """The job once it has ended, or as it is when the time is over or the caller has gone."""
-    services = services_of(request)
+async def _ended_job(
+    services: Services, request: Request, key: ApiKey, job: Job, *, wait_s: float
+) -> Job:
+    """The job once it has ended, or as it is after `wait_s` or once the caller has hung up."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     try:
-        # Subscribed before it is read: what is stored in between would be missed otherwise.
+        # Subscribe first: an event that is stored between the two is not missed.
         async with services.log.watch(job.id) as subscription:
             job = await owned_job(services, job.id, key)
             while job.end is None and (left_s := deadline - loop.time()) > 0:
-                if await _gone(request, subscription, for_s=min(left_s, _REREAD_S)):
+                if await _disconnected(request, subscription, for_s=min(left_s, _REREAD_S)):
                     break
                 job = await owned_job(services, job.id, key)
     except (LogUnavailable, ReadTimeout):
@@ -101,8 +111,8 @@ async def _ended_job(request: Request, key: ApiKey, job: Job, *, wait_s: float) 
     return job
 
 
-async def _gone(request: Request, subscription: Subscription, *, for_s: float) -> bool:
-    """Wait for the job's end; True where the caller has gone meanwhile."""
+async def _disconnected(request: Request, subscription: Subscription, *, for_s: float) -> bool:
+    """Wait for the end of the job; True where the caller hangs up meanwhile."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + for_s
     while (left_s := deadline - loop.time()) > 0:

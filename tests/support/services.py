@@ -38,6 +38,7 @@ from events.types import Flavour, ImageStored
 from serve_app.access.api_keys import mint
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.api import create_api
+from serve_app.replica import Replica
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
 from settings.settings import Settings
@@ -248,7 +249,7 @@ async def running_edge(
         progress=progress.get,
     )
     await services.endpoints.add_missing(Endpoint(id="default"))
-    app = create_api(services, open_jobs_period_s=open_jobs_period_s)
+    app = create_api(Replica(services, open_jobs_period_s=open_jobs_period_s))
     async with app.router.lifespan_context(app):
         yield Edge(services, app, log, queue, callback_queue, health, name_server, progress)
     await sender.close()

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from serve_app.app import build_asgi
-from serve_app.services import Services
+from serve_app.replica import Replica
 from settings.settings import Settings
 
 
@@ -15,12 +15,12 @@ async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> Non
             data_dir=tmp_path, secret="a secret for the tests", nats_url="nats://127.0.0.1:1"
         )
     )
-    services: Services = app.state.services
+    replica: Replica = app.state.replica
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     may_end = threading.Event()
     busy = asyncio.create_task(asyncio.to_thread(may_end.wait))
     try:
-        addresses = await asyncio.wait_for(services.resolve("127.0.0.1"), 5)
+        addresses = await asyncio.wait_for(replica.services.resolve("127.0.0.1"), 5)
     finally:
         may_end.set()
     assert addresses == ["127.0.0.1"]

@@ -15,6 +15,7 @@ from events.log import utc_now
 from events.store.records import Endpoint, KeyLimits, Scope
 from serve_app.access.api_keys import mint
 from serve_app.api import create_api
+from serve_app.replica import Replica
 from tests.support.services import ALL_SCOPES, Edge, diffusion_body
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -130,7 +131,7 @@ class TestJobs:
         async def resolve(host: str) -> Sequence[str]:
             raise socket.gaierror(socket.EAI_AGAIN, "away")
 
-        replica = replace(edge, app=create_api(replace(edge.services, resolve=resolve)))
+        replica = replace(edge, app=create_api(Replica(replace(edge.services, resolve=resolve))))
         async with await replica.client() as client:
             answer = await submit(client, callback_url="https://hooks.example.com/")
         message = (

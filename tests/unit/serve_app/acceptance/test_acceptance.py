@@ -11,15 +11,16 @@ from events.job import Job, fold
 from events.log import Appended, Conflict, utc_now
 from events.store.records import Scope
 from events.types import Cancelled, Event, Flavour
-from serve_app.acceptance.acceptance import Acceptance, Sent
+from serve_app.acceptance.acceptance import Acceptance
+from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.api_keys import mint
-from serve_app.errors import ApiError
+from serve_app.refusals import NameServerUnavailable
 from tests.support.failing_log import FailingLog
 from tests.support.services import Edge, workflow_body
 
 _, KEY = mint("alice", "test", Scope, created_at=utc_now())
-SENT = Sent(
+REQUEST = GenerateRequest(
     flavour=Flavour.WORKFLOW,
     key=KEY,
     endpoint="default",
@@ -30,8 +31,8 @@ SENT = Sent(
     content=workflow_body(),
     traceparent=None,
 )
-KEYED = replace(SENT, idempotency_key="a")
-CALLED_BACK = replace(SENT, callback_url="https://hooks.example.com/done")
+KEYED = replace(REQUEST, idempotency_key="a")
+CALLED_BACK = replace(REQUEST, callback_url="https://hooks.example.com/done")
 
 
 class SlowLog(FailingLog):
@@ -82,9 +83,9 @@ async def acceptance(edge: Edge, withdrawals: Withdrawals) -> AsyncGenerator[Acc
 class TestACallerWhoHangsUp:
     """Serve cancels the task that handles the request."""
 
-    async def hang_up(self, acceptance: Acceptance, log: SlowLog, sent: Sent) -> None:
+    async def hang_up(self, acceptance: Acceptance, log: SlowLog, request: GenerateRequest) -> None:
         """While the append is under way; the append then goes on."""
-        caller = asyncio.create_task(acceptance.accept(sent))
+        caller = asyncio.create_task(acceptance.accept(request))
         await asyncio.wait_for(log.begun.wait(), 5)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -95,7 +96,7 @@ class TestACallerWhoHangsUp:
     async def test_without_a_key_the_job_is_withdrawn(
         self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog, edge: Edge
     ) -> None:
-        await self.hang_up(acceptance, log, SENT)
+        await self.hang_up(acceptance, log, REQUEST)
         await asyncio.wait_for(withdrawals.join(), 5)
         job = await log.job()
         assert job is not None
@@ -115,19 +116,23 @@ class TestACallerWhoHangsUp:
         self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog
     ) -> None:
         log.lose_answers()
-        await self.hang_up(acceptance, log, SENT)
+        await self.hang_up(acceptance, log, REQUEST)
         log.recover()
         await asyncio.wait_for(withdrawals.join(), 5)
         job = await log.job()
         assert job is not None
         assert isinstance(job.end, Cancelled)
 
-    @pytest.mark.parametrize("sent", [SENT, KEYED])
+    @pytest.mark.parametrize("generate_request", [REQUEST, KEYED])
     async def test_what_was_not_stored_needs_nothing(
-        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog, sent: Sent
+        self,
+        acceptance: Acceptance,
+        withdrawals: Withdrawals,
+        log: SlowLog,
+        generate_request: GenerateRequest,
     ) -> None:
         log.append_error = LogUnavailable()
-        await self.hang_up(acceptance, log, sent)
+        await self.hang_up(acceptance, log, generate_request)
         await asyncio.wait_for(withdrawals.join(), 0.5)
         assert await log.job() is None
 
@@ -135,16 +140,16 @@ class TestACallerWhoHangsUp:
         self, acceptance: Acceptance, log: SlowLog
     ) -> None:
         log.may_go_on.set()
-        job = await acceptance.accept(SENT)
+        job = await acceptance.accept(REQUEST)
         assert job == await log.job()
         log.append_error = OutcomeUnknown()
         with pytest.raises(OutcomeUnknown, match="cancelled"):
-            await acceptance.accept(SENT)
+            await acceptance.accept(REQUEST)
 
     async def test_the_end_of_the_service_ends_its_append(
         self, acceptance: Acceptance, log: SlowLog
     ) -> None:
-        caller = asyncio.create_task(acceptance.accept(SENT))
+        caller = asyncio.create_task(acceptance.accept(REQUEST))
         await asyncio.wait_for(log.begun.wait(), 5)
         await asyncio.wait_for(acceptance.stop(), 5)
         with pytest.raises(asyncio.CancelledError):
@@ -173,17 +178,15 @@ class TestNameServer:
         self, edge: Edge, withdrawals: Withdrawals, code: int
     ) -> None:
         services = replace(edge.services, resolve=name_server_says(code))
-        with pytest.raises(ApiError) as refusal:
+        with pytest.raises(NameServerUnavailable) as refusal:
             await Acceptance(services, withdrawals).accept(CALLED_BACK)
-        assert (refusal.value.status, refusal.value.type) == (503, "unavailable")
-        assert int(refusal.value.headers["Retry-After"]) > 0
+        assert refusal.value.retry_after_s > 0
 
     async def test_that_it_hangs_is_not_either(self, edge: Edge, withdrawals: Withdrawals) -> None:
         services = replace(edge.services, resolve=BrokenNameServer().resolve)
         acceptance = Acceptance(services, withdrawals, resolve_timeout_s=0.01)
-        with pytest.raises(ApiError) as refusal:
+        with pytest.raises(NameServerUnavailable):
             await acceptance.accept(CALLED_BACK)
-        assert (refusal.value.status, refusal.value.type) == (503, "unavailable")
 
     @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_NODATA])
     async def test_a_name_that_does_not_exist_is_refused(
@@ -198,7 +201,7 @@ class TestNameServer:
     ) -> None:
         log.may_go_on.set()
         edge.name_server.answers["hooks.example.com"] = ("8.8.8.8",)
-        sent = replace(CALLED_BACK, idempotency_key="a")
-        first = await Acceptance(edge.services, withdrawals).accept(sent)
+        request = replace(CALLED_BACK, idempotency_key="a")
+        first = await Acceptance(edge.services, withdrawals).accept(request)
         services = replace(edge.services, resolve=name_server_says(socket.EAI_AGAIN))
-        assert await Acceptance(services, withdrawals).accept(sent) == first
+        assert await Acceptance(services, withdrawals).accept(request) == first

@@ -12,6 +12,7 @@ from events.log import utc_now
 from events.store.records import KeyLimits
 from serve_app.access.api_keys import mint
 from serve_app.api import create_api
+from serve_app.replica import Replica
 from tests.support.failing_log import FailingLog
 from tests.support.services import ALL_SCOPES, Edge, running_edge, workflow_body
 
@@ -35,7 +36,7 @@ async def edge(tmp_path: Path, log: FailingLog) -> AsyncGenerator[Edge]:
 
 def replica(edge: Edge) -> FastAPI:
     """Another one beside the edge's own."""
-    return create_api(edge.services, open_jobs_period_s=AT_EVERY_REQUEST_S)
+    return create_api(Replica(edge.services, open_jobs_period_s=AT_EVERY_REQUEST_S))
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import Scope
 from events.webhook_secret import webhook_secret
-from serve_app.auth import Authenticator
-from serve_app.errors import ApiError
+from serve_app.access.authenticator import Authenticator
+from serve_app.refusals import KeyInvalid
 from tests.support.services import Edge, running_edge, workflow_body
 
 UNKNOWN = "aaaaaaaaaaaa"
@@ -244,7 +244,7 @@ class TestRevoke:
             clock_s = settings.cache_s
             assert clock_s < 10
             for replica in replicas:
-                with pytest.raises(ApiError, match="revoked"):
+                with pytest.raises(KeyInvalid, match="revoked"):
                     await replica.authenticate(header)
 
     async def test_an_answer_that_waited_asks_again(self, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from serve_app.uploads.images import UploadRefused, read_input_image
+from serve_app.refusals import UploadRefused
+from serve_app.uploads.images import read_input_image
 
 MAX_PIXELS = 10_000
 ORIENTATION = 0x0112

@@ -14,7 +14,7 @@ from actors.worker.result_file import encode_result
 from engine.diffusion.images.latent_files import read_latent
 from engine.graph.limits import Limits
 from engine.reports import LatentReady
-from serve_app.uploads.images import UploadRefused
+from serve_app.refusals import UploadRefused
 from serve_app.uploads.latents import read_input_latent
 
 MAX_PIXELS = 10_000

@@ -1,0 +1,35 @@
+"""A generate request, as the HTTP edge hands it over."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from events.store.records import ApiKey
+from events.types import Flavour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """`content` is `body`, parsed; nothing of it has been checked."""
+
+    flavour: Flavour
+    key: ApiKey
+    endpoint: str
+    callback_url: str | None
+    alone: bool
+    idempotency_key: str | None
+    body: bytes
+    content: Any
+    traceparent: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells a repeat from another request. It covers all that a caller sends, before any seed
+        is drawn.
+        """
+        callback = "" if self.callback_url is None else f"={self.callback_url}"
+        alone = ["alone"] if self.alone else []
+        text = "\0".join((self.flavour, self.endpoint, callback, *alone))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass") + b"\0" + self.body).hexdigest()

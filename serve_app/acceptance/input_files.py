@@ -1,0 +1,35 @@
+"""Finds the uploads that a workflow names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from events.log import utc_now
+from events.types import InputFile
+from serve_app.acceptance.checker import CheckedRequest, Checker
+
+if TYPE_CHECKING:
+    from events.store.uploads import Uploads
+
+_LISTED_NAMES = 20
+
+
+async def resolve_input_files(
+    uploads: Uploads, owner: str, content: Any, *, checked: CheckedRequest, checker: Checker
+) -> dict[str, InputFile] | None:
+    """The files by their names, as they are now; None where the workflow names none.
+
+    Raises GraphInvalid for a name that the owner has not uploaded.
+    """
+    if not checked.input_files:
+        return None
+    found = await uploads.use(owner, checked.input_files, utc_now())
+    missing = set(checked.input_files) - found.keys()
+    if missing:
+        newest = await uploads.page(owner, limit=_LISTED_NAMES)
+        listed = dict.fromkeys([*found, *(upload.name for upload in newest)])
+        checker.require_files(content, [name for name in listed if name not in missing])
+    return {
+        name: InputFile(key=upload.storage_key, digest=upload.digest)
+        for name, upload in found.items()
+    }

@@ -1,0 +1,121 @@
+"""Why the edge does not do what it is asked. Knows no HTTP: `serve_app.errors` answers them.
+
+RequestRefused
+├── KeyMissing              the request has no API key
+├── KeyInvalid              the API key opens nothing
+├── ScopeMissing            the key lacks the scope of the route
+├── EndpointForbidden       the key may not use this endpoint
+├── CallbackHostForbidden   the key may not call this host back
+├── EndpointNotFound
+├── JobNotFound             also for a job of another owner
+├── KeyNotFound
+├── KeyNotRotatable         the key has ended, or has a successor
+├── IdempotencyConflict     the idempotency key belongs to another request
+├── UploadRefused           the file is not taken as an input of a workflow
+│   ├── InvalidUploadName
+│   ├── InvalidImage
+│   └── InvalidLatent
+└── TryLater                the same request may be taken after `retry_after_s`
+    ├── RateExceeded
+    ├── TooManyOpenJobs
+    ├── QueueFull
+    └── NameServerUnavailable
+"""
+
+from __future__ import annotations
+
+from events.errors import ServiceError
+from events.store.records import Scope
+
+
+class RequestRefused(ServiceError):
+    """The request is refused."""
+
+
+class KeyMissing(RequestRefused):
+    """Send an API key as Authorization: Bearer <API_KEY>."""
+
+
+class KeyInvalid(RequestRefused):
+    """The API key is not valid."""
+
+
+class ScopeMissing(RequestRefused):
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(f"The API key lacks the scope {scope}.")
+        self.scope = scope
+
+
+class EndpointForbidden(RequestRefused):
+    """The API key may not use this endpoint."""
+
+
+class CallbackHostForbidden(RequestRefused):
+    """The API key may not call this host back."""
+
+
+class EndpointNotFound(RequestRefused):
+    """There is no such endpoint."""
+
+
+class JobNotFound(RequestRefused):
+    """There is no such job."""
+
+
+class KeyNotFound(RequestRefused):
+    """There is no such key."""
+
+
+class KeyNotRotatable(RequestRefused):
+    """The key cannot be rotated."""
+
+
+class IdempotencyConflict(RequestRefused):
+    """This Idempotency-Key was used for another request."""
+
+
+class UploadRefused(RequestRefused):
+    """The file is not taken as an input of a workflow."""
+
+
+class InvalidUploadName(UploadRefused):
+    """The name of the file is not taken."""
+
+
+class InvalidImage(UploadRefused):
+    """The file is no image that is taken."""
+
+
+class InvalidLatent(UploadRefused):
+    """The file is no latent that is taken."""
+
+
+class TryLater(RequestRefused):
+    """The request cannot be taken now."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RateExceeded(TryLater):
+    def __init__(self, rate_per_s: float, *, retry_after_s: int) -> None:
+        message = f"The key may send {rate_per_s:g} requests a second."
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class TooManyOpenJobs(TryLater):
+    def __init__(self, max_open_jobs: int) -> None:
+        message = f"The key may have {max_open_jobs} jobs that wait or run."
+        super().__init__(message, retry_after_s=5)
+
+
+class QueueFull(TryLater):
+    def __init__(self, endpoint_id: str) -> None:
+        super().__init__(f"The queue of endpoint {endpoint_id} is full.", retry_after_s=5)
+
+
+class NameServerUnavailable(TryLater):
+    def __init__(self, host: str) -> None:
+        message = f"The name server did not say where the callback's host {host} is. Try again."
+        super().__init__(message, retry_after_s=2)

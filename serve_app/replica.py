@@ -1,0 +1,66 @@
+"""One HTTP replica, as its handlers see it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from events.store.records import KeyLimits
+from serve_app.acceptance.acceptance import Acceptance
+from serve_app.acceptance.withdrawals import Withdrawals
+from serve_app.access.authenticator import Authenticator
+from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
+from serve_app.access.rates import Rates
+from serve_app.access.token_buckets import TokenBuckets
+from serve_app.services import Services
+from serve_app.uploads.store import UploadStore
+from settings.keys import KeySettings
+
+
+class Replica:
+    """The services, and what this replica alone keeps in memory: caches, limits, running tasks."""
+
+    def __init__(
+        self, services: Services, *, open_jobs_period_s: float = OPEN_JOBS_PERIOD_S
+    ) -> None:
+        self.services = services
+        self.authenticator = Authenticator(
+            services.keys,
+            ttl_s=services.key_settings.cache_s,
+            defaults=_default_limits(services.key_settings),
+        )
+        self.rates = Rates(replicas=services.http_settings.replicas)
+        self.callback_tests = TokenBuckets()
+        """How often each owner sends a sample callback."""
+        self.upload_store = UploadStore(
+            rows=services.uploads, images=services.images, settings=services.http_settings
+        )
+        self._withdrawals = Withdrawals(
+            log=services.log, writer=services.writer, queue=services.queue
+        )
+        self.acceptance = Acceptance(
+            services, self._withdrawals, open_jobs_period_s=open_jobs_period_s
+        )
+
+    async def stop(self) -> None:
+        await self.acceptance.stop()
+        await self._withdrawals.stop()
+
+
+def _default_limits(settings: KeySettings) -> KeyLimits:
+    return KeyLimits(
+        rate_per_s=settings.rate_per_s,
+        burst=settings.burst,
+        max_open_jobs=settings.max_open_jobs,
+        endpoints=settings.endpoints,
+        callback_hosts=settings.callback_hosts,
+    )
+
+
+def replica_of(request: Request) -> Replica:
+    replica: Replica = request.app.state.replica
+    return replica
+
+
+ReplicaDep = Annotated[Replica, Depends(replica_of)]

@@ -1,0 +1,68 @@
+"""Stores what callers upload."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+from events.ids import new_id
+from events.log import utc_now
+from events.store.records import Upload
+from serve_app.uploads.images import read_input_image
+from serve_app.uploads.latents import read_input_latent
+from serve_app.uploads.names import upload_name
+from serve_app.uploads.sanitized_file import SanitizedFile
+from settings.http import HttpSettings
+from storage.images import ImageStore
+from storage.keys import upload_key
+
+if TYPE_CHECKING:
+    from events.store.uploads import Uploads
+
+_LATENT_SUFFIX = ".latent"
+
+
+class UploadStore:
+    """Stores files in the image store, and a row for each in the database."""
+
+    def __init__(self, *, rows: Uploads, images: ImageStore, settings: HttpSettings) -> None:
+        self._rows = rows
+        self._images = images
+        self._settings = settings
+        self._decodes = asyncio.Semaphore(settings.upload_decodes)
+
+    async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
+        """Store an image or a latent under the last part of its file name.
+
+        Returns the upload of before where the owner has the same file under that name. Raises
+        UploadRefused, DatabaseUnavailable, ImageStoreUnavailable.
+        """
+        name = upload_name(file_name, max_chars=self._settings.max_upload_name_chars)
+        file = await self._sanitize(name, data)
+        now, upload_id = utc_now(), new_id()
+        digest = f"sha256:{hashlib.sha256(file.data).hexdigest()}"
+        known = (await self._rows.use(owner, [name], now)).get(name)
+        if known is not None and known.digest == digest:
+            return known
+        upload = Upload(
+            id=upload_id,
+            owner=owner,
+            name=name,
+            digest=digest,
+            storage_key=upload_key(owner, digest, upload_id),
+            width=file.width,
+            height=file.height,
+            size_bytes=len(file.data),
+            created_at=now,
+            used_at=now,
+        )
+        await self._images.put(upload.storage_key, file.data)
+        await self._rows.add(upload)
+        return upload
+
+    async def _sanitize(self, name: str, data: bytes) -> SanitizedFile:
+        read = read_input_latent if name.endswith(_LATENT_SUFFIX) else read_input_image
+        max_pixels = self._settings.max_upload_pixels
+        async with self._decodes:
+            return await asyncio.to_thread(read, data, max_pixels=max_pixels)
