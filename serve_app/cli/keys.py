@@ -1,12 +1,11 @@
-"""`darkroom keys`: API keys in the database itself, whether the service runs or not."""
+"""`darkroom keys`: changes API keys in the database itself, whether the service runs or not."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -14,49 +13,54 @@ from rich.markup import escape
 from rich.table import Table
 
 from events.log import utc_now
-from events.store.database import Database
-from events.store.keys import ApiKeys
 from events.store.records import Scope
 from events.webhook_secret import webhook_secret
-from serve_app.access.api_keys import mint, parse
+from serve_app.access.api_keys import mint
 from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits
 from serve_app.access.rotation import rotate
+from serve_app.cli.admin_key import replace_admin_key
+from serve_app.cli.database import with_keys
 from serve_app.cli.terminal import console, fail
 from serve_app.local.embedded import with_secret
-from serve_app.local.nats_server import write_private
 from serve_app.refusals import RequestRefused
 from settings.keys import LONGEST_GRACE_S
 from settings.settings import Settings
 
-T = TypeVar("T")
-
 app = typer.Typer(no_args_is_help=True, help="Make, list, rotate and revoke API keys.")
 
-ADMIN_KEY_FILE = "admin.key"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+OwnerArgument = Annotated[
+    str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")
+]
+NameOption = Annotated[str, typer.Option(help="To tell keys apart.")]
+ScopeOption = Annotated[
+    list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
+]
+DaysOption = Annotated[float | None, typer.Option(help="Days until it expires.", min=0)]
+RateOption = Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")]
+BurstOption = Annotated[int | None, typer.Option(help="Requests at once, after a pause.")]
+OpenJobsOption = Annotated[int | None, typer.Option(help="Jobs that wait or run; 0: any number.")]
+EndpointOption = Annotated[
+    list[str] | None, typer.Option(help="It may use this one; may be repeated.")
+]
+CallbackHostOption = Annotated[
+    list[str] | None, typer.Option(help="Or *.example.com; may be repeated.")
+]
 
 
 @app.command("create")
 def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
-    owner: Annotated[
-        str, typer.Argument(help="Whose jobs these are: keys of one owner share them.")
-    ],
-    name: Annotated[str, typer.Option(help="To tell keys apart.")] = "",
-    scope: Annotated[
-        list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
-    ] = None,
-    days: Annotated[float | None, typer.Option(help="Days until it expires.", min=0)] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")] = None,
-    burst: Annotated[int | None, typer.Option(help="Requests at once, after a pause.")] = None,
-    max_open_jobs: Annotated[
-        int | None, typer.Option(help="Jobs that wait or run; 0: any number.")
-    ] = None,
-    endpoint: Annotated[
-        list[str] | None, typer.Option(help="It may use this one; may be repeated.")
-    ] = None,
-    callback_host: Annotated[
-        list[str] | None, typer.Option(help="Or *.example.com; may be repeated.")
-    ] = None,
+    owner: OwnerArgument,
+    name: NameOption = "",
+    scope: ScopeOption = None,
+    days: DaysOption = None,
+    rate: RateOption = None,
+    burst: BurstOption = None,
+    max_open_jobs: OpenJobsOption = None,
+    endpoint: EndpointOption = None,
+    callback_host: CallbackHostOption = None,
 ) -> None:
     """Make a key; print it, this once, and the secret that signs its callbacks."""
     try:
@@ -79,7 +83,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
         limits=limits.values(),
     )
     settings = with_secret(Settings.load())
-    asyncio.run(with_keys(settings, lambda store: store.add(key)))
+    asyncio.run(with_keys(settings.stores, lambda store: store.add(key)))
     _show_once(settings, text, key.id)
 
 
@@ -88,7 +92,7 @@ def list_keys() -> None:
     """Every key, without its secret."""
     now = utc_now()
     table = Table("id", "owner", "name", "scopes", "created", "expires", "state")
-    for key in asyncio.run(with_keys(Settings.load(), lambda store: store.all())):
+    for key in asyncio.run(with_keys(Settings.load().stores, lambda store: store.all())):
         expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
         table.add_row(
             key.id,
@@ -115,30 +119,24 @@ def rotate_key(
     period = timedelta(seconds=settings.keys.rotation_grace_s) if grace is None else _period(grace)
     try:
         text, key = asyncio.run(
-            with_keys(settings, lambda store: rotate(store, key_id, grace=period, now=utc_now()))
+            with_keys(
+                settings.stores, lambda store: rotate(store, key_id, grace=period, now=utc_now())
+            )
         )
     except RequestRefused as error:
         fail(str(error))
     _show_once(settings, text, key.id)
-    _replace_admin_key(settings, key_id, text)
+    replace_admin_key(settings.stores, key_id, text)
 
 
 @app.command("revoke")
 def revoke_key(key_id: str) -> None:
     """End a key; holds on every replica within 10 s."""
-    if not asyncio.run(with_keys(Settings.load(), lambda store: store.revoke(key_id, utc_now()))):
+    if not asyncio.run(
+        with_keys(Settings.load().stores, lambda store: store.revoke(key_id, utc_now()))
+    ):
         fail(f"no live key has the id {key_id}")
     console.print(f"{key_id} is revoked.")
-
-
-async def with_keys(settings: Settings, use: Callable[[ApiKeys], Awaitable[T]]) -> T:
-    settings.stores.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = Database(settings.stores.effective_database_url)
-    try:
-        await database.prepare()
-        return await use(ApiKeys(database))
-    finally:
-        await database.close()
 
 
 def _show_once(settings: Settings, text: str, key_id: str) -> None:
@@ -154,11 +152,3 @@ def _period(text: str) -> timedelta:
     if period.total_seconds() > LONGEST_GRACE_S:
         fail("the grace is 366 days at most; a key that shall live on need not be rotated")
     return period
-
-
-def _replace_admin_key(settings: Settings, old_id: str, text: str) -> None:
-    """The command line and the next start use the key in this file."""
-    path = settings.stores.data_dir / ADMIN_KEY_FILE
-    parsed = parse(path.read_text().strip()) if path.exists() else None
-    if parsed is not None and parsed.id == old_id:
-        write_private(path, text + "\n")

@@ -7,8 +7,8 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -18,17 +18,12 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from events.errors import DatabaseUnavailable
-from events.log import utc_now
-from events.store.keys import ApiKeys
-from events.store.records import ApiKey, Scope
-from serve_app.access.api_keys import mint, parse
 from serve_app.cli import keys as key_commands
+from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from serve_app.cli.client import Client, ClientError, run_job
-from serve_app.cli.keys import ADMIN_KEY_FILE, with_keys
 from serve_app.cli.terminal import complaints, console, fail
 from serve_app.local.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
-from serve_app.local.nats_server import NatsDidNotStart, write_private
+from serve_app.local.nats_server import NatsDidNotStart
 from settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -38,7 +33,7 @@ _READY_TIMEOUT_S = 120.0
 
 
 def main() -> None:
-    """The console script. Settings that make no sense are said in a line each."""
+    """The console script. Prints one line for each setting that is not valid."""
     try:
         app()
     except ValidationError as error:
@@ -58,13 +53,13 @@ def up() -> None:
         with ExitStack() as stack:
             with console.status("Starting") as status:
                 _on_signals(_interrupt)
-                fresh_key = asyncio.run(ensure_admin_key(settings))
+                fresh_key = asyncio.run(ensure_admin_key(settings.stores))
 
-                def tell(part: str) -> None:
-                    _on_signals(_interrupt)  # again: Ray takes them over as it starts
+                def show(part: str) -> None:
+                    _on_signals(_interrupt)  # again, since Ray sets its own as it starts
                     status.update(f"Starting {part}")
 
-                running = stack.enter_context(Embedded(settings, tell=tell))
+                running = stack.enter_context(Embedded(settings, on_part=show))
                 _wait_ready(running.settings)
                 _on_signals(lambda *_: stop.set())
             _print_screen(running, fresh_key, time.monotonic() - began)
@@ -95,42 +90,6 @@ def _wait_ready(settings: Settings) -> None:
                     return
             time.sleep(0.1)
     fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
-
-
-async def ensure_admin_key(settings: Settings) -> str | None:
-    """The admin key in `<data>/admin.key`; returned only when it was made just now."""
-    path = settings.stores.data_dir / ADMIN_KEY_FILE
-    if path.exists():
-        await _ensure_row(settings, path.read_text().strip())
-        return None
-    text, key = mint("admin", "admin", Scope, created_at=utc_now())
-    await with_keys(settings, lambda store: store.add(key))
-    write_private(path, text + "\n")
-    return text
-
-
-async def _ensure_row(settings: Settings, text: str) -> None:
-    """The database may be another one than last time. A key that was revoked has its row there."""
-    parsed = parse(text)
-    if parsed is None:
-        fail(f"{ADMIN_KEY_FILE} holds no key; remove it, and the next start makes a new one")
-    key = ApiKey(
-        id=parsed.id,
-        owner="admin",
-        name="admin",
-        secret_sha256=parsed.secret_sha256,
-        scopes=frozenset(Scope),
-        created_at=utc_now(),
-    )
-
-    async def add_missing(store: ApiKeys) -> None:
-        if await store.get(key.id) is None:
-            await store.add(key)
-
-    try:
-        await with_keys(settings, add_missing)
-    except DatabaseUnavailable as error:  # the service waits for it, and does not need this key
-        complaints.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
 
 
 def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:
@@ -171,14 +130,16 @@ KeyOption = Annotated[
     str | None, typer.Option(help="Default: <data>/admin.key.", envvar="DARKROOM_API_KEY")
 ]
 OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
+PromptArgument = Annotated[str | None, typer.Argument(help="What the picture shows.")]
+WorkflowOption = Annotated[
+    Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
+]
 
 
 @app.command()
 def generate(  # noqa: PLR0917 - typer makes the options from the arguments
-    prompt: Annotated[str | None, typer.Argument(help="What the picture shows.")] = None,
-    workflow: Annotated[
-        Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
-    ] = None,
+    prompt: PromptArgument = None,
+    workflow: WorkflowOption = None,
     negative_prompt: str = "",
     checkpoint: str | None = None,
     width: int = 64,
@@ -197,33 +158,22 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     """Run a job, show its progress, save its pictures."""
     if (prompt is None) == (workflow is None):
         fail("give either a prompt or --workflow, one of them")
-    body: dict[str, Any]
-    if workflow is not None:
-        flavour, body = "workflow", _read_graph(workflow)
-    else:
-        flavour, body = (
-            "diffusion",
-            {
-                "prompt": prompt,
-                "negative_prompt": negative_prompt,
-                "width": width,
-                "height": height,
-                "steps": steps,
-                "cfg_scale": cfg_scale,
-                "sampler_name": sampler,
-                "scheduler": scheduler,
-                "batch_size": batch_size,
-                "seed": seed,
-            },
-        )
-        if checkpoint is not None:
-            body["sd_model_checkpoint"] = checkpoint
-    try:
-        with _client(url, key) as client:
-            result = run_job(client, flavour, body, endpoint=endpoint, console=console)
-            _show(result, client, out)
-    except ClientError as error:
-        fail(str(error))
+    parameters = {
+        "prompt": prompt,
+        "negative_prompt": negative_prompt,
+        "width": width,
+        "height": height,
+        "steps": steps,
+        "cfg_scale": cfg_scale,
+        "sampler_name": sampler,
+        "scheduler": scheduler,
+        "batch_size": batch_size,
+        "seed": seed,
+    } | ({} if checkpoint is None else {"sd_model_checkpoint": checkpoint})
+    body = parameters if workflow is None else _read_graph(workflow)
+    flavour = "diffusion" if workflow is None else "workflow"
+    with _client(url, key) as client:
+        _show(run_job(client, flavour, body, endpoint=endpoint, console=console), client, out)
 
 
 @app.command()
@@ -231,19 +181,23 @@ def result(
     request_id: str, out: OutOption = Path("pictures"), url: UrlOption = None, key: KeyOption = None
 ) -> None:
     """Show where a job is; save the pictures it has."""
-    try:
-        with _client(url, key) as client:
-            _show(client.result(request_id), client, out)
-    except ClientError as error:
-        fail(str(error))
+    with _client(url, key) as client:
+        _show(client.result(request_id), client, out)
 
 
-def _client(url: str | None, key: str | None) -> Client:
+@contextmanager
+def _client(url: str | None, key: str | None) -> Generator[Client]:
+    """Prints a ClientError and exits."""
     settings = Settings.load()
     path = settings.stores.data_dir / ADMIN_KEY_FILE
     if key is None and not path.exists():
         fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
-    return Client(url or settings.http.effective_public_url, key or path.read_text().strip())
+    text = key or path.read_text().strip()
+    try:
+        with Client(url or settings.http.effective_public_url, text) as client:
+            yield client
+    except ClientError as error:
+        fail(str(error))
 
 
 def _read_graph(path: Path) -> dict[str, Any]:

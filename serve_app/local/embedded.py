@@ -23,15 +23,14 @@ from types import TracebackType
 from pydantic import SecretStr
 
 from serve_app.local.nats_server import NatsServer, write_private
-from serve_app.local.stale_processes import stop_leftovers
+from serve_app.local.stale_processes import stop_stale_processes
 from settings.endpoint import EndpointSettings
 from settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_FOLDER = 27
-"""HAProxy allows 97 bytes; Serve adds a folder of 56 letters and the socket's name."""
-
+"""Bytes. HAProxy allows 97 for a socket; Serve adds a folder of 56 and the socket's name."""
 
 _REPLICA_PORTS = 100
 _WATCH_PERIOD_S = 0.2
@@ -39,7 +38,7 @@ _LONGEST_WATCH_PAUSE_S = 5.0
 
 
 class UnsafeFolder(RuntimeError):
-    """A folder that others may enter or have made in our place."""
+    """A folder that another user may enter, or has made."""
 
 
 class AlreadyRunning(RuntimeError):
@@ -48,7 +47,7 @@ class AlreadyRunning(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What runs where."""
+    """Where the parts run."""
 
     settings: Settings
     nats: NatsServer | None
@@ -57,12 +56,14 @@ class Running:
 
 
 class Embedded:
-    """`with Embedded(settings) as running:` — up on entry, all of it stopped on exit."""
+    """`with Embedded(settings) as running:` starts everything, and stops it at the end."""
 
-    def __init__(self, settings: Settings, *, tell: Callable[[str], None] = lambda _: None) -> None:
-        """`tell` hears which part starts."""
+    def __init__(
+        self, settings: Settings, *, on_part: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`on_part` is called with the name of each part before it starts."""
         self._settings = settings
-        self._tell = tell
+        self._on_part = on_part
         self._stack = ExitStack()
 
     def __enter__(self) -> Running:
@@ -84,30 +85,30 @@ class Embedded:
         settings = self._settings
         data_dir = settings.stores.data_dir
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._stack.enter_context(_only_one(data_dir))
+        self._stack.enter_context(_exclusive(data_dir))
         metrics_port = _configure_serve(settings)
         _check_port(settings.http.host, settings.http.port)
         settings = with_secret(settings)
         nats = None
         if settings.log.nats_url is None:
-            self._tell("nats-server")
+            self._on_part("nats-server")
             nats = NatsServer(settings.stores.nats_dir)
             self._stack.callback(nats.stop)
             nats.start()
             settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
-        self._tell("Ray")
+        self._on_part("Ray")
         address = self._start_ray(settings)
-        self._tell("the application")
+        self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address)
 
     def _start_ray(self, settings: Settings) -> str:
-        # Before Ray is imported: it reads the token then.
+        # Before Ray is imported: the import reads the token.
         _require_token(settings.stores.data_dir / "ray.token")
         import ray
 
-        # Workers import our packages from where this one runs, and find no other project's.
+        # Workers import our packages from the same folder as this process.
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -136,7 +137,7 @@ class Embedded:
 
 
 def _require_token(path: Path) -> None:
-    """Nobody else on this machine may drive our Ray."""
+    """Ray takes commands only with this token, which only its owner may read."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path.absolute()))
     token_path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
@@ -145,7 +146,7 @@ def _require_token(path: Path) -> None:
 
 
 def with_secret(settings: Settings) -> Settings:
-    """The given secret, else the one in `<data>/secret`, made at the first start."""
+    """With the secret of the settings, or else of `<data>/secret`, made at the first start."""
     if settings.stores.secret is not None:
         return settings
     path = settings.stores.data_dir / "secret"
@@ -163,8 +164,8 @@ def _with_nats(settings: Settings, url: str) -> Settings:
 
 
 @contextmanager
-def _only_one(data_dir: Path) -> Generator[None]:
-    """Raises AlreadyRunning. The lock goes with the process, however that ends."""
+def _exclusive(data_dir: Path) -> Generator[None]:
+    """Lock the folder; the lock ends with the process. Raises AlreadyRunning."""
     with (data_dir / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,9 +176,9 @@ def _only_one(data_dir: Path) -> Generator[None]:
 
 @contextmanager
 def watched(nats: NatsServer) -> Generator[None]:
-    """Starts nats-server again, on the same port, when it dies.
+    """Start nats-server again, on the same port, when it dies.
 
-    It does not wait for it: one that reads a large store for minutes is alive.
+    It is not waited for: nats-server is alive while it reads a large store for minutes.
     """
     stop = threading.Event()
 
@@ -204,12 +205,12 @@ def watched(nats: NatsServer) -> Generator[None]:
 
 
 def _configure_serve(settings: Settings) -> int:
-    """Serve's own settings, which its processes inherit; the port of HAProxy's metrics.
+    """Set the environment that Serve's processes inherit; returns the port of HAProxy's metrics.
 
-    An HAProxy that outlived a killed predecessor still holds our port, and is ended.
+    A stale HAProxy still holds our port, so it is ended first.
     """
     folder = (settings.stores.data_dir / "haproxy").absolute()
-    stop_leftovers(folder)
+    stop_stale_processes(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sockets = folder
     if len(str(sockets)) > _LONGEST_SOCKET_FOLDER:
@@ -232,8 +233,8 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        # Serve listens with SO_REUSEPORT: on its usual ports two instances would meet, and get each
-        # other's requests.
+        # Serve listens with SO_REUSEPORT: on its usual ports two instances would get each other's
+        # requests.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
@@ -246,7 +247,7 @@ def _configure_serve(settings: Settings) -> int:
 
 
 def make_private(folder: Path) -> None:
-    """A folder for this user alone where anybody may make one, /tmp. Raises UnsafeFolder."""
+    """Make a folder of this user alone in /tmp, where anybody may make one. Raises UnsafeFolder."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
@@ -291,5 +292,5 @@ def _free_range(count: int) -> int:
 
 
 def _logical_cpus(endpoint: EndpointSettings) -> int:
-    """Room for every worker that the endpoint may have: Ray's CPUs are a count, not a measure."""
+    """CPUs for every worker of the endpoint: Ray counts them, and does not measure their use."""
     return max(os.cpu_count() or 1, math.ceil(endpoint.cpus * endpoint.max_workers))

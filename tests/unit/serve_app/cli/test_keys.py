@@ -11,8 +11,9 @@ from events.log import utc_now
 from events.store.records import ApiKey, KeyLimits, Scope
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import parse
-from serve_app.cli.keys import ADMIN_KEY_FILE, with_keys
-from serve_app.cli.main import app, ensure_admin_key
+from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
+from serve_app.cli.database import with_keys
+from serve_app.cli.main import app
 from serve_app.local.embedded import with_secret
 from settings.settings import Settings
 
@@ -28,7 +29,10 @@ def darkroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Darkroom:
 
 def rows() -> dict[str, ApiKey]:
     """By id."""
-    return {key.id: key for key in asyncio.run(with_keys(Settings.load(), lambda keys: keys.all()))}
+    return {
+        key.id: key
+        for key in asyncio.run(with_keys(Settings.load().stores, lambda keys: keys.all()))
+    }
 
 
 def printed(result: Result) -> ApiKey:
@@ -117,7 +121,7 @@ class TestRotate:
     def test_the_admin_key_is_replaced_in_its_file(
         self, darkroom: Darkroom, tmp_path: Path
     ) -> None:
-        text = asyncio.run(ensure_admin_key(Settings.load()))
+        text = asyncio.run(ensure_admin_key(Settings.load().stores))
         assert text is not None
         other = printed(darkroom("create", "alice"))
         darkroom("rotate", other.id)
@@ -126,7 +130,7 @@ class TestRotate:
         result = darkroom("rotate", text.split("_")[1])
         assert path.read_text().strip() == result.stdout.split()[0]
         assert path.stat().st_mode & 0o777 == 0o600
-        assert asyncio.run(ensure_admin_key(Settings.load())) is None
+        assert asyncio.run(ensure_admin_key(Settings.load().stores)) is None
 
 
 def test_a_key_is_revoked_once(darkroom: Darkroom) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from serve_app.local.stale_processes import stop_leftovers
+from serve_app.local.stale_processes import stop_stale_processes
 
 SHELL = shutil.which("sh") or "/bin/sh"
 
@@ -34,7 +34,7 @@ def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize("below", ["", "/a.conf"])
 def test_a_server_of_ours_is_ended(tmp_path: Path, name: str, below: str) -> None:
     with running(name, "-f", f"{tmp_path}{below}") as process:
-        stop_leftovers(tmp_path)
+        stop_stale_processes(tmp_path)
         assert process.wait(5) < 0
 
 
@@ -48,7 +48,7 @@ def test_no_other_process_is_touched(tmp_path: Path) -> None:
                 ("nats-server", f"{tmp_path}-2/a.conf"),
             )
         ]
-        stop_leftovers(tmp_path)
+        stop_stale_processes(tmp_path)
         assert [process.poll() for process in others] == [None] * 3
 
 
@@ -60,9 +60,9 @@ def test_what_may_not_be_ended_is_told_and_left(
 
     with running("nats-server", str(tmp_path)), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(os, "kill", refuse)
-        stop_leftovers(tmp_path)
+        stop_stale_processes(tmp_path)
         monkeypatch.undo()
-    assert caplog.messages == ["a leftover is another user's"]
+    assert caplog.messages == ["a stale process is another user's"]
 
 
 def test_what_does_not_end_is_told_and_left(
@@ -70,6 +70,6 @@ def test_what_does_not_end_is_told_and_left(
 ) -> None:
     with running("nats-server", str(tmp_path)), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(os, "kill", lambda pid, number: None)
-        stop_leftovers(tmp_path, patience_s=0.05)
+        stop_stale_processes(tmp_path, patience_s=0.05)
         monkeypatch.undo()
-    assert caplog.messages == ["a leftover does not end"]
+    assert caplog.messages == ["a stale process does not end"]

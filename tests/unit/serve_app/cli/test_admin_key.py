@@ -10,7 +10,7 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import Scope
 from serve_app.access.api_keys import parse
-from serve_app.cli.main import ADMIN_KEY_FILE, ensure_admin_key
+from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from settings.settings import Settings
 
 
@@ -28,9 +28,9 @@ async def opened(settings: Settings) -> AsyncIterator[ApiKeys]:
 
 class TestAdminKey:
     async def test_it_is_made_once(self, settings: Settings) -> None:
-        text = await ensure_admin_key(settings)
+        text = await ensure_admin_key(settings.stores)
         assert text is not None
-        assert await ensure_admin_key(settings) is None
+        assert await ensure_admin_key(settings.stores) is None
         async with opened(settings) as keys:
             [row] = await keys.all()
         parsed = parse(text)
@@ -41,11 +41,11 @@ class TestAdminKey:
     async def test_a_database_that_lost_it_is_told(
         self, settings: Settings, tmp_path: Path
     ) -> None:
-        text = await ensure_admin_key(settings)
+        text = await ensure_admin_key(settings.stores)
         other = Settings.load(
             data_dir=tmp_path, database_url=f"sqlite+aiosqlite:///{tmp_path / 'other.sqlite3'}"
         )
-        assert await ensure_admin_key(other) is None
+        assert await ensure_admin_key(other.stores) is None
         async with opened(other) as keys:
             [row] = await keys.all()
         parsed = parse(text or "")
@@ -55,11 +55,11 @@ class TestAdminKey:
         assert row.is_live(utc_now())
 
     async def test_one_that_was_revoked_stays_revoked(self, settings: Settings) -> None:
-        await ensure_admin_key(settings)
+        await ensure_admin_key(settings.stores)
         async with opened(settings) as keys:
             [row] = await keys.all()
             await keys.revoke(row.id, utc_now())
-            await ensure_admin_key(settings)
+            await ensure_admin_key(settings.stores)
             [row] = await keys.all()
         assert not row.is_live(utc_now())
 
@@ -68,14 +68,14 @@ class TestAdminKey:
     ) -> None:
         (settings.stores.data_dir / ADMIN_KEY_FILE).write_text("dk_broken\n")
         with pytest.raises(typer.Exit):
-            await ensure_admin_key(settings)
+            await ensure_admin_key(settings.stores)
         assert "holds no key" in capsys.readouterr().err
 
     async def test_a_database_that_is_away_does_not_stop_the_start(
         self, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        await ensure_admin_key(settings)
+        await ensure_admin_key(settings.stores)
         nobody = "postgresql+asyncpg://127.0.0.1:1/darkroom"
         away = Settings.load(data_dir=tmp_path, database_url=nobody)
-        assert await ensure_admin_key(away) is None
+        assert await ensure_admin_key(away.stores) is None
         assert "not checked" in capsys.readouterr().err
