@@ -1,4 +1,4 @@
-"""Reads a request's body: bounded, JSON, and nothing that the service could not write again."""
+"""Reads the body of a request: JSON of bounded size, which the service can write again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from serve_app.errors import ApiError
 M = TypeVar("M", bound=BaseModel)
 
 MAX_DEPTH = 100
-"""Nested arrays and objects. The wire form of an event is read back to a depth of 200."""
+"""Levels of nested arrays and objects. The wire form of an event may have up to 200."""
 
-_LONGEST_LENGTH = 18  # digits of a Content-Length that is worth reading as a number
+_LONGEST_LENGTH = 18  # digits of a Content-Length; more are refused without conversion
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Raises ApiError: 415 where it is no JSON, 413 as soon as it is known to be too large."""
+    """The whole body. Raises ApiError: 415 for another media type, 413 as `bounded` does."""
     _require_json(request)
     try:
         return b"".join([chunk async for chunk in bounded(request, max_bytes=max_bytes)])
@@ -34,7 +34,7 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
 
 
 async def bounded(request: Request, *, max_bytes: int) -> AsyncGenerator[bytes]:
-    """The body as it comes in. Raises ApiError 413 as soon as it is known to be too large."""
+    """The body in chunks, as it arrives. Raises ApiError 413 as soon as it is too large."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > max_bytes):
         raise too_large(max_bytes)
@@ -47,7 +47,7 @@ async def bounded(request: Request, *, max_bytes: int) -> AsyncGenerator[bytes]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Raises ApiError 400 `invalid_json`, whatever the bytes are."""
+    """Raises no other error than ApiError 400 `invalid_json`."""
     try:
         value = _DECODER.decode(body.decode())
     except RecursionError as error:
@@ -61,9 +61,9 @@ def parse_json(body: bytes) -> Any:
 
 
 async def read_as(request: Request, model: type[M], *, max_bytes: int) -> M:
-    """The body as `model`. FastAPI would read it unbounded, and before it asks for a key.
+    """The body as `model`. FastAPI would read it without a bound, and before it asks for a key.
 
-    Raises ApiError as the two above do, RequestValidationError.
+    Raises ApiError as `read_body` and `parse_json` do, RequestValidationError.
     """
     content = parse_json(await read_body(request, max_bytes=max_bytes))
     try:
@@ -99,7 +99,7 @@ def _require_shallow(value: Any) -> None:
 
 
 def _require_text(value: Any) -> None:
-    """Half of a surrogate pair is valid JSON, but no text: it could not be stored as UTF-8."""
+    """Half of a surrogate pair is valid JSON, but cannot be stored as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -88,7 +88,7 @@ class ApiError(Exception):
             "details": self.details,
             "extra_info": self.extra_info,
         }
-        # In ASCII: whatever text a caller sent can be repeated, a lone surrogate too.
+        # In ASCII, so that any text of a caller can be repeated, even half of a surrogate pair.
         body = json.dumps({"error": error, "node_errors": self.node_errors}).encode()
         return Response(body, self.status, self.headers, media_type="application/json")
 

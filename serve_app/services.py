@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LogHealth(Protocol):
-    """How the event log is. Answers may be some seconds old."""
+    """The health of the event log. Answers may be some seconds old."""
 
     async def fill(self) -> float:
         """How much of its `max_bytes` is used, 0..1. Raises LogUnavailable."""

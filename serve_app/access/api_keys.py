@@ -1,8 +1,8 @@
 """The text of an API key: `dk_<id>_<secret>_<checksum>`.
 
-The prefix lets a secret scanner find a leaked key, the id finds its row, the checksum tells a typo
-from a key that was never made without asking anybody. Of the secret only a hash is stored; it is
-random and long, so a plain SHA-256 is as good as a slow one.
+The prefix lets a secret scanner find a leaked key, and the id finds its row. The checksum shows a
+typo without a query. Of the secret only a hash is stored. The secret is random and long, so a plain
+SHA-256 is as good as a slow hash.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """A well-formed key, not yet known to be one of ours."""
+    """A well-formed key, which may not exist."""
 
     id: str
     secret_sha256: str
 
     def opens(self, key: ApiKey) -> bool:
-        """Whether it is the key of this row; in constant time."""
+        """Whether this is the key of the row, compared in constant time."""
         return hmac.compare_digest(self.secret_sha256, key.secret_sha256) and self.id == key.id
 
 
@@ -70,7 +70,7 @@ def mint(
 
 
 def mint_successor(old: ApiKey, *, created_at: datetime) -> tuple[str, ApiKey]:
-    """A new key like `old`, which lives as long from now as that was made to live."""
+    """A new key like `old`, with the same lifetime, counted from `created_at`."""
     return mint(
         old.owner,
         old.name,
@@ -82,7 +82,7 @@ def mint_successor(old: ApiKey, *, created_at: datetime) -> tuple[str, ApiKey]:
 
 
 def parse(text: str) -> ParsedKey | None:
-    """None for what cannot be a key: another form, or a typo that the checksum shows."""
+    """None for a text of another form, and for a typo that the checksum shows."""
     parts = _TEXT.fullmatch(text)
     if parts is None or parts["checksum"] != _checksum(parts["body"]):
         return None

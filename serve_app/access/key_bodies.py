@@ -1,4 +1,4 @@
-"""What the administration of API keys takes and answers."""
+"""Bodies of the requests and answers that administer API keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_LIST = 100
 
 
 def _in_utc(time: datetime) -> datetime:
-    """Also keeps what is computed from it within the years that there are."""
+    """The bound keeps times that are computed from it within the range of `datetime`."""
     if time >= _LAST_EXPIRY:
         raise ValueError("must be before the year 3000; leave it out for a key without an end")
     try:
@@ -82,10 +82,10 @@ class KeyChanges(BaseModel):
     limits: Limits = Limits()
 
     def columns(self) -> dict[str, Any]:
-        said: dict[str, Any] = self.model_dump(exclude_unset=True)
-        limits: dict[str, Any] = said.pop("limits", {})
+        given: dict[str, Any] = self.model_dump(exclude_unset=True)
+        limits: dict[str, Any] = given.pop("limits", {})
         required = {"name", "scopes"}
-        kept = {k: v for k, v in said.items() if v is not None or k not in required}
+        kept = {k: v for k, v in given.items() if v is not None or k not in required}
         return kept | limits
 
 
@@ -127,9 +127,9 @@ class KeyInfo(BaseModel):
     @classmethod
     def of(cls, key: ApiKey, /, *, now: datetime, **secrets: str) -> Self:
         state = "live" if key.is_live(now) else "revoked" if key.revoked_at else "expired"
-        said = asdict(key) | {"scopes": sorted(key.scopes), "state": state}
-        del said["secret_sha256"]
-        return cls.model_validate(said | secrets)
+        values = asdict(key) | {"scopes": sorted(key.scopes), "state": state}
+        del values["secret_sha256"]
+        return cls.model_validate(values | secrets)
 
 
 class NewKeyInfo(KeyInfo):

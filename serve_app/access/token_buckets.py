@@ -1,4 +1,4 @@
-"""Token buckets: how often something may be done, a burst at once and then a rate."""
+"""Token buckets: they allow a burst at once, and a rate after that."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable
 
 _MOST_NAMES = 10_000
 _ROUNDING_S = 1e-6
-"""Sums of fractions are a little off, and a second too many in Retry-After is a lot."""
+"""Tolerance for rounding: without it Retry-After could be a whole second too long."""
 
 
 class TokenBuckets:
-    """One for each name, of this process alone."""
+    """One bucket for each name, within this process."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._full_at: OrderedDict[str, float] = OrderedDict()
-        """A bucket is kept as the time at which it is full again."""
+        """For each name, the time at which its bucket is full again."""
 
     def take(self, name: str, *, rate_per_s: float, burst: float) -> int:
-        """0 where there was a token, else the whole seconds until there is one."""
+        """Take a token. Returns 0, or else the whole seconds until there is one."""
         now = self._clock()
         refill_s = 1 / rate_per_s
         full_at = max(self._full_at.get(name, now), now) + refill_s

@@ -1,4 +1,4 @@
-"""Rows that are read on every request, remembered for a few seconds."""
+"""Remembers rows that every request reads, for a few seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = TypeVar("Row")
 
 
 class TtlCache(Generic[Row]):
-    """What was found is remembered for `ttl_s`; what was not is looked up every time."""
+    """A row that exists is remembered for `ttl_s`; one that does not is loaded every time."""
 
     def __init__(
         self,
@@ -43,6 +43,6 @@ class TtlCache(Generic[Row]):
         return row
 
     def drop(self, id: str) -> None:
-        """Forget a row, also one that is being loaded: it may be from before a change."""
+        """Forget a row, also while it is being loaded: it may be older than a change."""
         self._drops += 1
         self._rows.pop(id, None)

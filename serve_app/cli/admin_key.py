@@ -8,7 +8,7 @@ from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
 from serve_app.access.api_keys import mint, parse
 from serve_app.cli.database import with_keys
-from serve_app.cli.terminal import complaints, fail
+from serve_app.cli.terminal import fail, stderr
 from serve_app.local.nats_server import write_private
 from settings.stores import StoreSettings
 
@@ -51,7 +51,7 @@ async def _ensure_row(settings: StoreSettings, text: str) -> None:
     try:
         await with_keys(settings, add_missing)
     except DatabaseUnavailable as error:  # the service waits for the database itself
-        complaints.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
+        stderr.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
 
 
 def replace_admin_key(settings: StoreSettings, old_id: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A caller of the HTTP API, for the command line and the demo."""
+"""A client of the HTTP API, for the command line and the demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.2
 
 
 class ClientError(Exception):
-    """The service cannot be reached, or says no; the message is its own."""
+    """The service does not answer, or refuses the request; the message says which."""
 
 
 class Client:
@@ -40,13 +40,13 @@ class Client:
         self._http.close()
 
     def submit(self, flavour: str, body: dict[str, Any], **query: str) -> dict[str, Any]:
-        """The result body of a job that was accepted just now. Raises ClientError."""
+        """Submit a job. Returns its result body, which has the request id. Raises ClientError."""
         return self._call("POST", f"/{flavour}/v1/generate", json=body, params=query)
 
     def result(
         self, request_id: str, flavour: str | None = None, *, wait_s: float = 0
     ) -> dict[str, Any]:
-        """Of either flavour where none is given. Raises ClientError."""
+        """The result body, of either flavour where none is given. Raises ClientError."""
         query = {"request_id": request_id, "wait": str(wait_s)}
         flavours = (flavour,) if flavour else _FLAVOURS
         for each in flavours[:-1]:
@@ -57,7 +57,7 @@ class Client:
         return self._call("GET", f"/{flavours[-1]}/v1/result", params=query)
 
     def save(self, result: dict[str, Any], folder: Path) -> list[Path]:
-        """Download the finished files of `result`; where they are."""
+        """Download the finished files of `result`. Returns their paths."""
         paths = []
         for index, item in enumerate(result["results"]):
             if item["status"] == 1:

@@ -21,7 +21,7 @@ from rich.table import Table
 from serve_app.cli import keys as key_commands
 from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from serve_app.cli.client import Client, ClientError, run_job
-from serve_app.cli.terminal import complaints, console, fail
+from serve_app.cli.terminal import console, fail, stderr
 from serve_app.local.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
 from serve_app.local.nats_server import NatsDidNotStart
 from settings.settings import Settings
@@ -39,7 +39,7 @@ def main() -> None:
     except ValidationError as error:
         for line in error.errors():
             name = "DARKROOM_" + "_".join(map(str, line["loc"])).upper()
-            complaints.print(f"{name}: {line['msg']}", style="red", markup=False)
+            stderr.print(f"{name}: {line['msg']}", style="red", markup=False)
         raise SystemExit(2) from None
 
 

@@ -1,4 +1,4 @@
-"""What the command line writes to."""
+"""The consoles that the command line writes to."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 
 console = Console()
-complaints = Console(stderr=True)
+stderr = Console(stderr=True)
 
 
 def fail(message: str) -> NoReturn:
-    complaints.print(message, style="red", markup=False)
+    """Print the message and exit with 1."""
+    stderr.print(message, style="red", markup=False)
     raise typer.Exit(1)

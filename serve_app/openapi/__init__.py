@@ -1,1 +1,1 @@
-"""What the OpenAPI document says beside what FastAPI finds out by itself."""
+"""Parts of the OpenAPI document that FastAPI does not derive from the routes."""

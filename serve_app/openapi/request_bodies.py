@@ -1,4 +1,4 @@
-"""Bodies of requests, for the OpenAPI document: schema, and an example of each."""
+"""The schema and an example of each request body, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def request_body(flavour: Flavour) -> dict[str, Any]:
 
 
 def model_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """The same, of a body that `read_as` reads."""
+    """The OpenAPI request body object of a body that `read_as` reads."""
     return _json_body(_schema(model), example)
 
 
@@ -118,7 +118,7 @@ def _schema(model: type[BaseModel]) -> Any:
 
 
 def _plain(schema: Any, definitions: dict[str, Any]) -> Any:
-    """With its definitions in place, since it does not lie where they could be referred to."""
+    """The schema with its definitions inlined: a reference would not resolve where it stands."""
     if isinstance(schema, list):
         return [_plain(each, definitions) for each in schema]
     if not isinstance(schema, dict):
