@@ -4,8 +4,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.edge import Edge, running_edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import Edge, running_edge
 
 
 @pytest.fixture

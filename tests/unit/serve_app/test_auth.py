@@ -5,7 +5,8 @@ import pytest
 
 from events.store.records import ApiKey, Scope
 from serve_app.access.api_keys import mint
-from tests.support.services import Edge, workflow_body
+from tests.support.edge import Edge
+from tests.support.generate_bodies import workflow_body
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

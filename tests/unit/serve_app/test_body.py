@@ -9,13 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serve_app.body import MAX_DEPTH
-from tests.support.services import (
-    CHECKPOINT,
-    GENERATE_PATHS,
-    diffusion_body,
-    running_edge,
-    workflow_body,
-)
+from tests.support.edge import running_edge
+from tests.support.generate_bodies import CHECKPOINT, GENERATE_PATHS, diffusion_body, workflow_body
 
 JSON = {"Content-Type": "application/json"}
 MAX_BYTES = 64 * 1024

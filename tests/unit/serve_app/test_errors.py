@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from engine.errors import EngineError
 from events.errors import ServiceError
 from serve_app.errors import ANSWERS
-from tests.support.services import Edge
+from tests.support.edge import Edge
 
 
 def leaves(error: type[Exception]) -> list[type[Exception]]:

@@ -9,8 +9,8 @@ from events.ids import new_id
 from events.types import Flavour, Submitted
 from serve_app.job_state import current_job
 from serve_app.services import Services
+from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import Edge
 
 SUBMITTED = Submitted(
     flavour=Flavour.WORKFLOW,

@@ -5,8 +5,9 @@ import pytest
 
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.types import Cancelled
+from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import Edge, workflow_body
+from tests.support.generate_bodies import workflow_body
 
 WORKFLOW = "/api/v1/workflow/generate"
 

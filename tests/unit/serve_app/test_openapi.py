@@ -19,7 +19,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from events.store.records import Scope
-from tests.support.services import CHECKPOINT, GENERATE_PATHS, Edge, body_for, running_edge
+from tests.support.edge import Edge, running_edge
+from tests.support.generate_bodies import CHECKPOINT, GENERATE_PATHS, body_for
 
 ERROR_STATUSES = {"400", "401", "403", "404", "409", "413", "415", "429", "500", "503"}
 

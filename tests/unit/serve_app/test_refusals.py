@@ -16,7 +16,8 @@ from events.store.records import Endpoint, KeyLimits, Scope
 from serve_app.access.api_keys import mint
 from serve_app.api import create_api
 from serve_app.replica import Replica
-from tests.support.services import ALL_SCOPES, Edge, diffusion_body
+from tests.support.edge import ALL_SCOPES, Edge
+from tests.support.generate_bodies import diffusion_body
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 GENERATE = "/diffusion/v1/generate"

@@ -19,8 +19,9 @@ from events.store.records import KeyLimits, Scope
 from events.types import encode
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import mint
+from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import Edge, diffusion_body, workflow_body
+from tests.support.generate_bodies import diffusion_body, workflow_body
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("actors", "events", "serve_app", "settings", "storage")

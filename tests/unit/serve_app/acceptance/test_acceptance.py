@@ -16,8 +16,9 @@ from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.api_keys import mint
 from serve_app.refusals import NameServerUnavailable
+from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import Edge, workflow_body
+from tests.support.generate_bodies import workflow_body
 
 _, KEY = mint("alice", "test", Scope, created_at=utc_now())
 REQUEST = GenerateRequest(

@@ -4,9 +4,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from events.ids import new_id
 from events.store.records import Endpoint
+from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import Edge, diffusion_body, workflow_body
+from tests.support.generate_bodies import diffusion_body, workflow_body
 
 DIFFUSION = "/diffusion/v1/generate"
 KEY = {"Idempotency-Key": "order 1"}
@@ -103,8 +105,10 @@ async def test_the_longest_key_is_taken(client: httpx.AsyncClient) -> None:
 async def test_a_repeat_is_found_where_the_request_would_be_refused_by_now(
     edge: Edge, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
+    await edge.services.endpoints.put(Endpoint(id="default", max_queued=1))
     first = await client.post(DIFFUSION, json=diffusion_body(), headers=KEY)
-    edge.queue.depths["default"] = 10**6
+    await edge.queue.add("default", 0, new_id())
+    assert (await client.post(DIFFUSION, json=diffusion_body())).status_code == 429
     edge.health.full = 0.99
     for model in tmp_path.rglob("*.safetensors"):
         model.unlink()

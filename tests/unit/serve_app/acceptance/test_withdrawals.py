@@ -9,8 +9,8 @@ from events.job import fold
 from events.log import JobWriter, utc_now
 from events.types import Cancelled, Flavour, Submitted
 from serve_app.acceptance.withdrawals import Withdrawals
+from tests.support.edge_services import RecordingJobQueue
 from tests.support.failing_log import FailingLog
-from tests.support.services import MemoryQueue
 
 SUBMITTED = Submitted(
     flavour=Flavour.WORKFLOW,
@@ -24,12 +24,12 @@ SUBMITTED = Submitted(
 
 
 @pytest.fixture
-def queue() -> MemoryQueue:
-    return MemoryQueue()
+def queue() -> RecordingJobQueue:
+    return RecordingJobQueue()
 
 
 @pytest.fixture
-async def withdrawals(log: FailingLog, queue: MemoryQueue) -> AsyncGenerator[Withdrawals]:
+async def withdrawals(log: FailingLog, queue: RecordingJobQueue) -> AsyncGenerator[Withdrawals]:
     withdrawals = Withdrawals(
         log=log, writer=JobWriter(log), queue=queue, period_s=5, first_pause_s=0.001
     )
@@ -38,7 +38,7 @@ async def withdrawals(log: FailingLog, queue: MemoryQueue) -> AsyncGenerator[Wit
 
 
 async def test_what_was_stored_is_cancelled(
-    log: FailingLog, queue: MemoryQueue, withdrawals: Withdrawals
+    log: FailingLog, queue: RecordingJobQueue, withdrawals: Withdrawals
 ) -> None:
     job_id = new_id()
     await JobWriter(log).submit(job_id, Submit(SUBMITTED))
@@ -51,7 +51,7 @@ async def test_what_was_stored_is_cancelled(
 
 
 async def test_what_is_stored_late_is_cancelled_too(
-    log: FailingLog, queue: MemoryQueue, withdrawals: Withdrawals
+    log: FailingLog, queue: RecordingJobQueue, withdrawals: Withdrawals
 ) -> None:
     job_id = new_id()
     log.read_error = LogUnavailable()
@@ -78,7 +78,7 @@ async def test_what_runs_already_is_asked_to_stop(
     assert job.cancel_requested
 
 
-async def test_what_was_never_stored_is_given_up(log: FailingLog, queue: MemoryQueue) -> None:
+async def test_what_was_never_stored_is_given_up(log: FailingLog, queue: RecordingJobQueue) -> None:
     withdrawals = Withdrawals(
         log=log, writer=JobWriter(log), queue=queue, period_s=0.05, first_pause_s=0.001
     )

@@ -6,7 +6,7 @@ from events.store.records import Scope
 from serve_app.access.api_keys import mint
 from serve_app.access.authenticator import Authenticator
 from serve_app.refusals import KeyInvalid
-from tests.support.services import Edge
+from tests.support.edge import Edge
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,7 +17,8 @@ from actors.worker.png import encode_png
 from events.store.records import Scope
 from serve_app.access.api_keys import mint
 from storage.tokens import file_token
-from tests.support.services import Edge, diffusion_body, workflow_body
+from tests.support.edge import Edge
+from tests.support.generate_bodies import diffusion_body, workflow_body
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"

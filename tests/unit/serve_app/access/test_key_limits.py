@@ -11,8 +11,9 @@ import pytest
 from events.log import utc_now
 from events.store.records import Endpoint, KeyLimits
 from serve_app.access.api_keys import mint
+from tests.support.edge import ALL_SCOPES, Edge, running_edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import ALL_SCOPES, Edge, running_edge, workflow_body
+from tests.support.generate_bodies import workflow_body
 
 GENERATE = "/workflow/v1/generate"
 

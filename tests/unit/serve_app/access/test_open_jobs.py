@@ -13,8 +13,9 @@ from events.store.records import KeyLimits
 from serve_app.access.api_keys import mint
 from serve_app.api import create_api
 from serve_app.replica import Replica
+from tests.support.edge import ALL_SCOPES, Edge, running_edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import ALL_SCOPES, Edge, running_edge, workflow_body
+from tests.support.generate_bodies import workflow_body
 
 MOST = 3
 AT_EVERY_REQUEST_S = 1e-9

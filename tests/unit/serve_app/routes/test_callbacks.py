@@ -14,7 +14,8 @@ from events.types import (
     Event,
     RedeliveryRequested,
 )
-from tests.support.services import Edge, diffusion_body
+from tests.support.edge import Edge
+from tests.support.generate_bodies import diffusion_body
 
 URL = "http://127.0.0.1:9000/hook"
 RETRY_AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -96,7 +97,7 @@ class TestRedelivery:
         assert answer.json()["state"] == "pending"
         assert len(answer.json()["tries"]) == 1, "the earlier ones stay in sight"
         assert (await events_of(edge, job_id))[-1] == RedeliveryRequested()
-        [(parked, until)] = edge.callback_queue.parked
+        [(parked, until)] = edge.callback_queue.recorded
         assert parked == job_id
         assert until <= datetime.now(UTC)
 
@@ -111,7 +112,7 @@ class TestRedelivery:
             await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
         events = await events_of(edge, job_id)
         assert events.count(RedeliveryRequested()) == 1
-        assert len(edge.callback_queue.parked) == 2
+        assert len(edge.callback_queue.recorded) == 2
 
     @pytest.mark.parametrize("url", [None, URL])
     async def test_there_must_be_something_to_deliver(
@@ -123,7 +124,7 @@ class TestRedelivery:
         answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
         assert (answer.status_code, answer.json()["error"]["type"]) == (409, "nothing_to_deliver")
         assert await events_of(edge, job_id) == []
-        assert edge.callback_queue.parked == []
+        assert edge.callback_queue.recorded == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ async def test_a_foreign_job_is_answered_like_an_unknown_one(
     assert foreign.status_code == unknown.status_code == 404
     assert foreign.json() == unknown.json()
     assert await events_of(edge, job_id) == []
-    assert edge.callback_queue.parked == []
+    assert edge.callback_queue.recorded == []
 
 
 @pytest.mark.parametrize(

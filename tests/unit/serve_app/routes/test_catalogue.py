@@ -1,6 +1,7 @@
 import httpx
 
-from tests.support.services import CHECKPOINT, Edge
+from tests.support.edge import Edge
+from tests.support.generate_bodies import CHECKPOINT
 
 
 async def test_models_are_those_of_the_folder(client: httpx.AsyncClient) -> None:

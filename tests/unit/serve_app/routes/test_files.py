@@ -5,7 +5,8 @@ import pytest
 
 from storage.keys import SAFETENSORS
 from storage.tokens import file_token
-from tests.support.services import Edge, diffusion_body
+from tests.support.edge import Edge
+from tests.support.generate_bodies import diffusion_body
 
 PIXELS = b"pixels"
 ETAG = f'"sha256:{hashlib.sha256(PIXELS).hexdigest()}"'

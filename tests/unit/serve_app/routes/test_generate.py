@@ -6,15 +6,15 @@ from typing import Any
 import httpx
 import pytest
 
+from events.ids import new_id
 from events.store.records import Endpoint
 from events.types import Flavour
-from tests.support.services import (
+from tests.support.edge import Edge, running_edge
+from tests.support.generate_bodies import (
     CHECKPOINT,
     GENERATE_PATHS,
-    Edge,
     body_for,
     diffusion_body,
-    running_edge,
     workflow_body,
 )
 
@@ -156,10 +156,10 @@ class TestEndpoint:
 
     async def test_a_full_queue_is_429(self, edge: Edge, client: httpx.AsyncClient) -> None:
         await edge.services.endpoints.put(Endpoint(id="short", max_queued=2))
-        edge.queue.depths["short"] = 1
+        await edge.queue.add("short", 0, new_id())
         url = f"{WORKFLOW}?endpoint=short"
         assert (await client.post(url, json=workflow_body())).status_code == 202
-        edge.queue.depths["short"] = 2
+        await edge.queue.add("short", 0, new_id())
         answer = await client.post(url, json=workflow_body())
         assert answer.status_code == 429
         assert answer.json()["error"]["type"] == "queue_full"

@@ -10,8 +10,9 @@ from events.log import utc_now
 from events.store.records import Scope
 from events.types import Erased
 from storage.images import ImageNotFound
+from tests.support.edge import ACTOR, Edge
 from tests.support.failing_log import FailingLog
-from tests.support.services import ACTOR, Edge, diffusion_body, workflow_body
+from tests.support.generate_bodies import diffusion_body, workflow_body
 
 UNKNOWN = "0199a1b2-0000-7000-8000-000000000000"
 

@@ -17,7 +17,8 @@ from events.store.records import Scope
 from events.webhook_secret import webhook_secret
 from serve_app.access.authenticator import Authenticator
 from serve_app.refusals import KeyInvalid
-from tests.support.services import Edge, running_edge, workflow_body
+from tests.support.edge import Edge, running_edge
+from tests.support.generate_bodies import workflow_body
 
 UNKNOWN = "aaaaaaaaaaaa"
 GENERATE = "/workflow/v1/generate"

@@ -5,7 +5,8 @@ import httpx
 import pytest
 
 from events.decisions import Cancel, FailAttempt
-from tests.support.services import ACTOR, Edge, diffusion_body
+from tests.support.edge import ACTOR, Edge
+from tests.support.generate_bodies import diffusion_body
 
 WORKFLOW = "/workflow/v1/generate"
 DIFFUSION = "/diffusion/v1/generate"

@@ -17,7 +17,8 @@ from PIL import Image
 from engine.graph.declarations import InputFile, node
 from engine.nodes import NODE_TYPES
 from events.store.records import Scope
-from tests.support.services import Edge, running_edge, workflow_body
+from tests.support.edge import Edge, running_edge
+from tests.support.generate_bodies import workflow_body
 
 MAX_BYTES = 50_000
 

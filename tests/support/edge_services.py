@@ -1,0 +1,180 @@
+"""The services of an HTTP edge, in memory or in one temporary folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from ipaddress import ip_network
+from pathlib import Path
+
+from actors.callbacks.sample import SampleCallback
+from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.sender import Sender
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import NodeType
+from engine.graph.models_folder import ModelsFolder
+from events.callback_address import AddressRule
+from events.log import EventLog, JobWriter
+from events.memory.log import MemoryLog
+from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.keys import ApiKeys
+from events.store.read_model import ReadModel
+from events.store.removal import Removal
+from events.store.uploads import Uploads
+from serve_app.services import Services
+from settings.callbacks import CallbackSettings
+from settings.settings import Settings
+from storage.images import ImageStore
+from storage.tokens import url_for
+from tests.support.generate_bodies import CHECKPOINT
+
+URL = "http://darkroom.test"
+SECRET = b"a secret for the tests"
+URL_FOR = url_for(URL, SECRET)
+
+
+class RecordingJobQueue(MemoryJobQueue):
+    """Records what is removed; fails where a test sets `error`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.removed: list[tuple[str, int, str]] = []
+        self.error: Exception | None = None
+
+    async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
+        if self.error is not None:
+            raise self.error
+        self.removed.append((endpoint, lane, job_id))
+        await super().remove(endpoint, lane, job_id)
+
+    async def depth(self, endpoint: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return await super().depth(endpoint)
+
+
+class RecordingCallbackQueue(MemoryCallbackQueue):
+    """Records each delivery that is parked, and until when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[tuple[str, datetime]] = []
+
+    async def park(self, job_id: str, until: datetime) -> None:
+        self.recorded.append((job_id, until))
+        await super().park(job_id, until)
+
+
+@dataclass
+class MemoryHealth:
+    """A log that is as full and as ready as a test says."""
+
+    full: float = 0.0
+    reason: str | None = None
+
+    async def fill(self) -> float:
+        return self.full
+
+    async def ready(self) -> str | None:
+        return self.reason
+
+
+@dataclass
+class NameServer:
+    """Host names and their addresses."""
+
+    answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    async def resolve(self, host: str) -> Sequence[str]:
+        if host not in self.answers:
+            raise OSError(f"no such host: {host}")
+        return self.answers[host]
+
+
+@dataclass(kw_only=True)
+class MemoryParts:
+    """The parts behind the services that a test may look at or change."""
+
+    log: EventLog
+    queue: RecordingJobQueue = field(default_factory=RecordingJobQueue)
+    callback_queue: RecordingCallbackQueue = field(default_factory=RecordingCallbackQueue)
+    health: MemoryHealth = field(default_factory=MemoryHealth)
+    name_server: NameServer = field(default_factory=NameServer)
+    progress: dict[str, float] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def memory_services(
+    folder: Path, parts: MemoryParts, settings: Settings, *, node_types: Sequence[NodeType]
+) -> AsyncGenerator[Services]:
+    """127.0.0.0/8 is open to callbacks."""
+    rule = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
+    sender = Sender(
+        rule, settings=CallbackSettings(timeout_s=1.0), resolve=parts.name_server.resolve
+    )
+    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
+    await database.prepare()
+    yield _services(
+        parts,
+        settings,
+        database,
+        rule=rule,
+        sender=sender,
+        images=ImageStore((folder / "images").as_uri()),
+        catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
+    )
+    await sender.close()
+    await database.close()
+
+
+def _services(
+    parts: MemoryParts,
+    settings: Settings,
+    database: Database,
+    *,
+    rule: AddressRule,
+    sender: Sender,
+    images: ImageStore,
+    catalogue: Catalogue,
+) -> Services:
+    deliveries, read_model, keys = MemoryLog(), ReadModel(database), ApiKeys(database)
+    signing = SigningSecrets(keys, secret=SECRET, most=3)
+    return Services(
+        http_settings=settings.http,
+        graph_settings=settings.graph,
+        endpoint_settings=settings.default_endpoint,
+        dispatch_settings=settings.dispatch,
+        key_settings=settings.keys,
+        callback_settings=settings.callbacks,
+        secret=SECRET,
+        url_for=URL_FOR,
+        log=parts.log,
+        writer=JobWriter(parts.log),
+        read_model=read_model,
+        keys=keys,
+        endpoints=Endpoints(database),
+        uploads=Uploads(database),
+        images=images,
+        removal=Removal(log=parts.log, deliveries=deliveries, images=images, read_model=read_model),
+        catalogue=catalogue,
+        address_rule=rule,
+        resolve=parts.name_server.resolve,
+        queue=parts.queue,
+        deliveries=deliveries,
+        callback_queue=parts.callback_queue,
+        send_sample=SampleCallback(sender=sender, secrets=signing, url_for=URL_FOR).send,
+        health=parts.health,
+        progress=parts.progress.get,
+    )
+
+
+def _models_folder(folder: Path) -> Path:
+    """A checkpoint that can be listed; nothing here reads it."""
+    models = folder / "models"
+    (models / "checkpoints").mkdir(parents=True)
+    (models / "checkpoints" / CHECKPOINT).touch()
+    return models
