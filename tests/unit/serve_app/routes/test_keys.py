@@ -1,8 +1,3 @@
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,50 +5,13 @@ import pytest
 from jsonschema import Draft202012Validator
 from standardwebhooks.webhooks import Webhook
 
-from events.memory.log import MemoryLog, MemorySubscription
-from events.store.database import Database
-from events.store.keys import ApiKeys
-from events.store.records import Scope
 from events.webhook_secret import webhook_secret
-from serve_app.access.authenticator import Authenticator
-from serve_app.refusals import KeyInvalid
-from tests.support.edge import Edge, running_edge
+from tests.support.api_keys import created, shown
+from tests.support.edge import Edge
 from tests.support.generate_bodies import workflow_body
 
 UNKNOWN = "aaaaaaaaaaaa"
 GENERATE = "/workflow/v1/generate"
-
-
-@pytest.fixture
-async def admin(edge: Edge) -> AsyncGenerator[httpx.AsyncClient]:
-    async with await edge.client("root", scopes=[Scope.ADMIN]) as client:
-        yield client
-
-
-class WatchedLog(MemoryLog):
-    """Says when somebody waits for a job."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watched = asyncio.Event()
-
-    @asynccontextmanager
-    async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:
-        async with super().watch(job_id) as subscription:
-            self.watched.set()
-            yield subscription
-
-
-async def created(admin: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
-    answer = await admin.post("/v1/keys", json={"owner": "alice", **body})
-    assert answer.status_code == 201, answer.text
-    return answer.json()
-
-
-async def shown(admin: httpx.AsyncClient, key_id: str) -> dict[str, Any]:
-    answer = await admin.get(f"/v1/keys/{key_id}")
-    assert answer.status_code == 200
-    return answer.json()
 
 
 class TestCreate:
@@ -206,141 +164,6 @@ class TestChange:
         assert answer.json()["state"] == "revoked"
         async with edge.client_with(body["key"]) as alice:
             assert (await alice.get("/v1/jobs")).status_code == 401
-
-
-class TestRevoke:
-    async def test_it_holds_here_at_once_and_the_first_time_stands(
-        self, edge: Edge, admin: httpx.AsyncClient
-    ) -> None:
-        body = await created(admin)
-        async with edge.client_with(body["key"]) as alice:
-            assert (await alice.get("/v1/jobs")).status_code == 200
-            first = await admin.delete(f"/v1/keys/{body['id']}")
-            assert (await alice.get("/v1/jobs")).status_code == 401
-        assert first.json()["state"] == "revoked"
-        again = await admin.delete(f"/v1/keys/{body['id']}")
-        assert (again.status_code, again.json()) == (200, first.json())
-
-    async def test_it_holds_on_every_replica_within_ten_seconds(
-        self, edge: Edge, admin: httpx.AsyncClient, tmp_path: Path
-    ) -> None:
-        """Each with a connection and a cache of its own, on one clock."""
-        clock_s = 0.0
-        body = await created(admin)
-        header = f"Bearer {body['key']}"
-        settings = edge.services.key_settings
-        async with AsyncExitStack() as stack:
-            replicas = []
-            for _ in range(2):
-                database = Database(f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}")
-                stack.push_async_callback(database.close)
-                replicas.append(
-                    Authenticator(ApiKeys(database), ttl_s=settings.cache_s, clock=lambda: clock_s)
-                )
-            for replica in replicas:
-                await replica.authenticate(header)
-            await admin.delete(f"/v1/keys/{body['id']}")
-            for replica in replicas:  # remembered: nobody was asked
-                assert (await replica.authenticate(header)).revoked_at is None
-            clock_s = settings.cache_s
-            assert clock_s < 10
-            for replica in replicas:
-                with pytest.raises(KeyInvalid, match="revoked"):
-                    await replica.authenticate(header)
-
-    async def test_an_answer_that_waited_asks_again(self, tmp_path: Path) -> None:
-        log = WatchedLog()
-        async with AsyncExitStack() as stack:
-            edge = await stack.enter_async_context(running_edge(tmp_path, log=log))
-            admin = await stack.enter_async_context(await edge.client(scopes=[Scope.ADMIN]))
-            body = await created(admin)
-            alice = await stack.enter_async_context(edge.client_with(body["key"]))
-            job_id = (await alice.post(GENERATE, json=workflow_body())).json()["request_id"]
-            path = f"/workflow/v1/result?request_id={job_id}&wait=60"
-            waiting = asyncio.create_task(alice.get(path))
-            await asyncio.wait_for(log.watched.wait(), 10)
-            await admin.delete(f"/v1/keys/{body['id']}")
-            await edge.run(job_id)
-            assert (await asyncio.wait_for(waiting, 10)).status_code == 401
-
-
-class TestRotate:
-    async def test_both_keys_work_until_the_grace_is_over(
-        self, edge: Edge, admin: httpx.AsyncClient
-    ) -> None:
-        limits = {"rate_per_s": 100, "burst": 50, "endpoints": ["default"]}
-        old = await created(admin, name="site", scopes=["read"], limits=limits)
-        answer = await admin.post(f"/v1/keys/{old['id']}/rotate")
-        assert answer.status_code == 201
-        new = answer.json()
-        for name in ("owner", "name", "scopes", "limits"):
-            assert new[name] == old[name]
-        assert new["webhook_secret"] != old["webhook_secret"]
-        after = await shown(admin, old["id"])
-        assert (after["replaced_by"], after["state"]) == (new["id"], "live")
-        left = datetime.fromisoformat(after["expires_at"]) - datetime.now(UTC)
-        assert timedelta(days=6.9) < left <= timedelta(days=7)
-        for each in (old, new):
-            async with edge.client_with(each["key"]) as alice:
-                assert (await alice.get("/v1/jobs")).status_code == 200
-
-    async def test_without_grace_the_old_one_ends_at_once(
-        self, edge: Edge, admin: httpx.AsyncClient
-    ) -> None:
-        old = await created(admin)
-        async with edge.client_with(old["key"]) as alice:
-            assert (await alice.get("/v1/jobs")).status_code == 200
-            await admin.post(f"/v1/keys/{old['id']}/rotate?grace_s=0")
-            answer = await alice.get("/v1/jobs")
-        assert answer.status_code == 401
-        assert "expired" in answer.json()["error"]["message"]
-
-    async def test_the_grace_of_the_settings_holds_where_none_is_given(
-        self, tmp_path: Path
-    ) -> None:
-        async with (
-            running_edge(tmp_path, key_rotation_grace_s=0) as edge,
-            await edge.client("root", scopes=[Scope.ADMIN]) as admin,
-        ):
-            old = await created(admin)
-            await admin.post(f"/v1/keys/{old['id']}/rotate")
-            assert (await shown(admin, old["id"]))["state"] == "expired"
-
-    async def test_the_new_key_lives_as_long_as_the_old_was_made_to(
-        self, admin: httpx.AsyncClient
-    ) -> None:
-        end = datetime.now(UTC) + timedelta(days=30)
-        old = await created(admin, expires_at=end.isoformat())
-        new = (await admin.post(f"/v1/keys/{old['id']}/rotate")).json()
-        lives = [
-            datetime.fromisoformat(each["expires_at"]) - datetime.fromisoformat(each["created_at"])
-            for each in (old, new)
-        ]
-        assert lives[0] == lives[1]
-
-    @pytest.mark.parametrize("way", ["rotated", "revoked", "expired"])
-    async def test_a_key_that_ended_or_was_rotated_is_a_conflict(
-        self, admin: httpx.AsyncClient, way: str
-    ) -> None:
-        expires_at = "2020-01-01T00:00:00Z" if way == "expired" else None
-        key_id = (await created(admin, expires_at=expires_at))["id"]
-        if way == "rotated":
-            await admin.post(f"/v1/keys/{key_id}/rotate")
-        elif way == "revoked":
-            await admin.delete(f"/v1/keys/{key_id}")
-        answer = await admin.post(f"/v1/keys/{key_id}/rotate")
-        assert answer.status_code == 409
-        assert answer.json()["error"]["type"] == "key_not_rotatable"
-        assert way in answer.json()["error"]["message"]
-
-    @pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e9", "x"])
-    async def test_a_grace_that_makes_no_sense_is_a_bad_request(
-        self, admin: httpx.AsyncClient, grace: str
-    ) -> None:
-        key_id = (await created(admin))["id"]
-        answer = await admin.post(f"/v1/keys/{key_id}/rotate?grace_s={grace}")
-        assert answer.status_code == 400
-        assert "replaced_by" not in await shown(admin, key_id)
 
 
 @pytest.mark.parametrize("key_id", [UNKNOWN, "%00", "x", "A" * 12])
