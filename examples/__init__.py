@@ -1,0 +1,1 @@
+"""Programs that use the service as a caller does."""

@@ -1,4 +1,4 @@
-"""The main job, from nothing: start, key, receiver, one job of each flavour, pictures.
+"""Starts the service, makes a key, runs one job of each flavour and receives its callback.
 
 usage: make demo
 """

@@ -1,4 +1,4 @@
-"""A callback receiver: checks the signature, keeps the bodies. Standard library and one package."""
+"""A callback receiver that checks signatures. It needs one package beside the standard library."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 
 class Receiver:
-    """`with Receiver(secret) as receiver:` — listens on a free port of 127.0.0.1."""
+    """`with Receiver(secret) as receiver:` listens on a free port of 127.0.0.1."""
 
     def __init__(self, secret: str) -> None:
         """`secret`: the API key's webhook secret, `whsec_...`."""
         self.bodies: Queue[bytes] = Queue()
-        """What arrived with a good signature, in order; a repeated `webhook-id` only once."""
+        """Bodies with a valid signature, in order; each `webhook-id` only once."""
         seen: set[str] = set()
         bodies, webhook = self.bodies, Webhook(secret)
 
@@ -36,7 +36,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Quiet."""
+                """Print nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/task_completed"

@@ -1,4 +1,4 @@
-"""`darkroom up` in a process of its own, for programs that need the whole service for a while."""
+"""Runs `darkroom up` as a child process, for programs that need the whole service."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class DidNotStart(Exception):
 
 
 class Service:
-    """One instance on one data folder; may be stopped, killed and started again.
+    """One instance on one data folder; it may be stopped, killed and started again.
 
-    It takes a free port, this checkout's models and the given `DARKROOM_*` settings, none from the
-    environment. What it prints goes to `log_path`, or to the terminal where there is none.
+    It uses a free port, the models of this checkout and the given `DARKROOM_*` settings, but none
+    of the environment. Its output goes to `log_path`, or to the terminal where there is none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Service:
         self.close()
 
     def start(self, *, timeout_s: float = 120.0) -> None:
-        """Returns once it is ready. Raises DidNotStart; what runs by then is for `close` to end."""
+        """Returns once the service is ready. Raises DidNotStart; call `close` after that too."""
         process = self.launch()
         give_up_at = time.monotonic() + timeout_s
         while not self.is_ready():
@@ -74,7 +74,7 @@ class Service:
             time.sleep(_POLL_S)
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Begin to start it."""
+        """Start the process and return at once."""
         with ExitStack() as stack:
             log = stack.enter_context(self.log_path.open("ab")) if self.log_path else None
             self._process = subprocess.Popen(
@@ -93,19 +93,19 @@ class Service:
             connection.close()
 
     def stop(self, number: int = signal.SIGINT, *, within_s: float = 30.0) -> float:
-        """End it by a signal; seconds that took."""
+        """End the service by a signal. Returns the seconds until its end."""
         began = time.monotonic()
         self._running.send_signal(number)
         self._running.wait(within_s)
         return time.monotonic() - began
 
     def close(self) -> None:
-        """Stop it if it runs."""
+        """Stop the service if it runs."""
         if self._process is not None and self._process.poll() is None:
             self.stop()
 
     def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """`darkroom` with these arguments, on this instance."""
+        """Run `darkroom` with these arguments, on this instance."""
         return subprocess.run(
             [DARKROOM, *arguments],
             env=self.environment,
@@ -122,7 +122,7 @@ class Service:
 
     @property
     def output(self) -> str:
-        """What it has printed, where that went to a file."""
+        """What the service has printed, if that goes to a file."""
         return self.log_path.read_text() if self.log_path and self.log_path.exists() else ""
 
     @property
