@@ -16,7 +16,10 @@ ADMIN_KEY_FILE = "admin.key"
 
 
 async def ensure_admin_key(settings: StoreSettings) -> str | None:
-    """Make the admin key and its file `<data>/admin.key`; None where there is such a file."""
+    """Make the admin key and write it to `<data>/admin.key`.
+
+    Returns its text, or None where the file was there before.
+    """
     path = settings.data_dir / ADMIN_KEY_FILE
     if path.exists():
         await _ensure_row(settings, path.read_text().strip())
