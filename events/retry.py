@@ -40,7 +40,8 @@ async def keep_trying(
             return await call()
         except on as error:
             if fields is not None:
-                logger.warning("trying again", extra={**fields, "error": str(error)})
+                cause = {"cause": repr(error.__cause__)} if error.__cause__ else {}
+                logger.warning("trying again", extra={**fields, "error": str(error), **cause})
         if time.monotonic() - began > longest_pause_s:
             pause_s = first_pause_s
         await pause(pause_s)

@@ -161,7 +161,7 @@ class EndpointDispatcher:
         return held.job.end is not None and not held.taken.is_set()
 
     async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
-        writer, job_id = slot.writer, held.job.id
+        job_id = held.job.id
         try:
             outcome = await slot.run(held.entry)
         except ActorDied as error:
@@ -173,15 +173,20 @@ class EndpointDispatcher:
         if outcome is RunOutcome.RETRY:
             worker.mark_unready()
         if outcome is None:
-            await self._give_back(held, worker, writer)
+            await self._give_back(held, worker, slot)
+            if slot.entry is not held.entry:
+                return  # Meanwhile, too.
         if outcome is not RunOutcome.COMPLETED or slot.is_expired:
             slot.replace()
         else:
             slot.release()
 
-    async def _give_back(self, held: _Held, worker: Worker, writer: str | None) -> None:
+    async def _give_back(self, held: _Held, worker: Worker, slot: Slot) -> None:
         """At once, if the dead actor was the job's writer; else its lease has to run out."""
+        writer = slot.writer
         job = await self._writer.load(held.job.id)
+        if slot.entry is not held.entry:
+            return
         if job is not None and job.end is None and job.actor == writer:
             worker.cancel_run(job.id, job.attempts)
             await held.entry.nak()

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -66,14 +67,14 @@ class RayJobActor:
         self._handle = handle
 
     async def ready(self) -> str:
-        return str(await _answer(self._handle.ready.remote(), _START_TIMEOUT_S))
+        return str(await _answer(self._handle.ready, timeout_s=_START_TIMEOUT_S))
 
     async def state(self) -> tuple[str | None, int]:
-        job_id, jobs_run = await _answer(self._handle.state.remote())
+        job_id, jobs_run = await _answer(self._handle.state)
         return job_id, jobs_run
 
     async def wait_idle(self) -> None:
-        await _answer(self._handle.wait_idle.remote(), timeout_s=None)
+        await _answer(self._handle.wait_idle, timeout_s=None)
 
     async def run(self, entry: QueueEntry) -> RunOutcome:
         try:
@@ -83,8 +84,8 @@ class RayJobActor:
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         try:
-            reference = self._handle.take_delivery.remote(entry.job_id, entry.token)
-            return bool(await _answer(reference, timeout_s))
+            take = self._handle.take_delivery
+            return bool(await _answer(take, entry.job_id, entry.token, timeout_s=timeout_s))
         except ActorUnavailable:
             return False
 
@@ -97,7 +98,7 @@ class RayEngineActor:
 
     async def check(self) -> None:
         try:
-            await _answer(self._handle.steps_done.remote())
+            await _answer(self._handle.steps_done)
         except ActorUnavailable as error:
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error
@@ -113,39 +114,43 @@ class RayCluster:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._groups: dict[str, PlacementGroup] = {}
-        self._gpus = 0.0
+        self._gpus: dict[str, float] = {}
+        """Of each worker, as it was placed: its cluster may have got other nodes since."""
 
     async def place(self, worker: str) -> float:
-        self._gpus = await asyncio.to_thread(self._gpus_of_a_worker)
-        group = await _find_or_make(lambda: self._group(worker))
-        while not await asyncio.to_thread(group.wait, _ROOM_LOG_PERIOD_S):
+        group = await _in_thread(lambda: self._find_or_make_group(worker))
+        while not await _in_thread(lambda: group.wait(_ROOM_LOG_PERIOD_S)):
             logger.info("waits for room", extra={"action": "place", "worker": worker})
         self._groups[worker] = group
-        return self._gpus
+        [bundle] = await _in_thread(lambda: group.bundle_specs)
+        self._gpus[worker] = float(bundle.get("GPU", 0.0))
+        return self._gpus[worker]
 
     async def engine(self, worker: str) -> EngineActor:
         options = self._options(worker, engine_name(worker)) | {
             "num_cpus": self._config.endpoint.cpus,
-            "num_gpus": self._gpus,
+            "num_gpus": self._gpus[worker],
             "max_restarts": -1,
             "runtime_env": {"env_vars": ENGINE_ENVIRONMENT},
         }
-        device = "auto" if self._gpus else "cpu"
+        device = "auto" if self._gpus[worker] else "cpu"
         make = EngineProcessActor.options(**options).remote
-        return RayEngineActor(await _find_or_make(lambda: make(self._config, device=device)))
+        return RayEngineActor(await _in_thread(lambda: make(self._config, device=device)))
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         make = JobProcessActor.options(**self._options(worker, name)).remote
-        return RayJobActor(await _find_or_make(lambda: make(self._config, engine_name(worker))))
+        return RayJobActor(await _in_thread(lambda: make(self._config, engine_name(worker))))
 
     async def kill(self, name: str) -> None:
         give_up_at = time.monotonic() + _KILL_TIMEOUT_S
         while time.monotonic() < give_up_at:
             try:
                 handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+                await asyncio.to_thread(ray.kill, handle)
             except ValueError:
                 return
-            await asyncio.to_thread(ray.kill, handle)
+            except RayError as error:
+                raise ActorUnavailable(str(error)) from error
             await asyncio.sleep(0.05)
 
     async def workers(self, prefix: str) -> list[str]:
@@ -158,8 +163,8 @@ class RayCluster:
 
     async def is_idle(self, worker: str) -> bool:
         for name in filter(is_slot_name, await asyncio.to_thread(_actors_of, worker)):
-            with suppress(ActorUnavailable, ValueError):
-                handle: Any = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            with suppress(ActorUnavailable):
+                handle = await _in_thread(partial(ray.get_actor, name, NAMESPACE))
                 job_id, _ = await RayJobActor(handle).state()
                 if job_id is not None:
                     return False
@@ -168,6 +173,7 @@ class RayCluster:
     async def remove(self, worker: str) -> None:
         for name in await asyncio.to_thread(_actors_of, worker):
             await self.kill(name)
+        self._gpus.pop(worker, None)
         group = self._groups.pop(worker, None)
         group = group or await asyncio.to_thread(get_placement_group, worker)
         await asyncio.to_thread(remove_placement_group, group)
@@ -177,11 +183,12 @@ class RayCluster:
             return self._config.endpoint.gpus
         return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
 
-    def _group(self, worker: str) -> PlacementGroup:
-        bundle = {"CPU": self._config.endpoint.cpus} | ({"GPU": self._gpus} if self._gpus else {})
+    def _find_or_make_group(self, worker: str) -> PlacementGroup:
         try:
             group: PlacementGroup = get_placement_group(worker)
         except ValueError:
+            gpus = self._gpus_of_a_worker()
+            bundle = {"CPU": self._config.endpoint.cpus} | ({"GPU": gpus} if gpus else {})
             group = placement_group([bundle], name=worker, lifetime="detached")
         return group
 
@@ -204,17 +211,20 @@ def _actors_of(worker: str) -> list[str]:
     return [each["name"] for each in named if each["name"].startswith(f"{worker}:")]
 
 
-async def _find_or_make(make: Callable[[], T]) -> T:
+async def _in_thread(call: Callable[[], T]) -> T:
+    """The answer of a call that blocks. Raises ActorUnavailable."""
     try:
-        return await asyncio.to_thread(make)
+        return await asyncio.to_thread(call)
     except (RayError, ValueError) as error:
         raise ActorUnavailable(str(error)) from error
 
 
-async def _answer(reference: Any, timeout_s: float | None = _ANSWER_TIMEOUT_S) -> Any:
-    """Raises ActorUnavailable."""
+async def _answer(
+    method: Any, *arguments: object, timeout_s: float | None = _ANSWER_TIMEOUT_S
+) -> Any:
+    """The answer of an actor's method. Raises ActorUnavailable."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await reference
+            return await method.remote(*arguments)
     except (RayError, TimeoutError) as error:
         raise ActorUnavailable(str(error) or type(error).__name__) from error

@@ -54,6 +54,8 @@ class Slot:
         self._retry_s = retry_s
         self._actor: JobActor | None = None
         self._jobs_run = 0
+        self._must_kill = False
+        """The actor of this name is to be killed before another is made."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +70,8 @@ class Slot:
     def replace(self) -> None:
         """Begin to kill the actor and to make another under its name. It runs nothing from now."""
         self.job_id = self.entry = None
-        self._begin(self._make_anew())
+        self._must_kill = True
+        self._begin(self._bring_up())
 
     async def detach(self) -> None:
         """Leave the actor to whoever comes next."""
@@ -103,25 +106,21 @@ class Slot:
         self._become(SlotState.STARTING)
         self._task = asyncio.create_task(work, name=self.name)
 
-    async def _make_anew(self) -> None:
-        await self._cluster.kill(self.name)
-        await self._bring_up()
-
     async def _bring_up(self) -> None:
         await keep_trying(
-            self._adopt_or_kill,
+            self._kill_and_adopt,
             on=ActorUnavailable,
             first_pause_s=self._retry_s,
             longest_pause_s=self._retry_s,
             fields={"action": "slot_open", "slot": self.name},
         )
 
-    async def _adopt_or_kill(self) -> None:
-        try:
-            await self._adopt()
-        except ActorUnavailable:
+    async def _kill_and_adopt(self) -> None:
+        if self._must_kill:
             await self._cluster.kill(self.name)
-            raise
+        self._must_kill = True  # unless it comes up
+        await self._adopt()
+        self._must_kill = False
 
     async def _adopt(self) -> None:
         """Find or make the actor. One that still runs a predecessor's job is waited for."""

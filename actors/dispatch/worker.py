@@ -52,7 +52,7 @@ class Worker:
 
     async def keep(self) -> None:
         """Open it, then watch its engine, until cancelled. Then its actors stay as they are."""
-        gpus = await self._persist(lambda: self._cluster.place(self.name))
+        gpus = await self._place()
         self.slots = [self._slot(number, gpus=gpus) for number in range(self._slot_count)]
         try:
             engine = await self._open_engine()
@@ -93,6 +93,7 @@ class Worker:
             self.checkpoints.clear()
             fields = {"action": "engine_gone", "worker": self.name, "error": str(error)}
             logger.warning("engine gone", extra=fields)
+            await self._place()  # again: its place may be gone, too
             return await self._open_engine()
         except ActorUnavailable:
             self.is_ready = False
@@ -101,6 +102,9 @@ class Worker:
                 self.is_ready = True
                 self._on_change()
         return engine
+
+    async def _place(self) -> float:
+        return await self._persist(lambda: self._cluster.place(self.name))
 
     async def _open_engine(self) -> EngineActor:
         self._engine = await self._persist(lambda: self._cluster.engine(self.name))

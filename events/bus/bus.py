@@ -14,7 +14,7 @@ import nats.errors
 import nats.js.api
 import nats.js.errors
 
-from events.bus.connection import CALL_TIMEOUT_S, Connection
+from events.bus.connection import CALL_TIMEOUT_S, Connection, keeping_cancellation
 from events.bus.errors import (
     DISCONNECTED,
     FULL,
@@ -76,9 +76,10 @@ class Bus(Connection):
         if not self.is_connected:
             raise LogUnavailable
         try:
-            ack = await self._js.publish(
-                subject, data, timeout=timeout_s, headers=dict(headers or {})
-            )
+            with keeping_cancellation():
+                ack = await self._js.publish(
+                    subject, data, timeout=timeout_s, headers=dict(headers or {})
+                )
         except OSError as error:  # a time-out, or a write that failed on the way
             raise NoAnswer from error
         except (nats.js.errors.APIError, *DISCONNECTED) as error:
@@ -198,7 +199,8 @@ class Bus(Connection):
         if not self.is_connected:
             return False
         try:
-            await self._client.request(ack_subject, b"+ACK", timeout=timeout_s)
+            with keeping_cancellation():
+                await self._client.request(ack_subject, b"+ACK", timeout=timeout_s)
         except (TimeoutError, nats.errors.Error, *DISCONNECTED):
             return False
         return True

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats.errors
@@ -27,6 +28,23 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 1.0
+
+
+@contextmanager
+def keeping_cancellation() -> Generator[None]:
+    """Ends the task where it is cancelled inside, whatever the block makes of it.
+
+    nats-py waits by `asyncio.wait_for`, which before Python 3.12 drops a cancellation that comes in
+    the same turn of the loop as the answer.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class Connection:
@@ -126,8 +144,9 @@ class Connection:
             call.close()
             raise LogUnavailable
         try:
-            async with asyncio.timeout(timeout_s):
-                return await call
+            with keeping_cancellation():
+                async with asyncio.timeout(timeout_s):
+                    return await call
         except (nats.js.errors.APIError, TimeoutError, *DISCONNECTED) as error:
             if code_of(error) == NO_MESSAGE:
                 raise

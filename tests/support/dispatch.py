@@ -96,6 +96,8 @@ class FakeCluster:
     """For how many workers there is room."""
     broken: set[str] = field(default_factory=set)
     """Job actors that do not start, by name."""
+    failing_kills: int = 0
+    """How many kills fail from now on."""
     groups: dict[str, bool] = field(default_factory=dict)
     """By name of the worker: whether it has its place or waits for room."""
     engines: dict[str, FakeEngine] = field(default_factory=dict)
@@ -127,6 +129,9 @@ class FakeCluster:
         return self.actors[name]
 
     async def kill(self, name: str) -> None:
+        if self.failing_kills:
+            self.failing_kills -= 1
+            raise ActorUnavailable("the cluster does not answer")
         self.killed.append(name)
         self.actors.pop(name, None)
 

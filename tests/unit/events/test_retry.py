@@ -79,6 +79,16 @@ async def test_a_failure_is_logged_with_its_fields(
     assert (record.__dict__["action"], record.__dict__["error"]) == ("route", "away")
 
 
+async def test_the_cause_of_a_failure_is_logged_too(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    error = LogUnavailable("away")
+    error.__cause__ = OSError("no route to host")
+    await keep_trying(Flaky(error), on=LogUnavailable, fields={"action": "route"})
+    [record] = caplog.records
+    assert record.__dict__["cause"] == "OSError('no route to host')"
+
+
 async def test_a_pause_is_half_to_all_of_what_is_asked(pauses: list[float]) -> None:
     for _ in range(100):
         await pause(2)

@@ -242,6 +242,33 @@ async def test_a_death_before_the_start_is_told_by_the_lease(bench: Bench) -> No
         assert bench.cluster.engines[WORKER].cancelled == []
 
 
+async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(bench: Bench) -> None:
+    first = await bench.submit(lane=1)
+    async with bench.dispatching():
+        dead = await bench.running(first)
+        await bench.start(first, dead)
+        load, asked, answer = bench.writer.load, asyncio.Event(), asyncio.Event()
+
+        async def slow_load(job_id: str) -> Job | None:
+            job = await load(job_id)
+            if job_id == first and not asked.is_set():
+                asked.set()
+                await answer.wait()
+            return job
+
+        bench.writer.load = slow_load  # type: ignore[method-assign]
+        dead.die()
+        await asked.wait()
+        again = await eventually(lambda: another(bench, first, dead), within_s=10 * LEASE_S)
+        await bench.start(first, again)
+        await bench.finish(first)
+        second = await bench.submit(lane=2)
+        actor = await bench.running(second)
+        answer.set()
+        await asyncio.sleep(0.05)
+        assert bench.cluster.running(second) is actor
+
+
 async def test_a_job_that_runs_goes_on_under_a_later_delivery(bench: Bench) -> None:
     job_id = await bench.submit()
     async with bench.dispatching():

@@ -91,6 +91,14 @@ async def test_a_replaced_actor_is_killed_and_another_made_under_its_name(bench:
     assert bench.slot.writer == f"{NAME}@2"
 
 
+async def test_an_actor_that_could_not_be_killed_is_killed_later(bench: Bench) -> None:
+    await bench.open()
+    bench.cluster.failing_kills = 2
+    bench.slot.replace()
+    await eventually(lambda: bench.slot.state is SlotState.IDLE)
+    assert bench.slot.writer == f"{NAME}@2"
+
+
 async def test_a_replacement_ends_the_start_before_it(bench: Bench) -> None:
     bench.cluster.broken.add(NAME)
     bench.slot.open()

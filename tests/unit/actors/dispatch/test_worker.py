@@ -98,6 +98,16 @@ async def test_an_engine_that_is_gone_is_made_anew_and_has_loaded_nothing(
         assert cluster.engines[NAME].cancelled == [("a-job", 2)]
 
 
+async def test_a_worker_whose_place_was_taken_away_gets_another(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.is_ready)
+        first = cluster.engines[NAME]
+        await cluster.remove(NAME)
+        first.is_gone = True
+        await eventually(lambda: NAME in cluster.groups and worker.is_ready)
+        assert cluster.engines[NAME] is not first
+
+
 async def test_a_worker_that_was_marked_unready_is_asked_again(cluster: FakeCluster) -> None:
     async with kept(new_worker(cluster)) as worker:
         await eventually(lambda: worker.is_ready)
