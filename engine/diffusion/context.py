@@ -21,21 +21,15 @@ from engine.diffusion.images.latents import Images, Latent, Mask
 from engine.diffusion.images.operations import ImageOperations
 from engine.diffusion.images.upscale_models import read_upscale_model, upscaled
 from engine.diffusion.images.upscale_networks import UpscaleNetwork
-from engine.diffusion.images.vae import Decode, cropped, prepared_for_inpainting
+from engine.diffusion.images.vae import Decode, Vae, cropped, prepared_for_inpainting
 from engine.diffusion.images.vae import Encode as EncodeImage
-from engine.diffusion.loading.checkpoints import (
-    Checkpoint,
-    Clip,
-    Model,
-    Vae,
-    load_checkpoint,
-    load_vae,
-)
+from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint, load_vae
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import Load, ModelStore, Read
+from engine.diffusion.model import Model
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
-from engine.diffusion.text.encoding import as_long, chunks_of, encode, encode_each
+from engine.diffusion.text.encoding import Clip, as_long, chunks_of, encode, encode_each
 from engine.diffusion.text.webui import Parts
 from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.errors import InputFileUnavailable

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from engine.diffusion.text.encoding import END, START
+from engine.diffusion.text.text_encoders import END, START
 from training.shapes import vocabulary
 from training.shapes.captions import caption
 from training.shapes.course import Course

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from engine.diffusion.text.encoding import END, START, chunks_of, load_tokenizer
+from engine.diffusion.text.encoding import chunks_of, load_tokenizer
+from engine.diffusion.text.text_encoders import END, START
 from training.shapes.captions import wordings
 
 SIZE = 49408

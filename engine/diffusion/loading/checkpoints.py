@@ -38,8 +38,6 @@ _BAD_CONFIGURATION = (
     ValueError,
 )
 
-__all__ = ["Checkpoint", "Clip", "Model", "Vae", "load_checkpoint"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:

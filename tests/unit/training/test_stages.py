@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.text.encoding import END, START
+from engine.diffusion.text.text_encoders import END, START
 from engine.graph.models_folder import ModelsFolder
 from training.shapes import vocabulary
 from training.shapes.export import export

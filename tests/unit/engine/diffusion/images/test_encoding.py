@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.diffusion.images.vae import Encode
-from engine.diffusion.loading.checkpoints import Vae, load_checkpoint
+from engine.diffusion.images.vae import Encode, Vae
+from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.errors import EngineError
 from engine.graph.catalogue import Catalogue

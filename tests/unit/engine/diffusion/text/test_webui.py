@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
 from engine.diffusion.samplers.schedules import sigmas_for
-from engine.diffusion.text.encoding import END, START, load_tokenizer
+from engine.diffusion.text.encoding import load_tokenizer
+from engine.diffusion.text.text_encoders import END, START
 from engine.diffusion.text.webui import chunks_of, keeping_mean, ranges_of
 from engine.webui.prompt import Stretch, read_negative_prompt
 from tests.support.engine.workflows import Watched, node, text_to_image

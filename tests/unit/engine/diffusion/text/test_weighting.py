@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.diffusion.text.encoding import END, START, chunks_of, load_tokenizer
+from engine.diffusion.text.encoding import chunks_of, load_tokenizer
+from engine.diffusion.text.text_encoders import END, START
 from engine.diffusion.text.weighting import weighted_segments
 
 
