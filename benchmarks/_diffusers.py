@@ -15,6 +15,7 @@ from torch import nn
 
 from benchmarks._engine import prompt
 from engine.diffusion.loading.checkpoints import load_checkpoint
+from engine.diffusion.loading.linear import OneDnnLinear
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.encoding import load_tokenizer
 from engine.graph.models_folder import ModelsFolder
@@ -36,9 +37,9 @@ class DiffusersLoop:
     def __init__(self, checkpoint: Path, device: torch.device) -> None:
         store = ModelStore(ModelsFolder(checkpoint.parents[1]), device, 2**40)
         loaded = load_checkpoint(store, checkpoint.name)
-        self._unet = _as_diffusers_has_it(loaded.model.unet)
+        self._unet = _with_plain_layers(loaded.model.unet)
         self._vae = loaded.vae.autoencoder
-        self._encoder = _as_diffusers_has_it(loaded.clip.encoders[0].text_model)
+        self._encoder = _with_plain_layers(loaded.clip.encoders[0].text_model)
         self._tokenizer = load_tokenizer()
         self._scheduler = EulerDiscreteScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"
@@ -75,10 +76,14 @@ class DiffusersLoop:
         return encoded
 
 
-def _as_diffusers_has_it(network: Any) -> Any:
-    for layer in network.modules():
-        if isinstance(layer, nn.Linear):
-            layer.__class__ = nn.Linear
+def _with_plain_layers(network: Any) -> Any:
+    """The network with torch's own linear layers, as diffusers makes it."""
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, OneDnnLinear):
+            has_bias = layer.bias is not None
+            plain = nn.Linear(layer.in_features, layer.out_features, bias=has_bias, device="meta")
+            plain.weight, plain.bias = layer.weight, layer.bias
+            network.set_submodule(name, plain.eval())
     return network
 
 

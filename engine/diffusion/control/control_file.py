@@ -18,7 +18,7 @@ from diffusers.loaders.single_file_utils import (
 )
 
 from engine.diffusion.loading.layout import Source
-from engine.diffusion.loading.linear import by_one_dnn
+from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.weights import Place, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX
@@ -62,7 +62,7 @@ def read_control_net(path: Path, device: torch.device) -> Any:
     if path.stem.removesuffix("_fp16").endswith("_shuffle"):
         # Its residuals say how much, not where; the file does not tell.
         network.register_to_config(global_pool_conditions=True)
-    return by_one_dnn(network)
+    return use_one_dnn(network)
 
 
 def config_of(shapes: Shapes) -> dict[str, Any]:

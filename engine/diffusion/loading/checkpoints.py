@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import Part, look_at, look_at_vae
-from engine.diffusion.loading.linear import by_one_dnn
+from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.store import ModelStore, identity_of
 from engine.diffusion.loading.unets import dtype_of, prepared
 from engine.diffusion.loading.weights import Place, first_line
@@ -95,7 +95,7 @@ def _read_text_encoder(store: ModelStore, part: Part, style: Style) -> TextEncod
     place = Place(store.device, torch.float32, through=torch.float16)
     with _configured(part):
         empty = made_on_meta(part.config, style)
-    encoder = by_one_dnn(_filled(store, empty, part, place))
+    encoder = use_one_dnn(_filled(store, empty, part, place))
     embeddings = encoder.text_model.embeddings
     # A buffer that no file holds.
     positions = torch.arange(encoder.text_model.config.max_position_embeddings)

@@ -1,7 +1,7 @@
-"""Linear layers on a CPU through oneDNN.
+"""Linear layers that oneDNN computes on a CPU.
 
-torch multiplies float32 matrices with MKL, which on other processors than Intel's takes twice as
-long as oneDNN, by which torch computes its convolutions. ADR 8 has the figures.
+torch multiplies float32 matrices with MKL and computes convolutions with oneDNN. On processors of
+other makers than Intel, MKL takes twice as long as oneDNN. ADR 8 has the figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ _OF_TEXTS = (".attn2.to_k", ".attn2.to_v")
 
 
 class OneDnnLinear(nn.Linear):
-    """The same layer; its sums are added up in another order."""
+    """Takes the place of a linear layer and shares its parameters.
+
+    oneDNN adds in another order, so the results differ by rounding.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        has_bias = layer.bias is not None
+        super().__init__(layer.in_features, layer.out_features, bias=has_bias, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -37,14 +46,15 @@ class TextLinear(OneDnnLinear):
         return projected.of(self, lambda: OneDnnLinear.forward(self, x))
 
 
-def by_one_dnn(module: M) -> M:
-    """The module itself, its linear layers changed where that is faster."""
+def use_one_dnn(module: M) -> M:
+    """Replace the linear layers inside a module where oneDNN is faster; returns the module."""
     if torch.backends.mkldnn.is_available():
-        for name, layer in module.named_modules():
-            if type(layer) is nn.Linear and _is_plain(layer.weight):
-                layer.__class__ = TextLinear if name.endswith(_OF_TEXTS) else OneDnnLinear
+        for name, layer in list(module.named_modules()):
+            if type(layer) is nn.Linear and _is_float32_on_cpu(layer.weight):
+                kind = TextLinear if name.endswith(_OF_TEXTS) else OneDnnLinear
+                module.set_submodule(name, kind(layer))
     return module
 
 
-def _is_plain(weight: Tensor) -> bool:
+def _is_float32_on_cpu(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from engine.diffusion.cross_attention_cache import KeptTexts
-from engine.diffusion.loading.linear import by_one_dnn
+from engine.diffusion.loading.linear import use_one_dnn
 from engine.options import UnetOptions
 
 
@@ -29,4 +29,4 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
         unet.compile(backend=options.compiler, dynamic=True)
         return unet
     unet.kept_texts = KeptTexts()
-    return by_one_dnn(unet)
+    return use_one_dnn(unet)

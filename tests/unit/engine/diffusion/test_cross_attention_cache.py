@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.cross_attention_cache import KeptTexts, joined
-from engine.diffusion.loading.linear import TextLinear, by_one_dnn
+from engine.diffusion.loading.linear import TextLinear, use_one_dnn
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 def layers() -> tuple[nn.Module, nn.Module]:
     """What is asked for queries and for keys."""
     network = nn.Sequential(Attention()).requires_grad_(False)
-    found = by_one_dnn(network)[0].attn2
+    found = use_one_dnn(network)[0].attn2
     return found["to_q"], found["to_k"]
 
 
