@@ -1,65 +1,63 @@
-"""What a UNet's layers made of the texts of its last call, for a next call with the same texts.
+"""Keys and values of cross-attention, kept from one UNet call to the next.
 
-Keys and values of cross-attention depend on the text alone, and a cohort keeps its texts from step
-to step.
+They depend on the texts alone, and the texts of a batch mostly stay the same from step to step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-_MOST_BYTES = 256 * 2**20
-"""Kept for each UNet; what is beyond is computed again."""
+_LIMIT_BYTES = 256 * 2**20
+"""For each UNet. What does not fit is computed again at each call."""
 
 
-class KeptTexts:
-    """The texts of the last call, joined. A copy of a UNet has its own."""
+class CrossAttentionCache:
+    """The texts of a UNet's last call, and the keys and values that its layers made of them.
 
-    def __init__(self, limit_bytes: int = _MOST_BYTES) -> None:
+    A deep copy is empty, so that a copy of a UNet, whose weights may change, has its own cache.
+    """
+
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._key: Any = None
         self._texts: tuple[Tensor, ...] = ()
+        self._key: Hashable = None
         self._joined = torch.empty(0)
+        self._projections: dict[str, Tensor] = {}
+        self._free_bytes = limit_bytes
 
-    def __deepcopy__(self, _memo: Any) -> KeptTexts:
-        return KeptTexts(self._limit_bytes)
+    def __deepcopy__(self, _memo: Any) -> CrossAttentionCache:
+        return CrossAttentionCache(self._limit_bytes)
 
-    def joined(self, texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
-        """See `joined`; the very same tensor where the last call had the same texts."""
+    def join_texts(self, texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
+        """What `join_texts` gives; the very same tensor as before for the same texts."""
         key = length, tuple((id(text), size) for text, size in zip(texts, sizes, strict=True))
         if key != self._key:
-            # The texts are held, too, so that their ids stay theirs.
+            # Holding the texts keeps their ids from being given to other tensors.
             self._key, self._texts = key, tuple(texts)
-            self._joined = joined(texts, sizes, length)
-            self._joined.projected = Projected(self._limit_bytes)  # type: ignore[attr-defined]
+            self._joined = join_texts(texts, sizes, length)
+            self._projections, self._free_bytes = {}, self._limit_bytes
         return self._joined
 
+    def get(self, layer: str, texts: Tensor) -> Tensor | None:
+        """What the layer of that name made of `texts`; None unless they are those of this call."""
+        return self._projections.get(layer) if texts is self._joined else None
 
-class Projected:
-    """What layers made of one tensor, up to a limit."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._room_bytes = limit_bytes
-        self._found: dict[nn.Module, Tensor] = {}
-
-    def of(self, layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
-        found = self._found.get(layer)
-        if found is None:
-            found = make()
-            if found.nbytes <= self._room_bytes:
-                self._room_bytes -= found.nbytes
-                self._found[layer] = found
-        return found
+    def put(self, layer: str, texts: Tensor, projection: Tensor) -> None:
+        """Keep what a layer made of the texts of this call, as far as the limit allows."""
+        if texts is self._joined and projection.nbytes <= self._free_bytes:
+            self._free_bytes -= projection.nbytes
+            self._projections[layer] = projection
 
 
-def joined(texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
-    """(rows, length, width) of texts (1 or size, tokens, width), each for `size` rows.
+def join_texts(texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
+    """(rows, length, width) of texts (1 or size, tokens, width), each of them for `size` rows.
 
-    Tokens repeated to `length` weigh in attention as they did once.
+    A text is repeated up to `length` tokens, a multiple of its own. Attention weighs the repeated
+    tokens as it weighs them once.
     """
     return torch.cat(
         [

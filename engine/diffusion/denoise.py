@@ -16,7 +16,7 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.guidance import rescaled_cfg
 from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
 from engine.diffusion.control.control_net import Control, residuals
-from engine.diffusion.cross_attention_cache import joined
+from engine.diffusion.cross_attention_cache import join_texts
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.samplers.noise_levels import NoiseLevels
@@ -177,7 +177,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     timesteps = model.levels.timestep_of(sigmas).to(model.device)
     sigma = sigmas.to(model.device)[:, None, None, None]
     model_input = model.scaled_input(x, sigma).to(model.dtype)
-    join = model.unet.kept_texts.joined if hasattr(model.unet, "kept_texts") else joined
+    cache = getattr(model.unet, "cross_attention_cache", None)
+    join = join_texts if cache is None else cache.join_texts
     tokens = join([row.condition.tokens for row in rows], sizes, length).to(model.dtype)
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
     controls = [row.controls(model.levels) for row in rows]

@@ -11,10 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.cross_attention_cache import Projected
+from engine.diffusion.cross_attention_cache import CrossAttentionCache
 
 M = TypeVar("M", bound=nn.Module)
-_OF_TEXTS = (".attn2.to_k", ".attn2.to_v")
+_TEXT_PROJECTIONS = (".attn2.to_k", ".attn2.to_v")
+"""The layers of a UNet that make keys and values of texts, as diffusers names them."""
 
 
 class OneDnnLinear(nn.Linear):
@@ -36,24 +37,38 @@ class OneDnnLinear(nn.Linear):
         return found
 
 
-class TextLinear(OneDnnLinear):
-    """Keys or values of cross-attention, which are kept with the texts that they are of."""
+class CrossAttentionLinear(OneDnnLinear):
+    """Projects texts to keys or values of cross-attention, once for all calls with these texts."""
+
+    def __init__(self, layer: nn.Linear, name: str, cache: CrossAttentionCache) -> None:
+        super().__init__(layer)
+        self._name = name
+        self._cache = cache
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Projected | None = getattr(x, "projected", None)
-        if projected is None:
-            return super().forward(x)
-        return projected.of(self, lambda: OneDnnLinear.forward(self, x))
+        found = self._cache.get(self._name, x)
+        if found is None:
+            found = super().forward(x)
+            self._cache.put(self._name, x, found)
+        return found
 
 
-def use_one_dnn(module: M) -> M:
-    """Replace the linear layers inside a module where oneDNN is faster; returns the module."""
+def use_one_dnn(module: M, cache: CrossAttentionCache | None = None) -> M:
+    """Replace the linear layers inside a module where oneDNN is faster; returns the module.
+
+    With a `cache`, the layers that make keys and values of texts keep them in it.
+    """
     if torch.backends.mkldnn.is_available():
         for name, layer in list(module.named_modules()):
             if type(layer) is nn.Linear and _is_float32_on_cpu(layer.weight):
-                kind = TextLinear if name.endswith(_OF_TEXTS) else OneDnnLinear
-                module.set_submodule(name, kind(layer))
+                module.set_submodule(name, _replacement(layer, name, cache))
     return module
+
+
+def _replacement(layer: nn.Linear, name: str, cache: CrossAttentionCache | None) -> OneDnnLinear:
+    if cache is not None and name.endswith(_TEXT_PROJECTIONS):
+        return CrossAttentionLinear(layer, name, cache)
+    return OneDnnLinear(layer)
 
 
 def _is_float32_on_cpu(weight: Tensor) -> bool:

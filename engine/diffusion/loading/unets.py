@@ -1,4 +1,4 @@
-"""UNets as the options of the device want them."""
+"""UNets, prepared as the options of the device say."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.diffusion.cross_attention_cache import KeptTexts
+from engine.diffusion.cross_attention_cache import CrossAttentionCache
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.options import UnetOptions
 
 
 def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
-    """Of the weights."""
+    """The type of a UNet's weights on that device."""
     if options.precision == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, options.precision)
@@ -21,12 +21,17 @@ def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
 
 
 def prepared(unet: Any, options: UnetOptions) -> Any:
-    """The UNet itself, its memory laid out and its calls compiled as told."""
+    """The same UNet, in the memory format of the options and compiled if they say so.
+
+    One that is not compiled has a `cross_attention_cache`.
+    """
     if options.channels_last:
-        # Not diffusers' own `to`, which warns of what it does not know.
+        # Not diffusers' own `to`, which warns of arguments that it does not know.
         nn.Module.to(unet, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     if options.compiler is not None:
         unet.compile(backend=options.compiler, dynamic=True)
         return unet
-    unet.kept_texts = KeptTexts()
-    return use_one_dnn(unet)
+    # A copy of a prepared UNet has a cache already, which its layers know.
+    if not hasattr(unet, "cross_attention_cache"):
+        unet.cross_attention_cache = CrossAttentionCache()
+    return use_one_dnn(unet, unet.cross_attention_cache)
