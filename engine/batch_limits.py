@@ -1,4 +1,4 @@
-"""How many rows one device call may have, from the memory that earlier calls were seen to take."""
+"""How many rows one device call may have, from the memory that earlier calls took."""
 
 from __future__ import annotations
 
@@ -11,72 +11,75 @@ from typing import Protocol
 _REMEMBERED_KEYS = 512
 
 
-class Gauge(Protocol):
-    """The memory of a device."""
+class MemoryProbe(Protocol):
+    """Measures the memory of a device."""
 
     def available_bytes(self) -> int:
-        """What further calls may take, what earlier ones gave back to the allocator included."""
+        """How much further calls may take, including what earlier calls gave back."""
 
     def start(self) -> None:
-        """Note what is in use now."""
+        """Note how much is in use now."""
 
-    def grown_bytes(self) -> int:
-        """How far the use went beyond that since `start`, at its highest."""
+    def peak_growth_bytes(self) -> int:
+        """How much more than at `start` was in use at the highest point since then."""
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Measurements:
     row_bytes: float = 0.0
     most_rows: int = 0
-    """The largest call that was measured."""
+    """The rows of the largest call that was measured."""
     cap: int | None = None
-    """Where memory ran out."""
+    """The row limit since memory ran out; None: it never did."""
 
 
-class RowLimits:
-    """A call whose kind was never seen has one request; from then on as many as fit.
+class BatchLimits:
+    """Row limits by the kind of call. The first call of a kind has one request, the next as many
+    rows as fit into memory, up to `row_limit`.
 
-    `share` of what is available is given away: what a row takes is measured, and may vary.
+    Only `share` of the available memory is used, because the bytes per row may vary.
     """
 
-    def __init__(self, most: int, gauge: Gauge | None = None, *, share: float = 0.8) -> None:
-        self._most = most
-        self._gauge = gauge
+    def __init__(
+        self, row_limit: int, probe: MemoryProbe | None = None, *, share: float = 0.8
+    ) -> None:
+        self._row_limit = row_limit
+        self._probe = probe
         self._share = share
-        self._seen: OrderedDict[Hashable, _Seen] = OrderedDict()
+        self._measurements: OrderedDict[Hashable, _Measurements] = OrderedDict()
 
-    def rows_of(self, key: Hashable) -> int:
+    def max_rows(self, key: Hashable) -> int:
         """How many rows a call of this kind may have."""
-        seen = self._seen.get(key)
-        if self._gauge is None:
-            return self._most if seen is None or seen.cap is None else seen.cap
-        if seen is None or not seen.most_rows:
+        measured = self._measurements.get(key)
+        if self._probe is None:
+            return self._row_limit if measured is None or measured.cap is None else measured.cap
+        if measured is None or not measured.most_rows:
             return 1
-        most = self._most if seen.cap is None else seen.cap
-        if most <= seen.most_rows or not seen.row_bytes:
-            return most
-        fitting = int(self._gauge.available_bytes() * self._share / seen.row_bytes)
-        return min(most, max(seen.most_rows, fitting))
+        limit = self._row_limit if measured.cap is None else measured.cap
+        if limit <= measured.most_rows or not measured.row_bytes:
+            return limit
+        fitting = int(self._probe.available_bytes() * self._share / measured.row_bytes)
+        return min(limit, max(measured.most_rows, fitting))
 
-    def cut(self, key: Hashable, rows: int) -> None:
-        """Memory ran out with so many rows."""
+    def halve(self, key: Hashable, rows: int) -> None:
+        """Allow calls of this kind half of `rows` from now on: with so many, memory ran out."""
         self._of(key).cap = max(1, rows // 2)
 
     @contextmanager
     def measured(self, key: Hashable, rows: int) -> Iterator[None]:
-        """Around a call. Only one larger than all before it costs a measurement."""
-        seen = self._of(key)
-        if self._gauge is None or rows <= seen.most_rows:
+        """Measures the call that runs inside, if it is larger than all before it."""
+        measured = self._of(key)
+        if self._probe is None or rows <= measured.most_rows:
             yield
             return
-        self._gauge.start()
+        self._probe.start()
         yield
-        seen.row_bytes = max(seen.row_bytes, self._gauge.grown_bytes() / rows)
-        seen.most_rows = rows
+        measured.row_bytes = max(measured.row_bytes, self._probe.peak_growth_bytes() / rows)
+        measured.most_rows = rows
 
-    def _of(self, key: Hashable) -> _Seen:
-        seen = self._seen.setdefault(key, _Seen())
-        self._seen.move_to_end(key)
-        if len(self._seen) > _REMEMBERED_KEYS:
-            self._seen.popitem(last=False)
-        return seen
+    def _of(self, key: Hashable) -> _Measurements:
+        measured = self._measurements.setdefault(key, _Measurements())
+        self._measurements.move_to_end(key)
+        if len(self._measurements) > _REMEMBERED_KEYS:
+            self._measurements.popitem(last=False)
+        return measured

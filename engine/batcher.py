@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Self, TypeAlias, TypeVar
 
-from engine.batch_limits import RowLimits
+from engine.batch_limits import BatchLimits
 from engine.errors import OutOfMemory
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class _Waiting:
 class Batcher:
     """Chooses the requests of the next call: those with the key of the oldest request."""
 
-    limits: RowLimits = field(default_factory=lambda: RowLimits(32))
+    limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
     _queue: list[_Waiting] = field(default_factory=list)
 
     @property
@@ -101,7 +101,7 @@ class Batcher:
 
     def _pick(self) -> list[_Waiting]:
         first = self._queue[0]
-        room = self.limits.rows_of(first.request.key)
+        room = self.limits.max_rows(first.request.key)
         group: list[_Waiting] = []
         for waiting in _round_robin(each for each in self._queue if each.may_join(first)):
             if group and waiting.request.rows > room:
@@ -121,7 +121,7 @@ class Batcher:
             if len(group) == 1:
                 return [error]
             if isinstance(error, OutOfMemory):
-                self.limits.cut(key, rows)
+                self.limits.halve(key, rows)
                 return []
         return [_run_alone(request) for request in requests]
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.batch_limits import RowLimits
+from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
 from engine.executor import execute
@@ -62,7 +62,7 @@ class Engine:
         from engine.diffusion.device import Device
 
         self._device = Device(self._models, self._options, self._limits)
-        self._batcher.limits = RowLimits(self._max_rows, self._device.gauge)
+        self._batcher.limits = BatchLimits(self._max_rows, self._device.memory_probe)
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""The device, opened once per engine."""
+"""The torch device of an engine, with the models that are loaded on it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 from engine.diffusion.context import Context
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.memory_probe import gauge_of
+from engine.diffusion.memory_probe import memory_probe_of
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
 
 
 class Device:
-    """A torch device with the models that are on it."""
+    """Opened once per engine. `limits` hold for the images and latents that nodes make."""
 
     def __init__(self, models: ModelsFolder, options: DeviceOptions, limits: Limits) -> None:
         self._options = options
         self._limits = limits
         device = _find(options.device)
-        self.gauge = gauge_of(device)
+        self.memory_probe = memory_probe_of(device)
         self._store = ModelStore(
             models,
             device,
@@ -33,12 +33,12 @@ class Device:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Names of the checkpoints in memory."""
+        """The names of the checkpoints in memory."""
         return self._store.labels
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What the device thread works in."""
+        """The settings of torch that the device thread works with."""
         if self._options.threads is not None:
             torch.set_num_threads(self._options.threads)
         with torch.inference_mode():
@@ -47,7 +47,7 @@ class Device:
     def context(
         self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
     ) -> Context:
-        """A run's access to the device."""
+        """The access of one run to the device; `on_steps` gets the number of new sampler steps."""
         return Context(
             self._store,
             on_steps=on_steps,
@@ -58,7 +58,7 @@ class Device:
 
 
 def _find(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU where torch sees none."""
+    """The device of that name; `auto` is the first GPU, or the CPU if torch sees none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -1,4 +1,4 @@
-"""The memory that a device has and a call takes: the GPU's allocator, or the machine's."""
+"""Measures how much memory is available and how much a call takes, on a GPU or on the host."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from pathlib import Path
 
 import torch
 
-from engine.batch_limits import Gauge
+from engine.batch_limits import MemoryProbe
 
 _PROC = Path("/proc/self")
 _CGROUP = Path("/sys/fs/cgroup")
 _RESET_PEAK = "5"
+"""Written to `clear_refs`, it sets the peak (VmHWM) back to what is in use."""
 
 
-def gauge_of(device: torch.device) -> Gauge | None:
-    """None where nothing can be measured: then only running out of memory sets a limit."""
+def memory_probe_of(device: torch.device) -> MemoryProbe | None:
+    """The probe for a device; None where nothing can be measured."""
     if device.type == "cuda":
-        return CudaGauge(device)
-    return HostGauge() if HostGauge.works() else None
+        return CudaMemoryProbe(device)
+    return HostMemoryProbe() if HostMemoryProbe.works() else None
 
 
-class CudaGauge:
-    """A GPU, through torch's caching allocator."""
+class CudaMemoryProbe:
+    """Measures a GPU through torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,51 +38,55 @@ class CudaGauge:
         torch.cuda.reset_peak_memory_stats(self._device)
         self._start = torch.cuda.memory_allocated(self._device)
 
-    def grown_bytes(self) -> int:
+    def peak_growth_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) - self._start
 
 
-class HostGauge:
-    """The machine's memory, from Linux' /proc. The heap keeps what calls gave back to it."""
+class HostMemoryProbe:
+    """Measures the machine's memory through Linux' /proc.
+
+    Memory that a call gave back stays in the heap of this process, so it counts as available.
+    """
 
     def __init__(self) -> None:
         self._start = 0
-        self._kept = 0
+        self._heap_bytes = 0
 
     @staticmethod
     def works() -> bool:
+        """Whether this system lets a process measure its own peak."""
         try:
             (_PROC / "clear_refs").write_text(_RESET_PEAK)
-            return _of_process("VmHWM") > 0
+            return _status_bytes("VmHWM") > 0
         except (OSError, KeyError):
             return False
 
     def available_bytes(self) -> int:
         free = _fields(Path("/proc/meminfo"))["MemAvailable"]
-        return min([free, *_group_free()]) + self._kept
+        return min([free, *_cgroup_free()]) + self._heap_bytes
 
     def start(self) -> None:
         (_PROC / "clear_refs").write_text(_RESET_PEAK)
-        self._start = _of_process("VmRSS")
+        self._start = _status_bytes("VmRSS")
 
-    def grown_bytes(self) -> int:
-        grown = max(0, _of_process("VmHWM") - self._start)
-        self._kept = max(self._kept, grown)
+    def peak_growth_bytes(self) -> int:
+        grown = max(0, _status_bytes("VmHWM") - self._start)
+        self._heap_bytes = max(self._heap_bytes, grown)
         return grown
 
 
-def _of_process(name: str) -> int:
+def _status_bytes(name: str) -> int:
     return _fields(_PROC / "status")[name]
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The lines in kB of a file in /proc, in bytes."""
+    """The fields of a file in /proc that are in kB, converted to bytes."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 
 
-def _group_free() -> Iterator[int]:
-    """What the container may still take, where it has a limit (cgroup v2)."""
+def _cgroup_free() -> Iterator[int]:
+    """How much the container may still take, if it has a limit (cgroup v2)."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         if limit != "max":

@@ -1,4 +1,4 @@
-"""Tells a device that is full from everything else that can go wrong."""
+"""Recognises the errors with which torch says that memory ran out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from engine.errors import OutOfMemory
 
-# The CPU's allocator has no exception type of its own.
+# The CPU's allocator raises a plain RuntimeError.
 _CPU_ALLOCATOR = ("not enough memory", "can't allocate memory")
 
 
 @contextmanager
 def memory_checked() -> Iterator[None]:
-    """Raises OutOfMemory where torch runs out of the device's memory or the machine's."""
+    """Raises OutOfMemory when torch runs out of the device's memory or the host's."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

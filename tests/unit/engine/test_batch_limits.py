@@ -5,25 +5,25 @@ import sys
 
 import torch
 
-from engine.batch_limits import RowLimits
-from engine.diffusion.memory_probe import HostGauge, gauge_of
+from engine.batch_limits import BatchLimits
+from engine.diffusion.memory_probe import HostMemoryProbe, memory_probe_of
 
 MIB = 2**20
 MEASURE = """
 import numpy as np
-from engine.diffusion.memory_probe import HostGauge
-gauge = HostGauge()
-print(gauge.available_bytes())
-gauge.start()
+from engine.diffusion.memory_probe import HostMemoryProbe
+probe = HostMemoryProbe()
+print(probe.available_bytes())
+probe.start()
 taken = np.ones(64 * 2**20, np.uint8)
-print(gauge.grown_bytes())
+print(probe.peak_growth_bytes())
 del taken
-gauge.start()
-print(gauge.grown_bytes())
+probe.start()
+print(probe.peak_growth_bytes())
 """
 
 
-class FakeGauge:
+class FakeMemoryProbe:
     """A device on which every row takes as much."""
 
     def __init__(self, *, available: int, row: int) -> None:
@@ -38,56 +38,56 @@ class FakeGauge:
     def start(self) -> None:
         self.measurements += 1
 
-    def grown_bytes(self) -> int:
+    def peak_growth_bytes(self) -> int:
         return self.rows * self.row
 
 
-def call(limits: RowLimits, gauge: FakeGauge, rows: int) -> None:
-    gauge.rows = rows
+def call(limits: BatchLimits, probe: FakeMemoryProbe, rows: int) -> None:
+    probe.rows = rows
     with limits.measured("k", rows):
         pass
 
 
-def test_without_a_gauge_only_the_setting_counts() -> None:
-    assert RowLimits(32).rows_of("k") == 32
+def test_without_a_probe_only_the_setting_counts() -> None:
+    assert BatchLimits(32).max_rows("k") == 32
 
 
 def test_the_first_call_of_a_kind_has_one_row_and_the_next_as_many_as_fit() -> None:
-    gauge = FakeGauge(available=100, row=10)
-    limits = RowLimits(32, gauge, share=0.8)
-    assert limits.rows_of("k") == 1
-    call(limits, gauge, 1)
-    assert limits.rows_of("k") == 8
-    assert limits.rows_of("another kind") == 1
+    probe = FakeMemoryProbe(available=100, row=10)
+    limits = BatchLimits(32, probe, share=0.8)
+    assert limits.max_rows("k") == 1
+    call(limits, probe, 1)
+    assert limits.max_rows("k") == 8
+    assert limits.max_rows("another kind") == 1
 
 
 def test_a_call_as_large_as_one_before_is_not_measured_again() -> None:
-    gauge = FakeGauge(available=10_000, row=10)
-    limits = RowLimits(4, gauge)
+    probe = FakeMemoryProbe(available=10_000, row=10)
+    limits = BatchLimits(4, probe)
     for rows in (1, 4, 4, 2, 4):
-        call(limits, gauge, rows)
-    assert gauge.measurements == 2
+        call(limits, probe, rows)
+    assert probe.measurements == 2
 
 
 def test_memory_that_others_took_lowers_the_limit_but_not_below_what_was_seen_to_fit() -> None:
-    gauge = FakeGauge(available=1000, row=10)
-    limits = RowLimits(32, gauge)
-    call(limits, gauge, 1)
-    call(limits, gauge, 4)
-    gauge.available = 60
-    assert limits.rows_of("k") == 4
-    gauge.available = 200
-    assert limits.rows_of("k") == 16
+    probe = FakeMemoryProbe(available=1000, row=10)
+    limits = BatchLimits(32, probe)
+    call(limits, probe, 1)
+    call(limits, probe, 4)
+    probe.available = 60
+    assert limits.max_rows("k") == 4
+    probe.available = 200
+    assert limits.max_rows("k") == 16
 
 
 def test_running_out_of_memory_halves_the_limit_for_good() -> None:
-    gauge = FakeGauge(available=10_000, row=10)
-    limits = RowLimits(32, gauge)
-    call(limits, gauge, 1)
-    limits.cut("k", 16)
-    assert limits.rows_of("k") == 8
-    limits.cut("k", 1)
-    assert limits.rows_of("k") == 1
+    probe = FakeMemoryProbe(available=10_000, row=10)
+    limits = BatchLimits(32, probe)
+    call(limits, probe, 1)
+    limits.halve("k", 16)
+    assert limits.max_rows("k") == 8
+    limits.halve("k", 1)
+    assert limits.max_rows("k") == 1
 
 
 def test_the_machines_memory_is_measured() -> None:
@@ -101,5 +101,5 @@ def test_the_machines_memory_is_measured() -> None:
     assert after < 16 * MIB
 
 
-def test_a_cpu_has_a_gauge_here() -> None:
-    assert isinstance(gauge_of(torch.device("cpu")), HostGauge)
+def test_a_cpu_has_a_probe_here() -> None:
+    assert isinstance(memory_probe_of(torch.device("cpu")), HostMemoryProbe)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from engine.batch_limits import RowLimits
+from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Execution, Member, Request
 from engine.errors import OutOfMemory
 
@@ -94,7 +94,7 @@ def test_requests_of_unlike_key_take_turns_oldest_first(calls: list[list[str]]) 
 
 
 def test_a_call_takes_no_more_than_max_rows_and_nobody_starves(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher(RowLimits(4)))
+    ends = Ends(Batcher(BatchLimits(4)))
     for name in "abcde":
         ends.join(name, run(*fakes(name, 4, rows=2)))
     ends.finish()
@@ -109,7 +109,7 @@ def test_a_run_of_many_requests_crowds_no_other_out(calls: list[list[str]]) -> N
         for _ in range(3):
             yield fakes("many", 20)
 
-    ends = Ends(Batcher(RowLimits(4)))
+    ends = Ends(Batcher(BatchLimits(4)))
     ends.join("many", many())
     ends.join("one", run(*fakes("one", 3)))
     ends.finish()
@@ -118,7 +118,7 @@ def test_a_run_of_many_requests_crowds_no_other_out(calls: list[list[str]]) -> N
 
 
 def test_a_request_larger_than_the_row_limit_runs_alone(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher(RowLimits(4)))
+    ends = Ends(Batcher(BatchLimits(4)))
     ends.join("big", run(*fakes("big", 1, rows=9)))
     ends.join("a", run(*fakes("a", 1)))
     ends.finish()
