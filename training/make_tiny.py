@@ -18,7 +18,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from training.single_file import SCHEDULER, Part, write_single_file
+from training.single_file import SCHEDULER, Component, write_single_file
 
 SEED = 20261120
 DEFAULT_OUT = Path(__file__).parents[1] / "models" / "checkpoints" / "darkroom-tiny.safetensors"
@@ -79,9 +79,9 @@ def write_checkpoint(out: Path) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         write_single_file(
             out,
-            unet=Part(UNET, _make_unet().state_dict()),
-            vae=Part(VAE, _make_vae().state_dict()),
-            text_encoders=[Part(TEXT_ENCODER, _make_text_encoder().state_dict())],
+            unet=Component(UNET, _make_unet().state_dict()),
+            vae=Component(VAE, _make_vae().state_dict()),
+            text_encoders=[Component(TEXT_ENCODER, _make_text_encoder().state_dict())],
             scheduler=SCHEDULER,
         )
 

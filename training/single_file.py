@@ -1,6 +1,7 @@
-"""Writes models of diffusers and transformers as one file in Stable Diffusion's key layout.
+"""Writes models of diffusers and transformers as one file with the keys of Stable Diffusion.
 
-What that file cannot say lies beside it in `name.config/`, where the engine looks for it.
+The configurations, which that file cannot hold, are written to `name.config/` beside it. The engine
+reads them from there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoint_info import STYLES
-from engine.diffusion.loading.layout import Sources
+from engine.diffusion.loading.layout import KeyMap
 from engine.graph.families import TEXT_ENCODERS, UNET, VAE, Family
 
 State = Mapping[str, Tensor]
@@ -32,8 +33,8 @@ SCHEDULER: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One of the three models: its configuration and its weights by the library's own names."""
+class Component:
+    """One model of a checkpoint: its configuration, and its weights by the library's names."""
 
     config: Mapping[str, Any]
     state: State
@@ -42,9 +43,9 @@ class Part:
 def write_single_file(
     out: Path,
     *,
-    unet: Part,
-    vae: Part,
-    text_encoders: Sequence[Part],
+    unet: Component,
+    vae: Component,
+    text_encoders: Sequence[Component],
     scheduler: Mapping[str, Any],
     family: Family = Family.SD1,
 ) -> None:
@@ -56,10 +57,10 @@ def write_single_file(
     for name, config in configs.items():
         write_json(out.with_suffix(".config") / name, config)
     tensors = _packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
-    for part, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
-        tensors |= _text_keys(part.state, prefix)
+    for component, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
+        tensors |= _text_keys(component.state, prefix)
     half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
-    # Renamed into place, so that a watcher of the folder never sees half a file.
+    # It is renamed when it is complete, so that nobody sees half a file.
     unfinished = out.with_suffix(".unfinished")
     save_file(half, unfinished, metadata={"format": "pt"})
     unfinished.replace(out)
@@ -67,20 +68,20 @@ def write_single_file(
 
 def configs_of(
     *,
-    unet: Part,
-    vae: Part,
-    text_encoders: Sequence[Part],
+    unet: Component,
+    vae: Component,
+    text_encoders: Sequence[Component],
     scheduler: Mapping[str, Any],
     family: Family,
 ) -> dict[str, dict[str, Any]]:
-    """The configurations by their paths in a diffusers folder."""
+    """The configurations of a checkpoint by their paths in a diffusers folder."""
     configs: dict[str, dict[str, Any]] = {
         "unet/config.json": {"_class_name": "UNet2DConditionModel", **unet.config},
         "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
         "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler", **scheduler},
     }
-    for part, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
-        configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **part.config}
+    for component, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
+        configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **component.config}
     return configs
 
 
@@ -89,22 +90,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _packed(state: State, sources: Sources) -> dict[str, Tensor]:
-    """By the file's names, with query, key and value on top of each other where it has them so."""
+def _packed(state: State, key_map: KeyMap) -> dict[str, Tensor]:
+    """The tensors by the keys of the file, with query, key and value joined where it joins them."""
     thirds: dict[str, list[Tensor]] = {}
     packed = {}
     for name, tensor in state.items():
-        source = sources[name]
-        if source.third is not None:
-            thirds.setdefault(source.key, [tensor] * 3)[source.third] = tensor
+        stored = key_map[name]
+        if stored.third is not None:
+            thirds.setdefault(stored.key, [tensor] * 3)[stored.third] = tensor
         else:
-            packed[source.key] = tensor.T if source.transposed else tensor
+            packed[stored.key] = tensor.T if stored.transposed else tensor
     return packed | {key: torch.cat(tensors) for key, tensors in thirds.items()}
 
 
-def _vae_keys(vae: Part) -> dict[str, Tensor]:
+def _vae_keys(vae: Component) -> dict[str, Tensor]:
     packed = _packed(vae.state, layout.vae(vae.state, vae.config, VAE))
-    # The single file has the attention's projections as 1x1 convolutions.
+    # The single file stores attention projections as 1x1 convolutions.
     return {
         key: tensor[:, :, None, None] if "attn_1" in key and tensor.ndim == 2 else tensor
         for key, tensor in packed.items()
@@ -118,5 +119,5 @@ def _text_keys(state: State, prefix: str) -> dict[str, Tensor]:
     }
     is_open_clip = prefix.endswith("model.")
     keys = {f"{prefix}{name}" for name in named}
-    sources = layout.open_clip(named, prefix) if is_open_clip else layout.clip(named, keys, prefix)
-    return _packed(named, sources)
+    key_map = layout.open_clip(named, prefix) if is_open_clip else layout.clip(named, keys, prefix)
+    return _packed(named, key_map)

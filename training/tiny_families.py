@@ -19,7 +19,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from engine.graph.families import Family
 from training.make_tiny import SEED, TEXT_ENCODER, VAE, stronger_prompt, vivid
-from training.single_file import SCHEDULER, Part, configs_of, write_json, write_single_file
+from training.single_file import SCHEDULER, Component, configs_of, write_json, write_single_file
 
 _TIME_WIDTH = 8
 _SHORT = {
@@ -98,12 +98,12 @@ def write_family(family: Family, single: Path, folder: Path) -> None:
         vae_config = {**_SMALL_VAE, "scaling_factor": tiny.latent_scale}
         vae = _rounded(AutoencoderKL(**vae_config))
         encoders = [
-            Part(config, _rounded(vivid(_text_encoder(config, name), seed=SEED + at)))
+            Component(config, _rounded(vivid(_text_encoder(config, name), seed=SEED + at)))
             for at, (name, config) in enumerate(tiny.text_encoders.items())
         ]
     parts: dict[str, Any] = {
-        "unet": Part(tiny.unet, unet),
-        "vae": Part(vae_config, vae),
+        "unet": Component(tiny.unet, unet),
+        "vae": Component(vae_config, vae),
         "text_encoders": encoders,
         "scheduler": {**SCHEDULER, "prediction_type": tiny.prediction},
         "family": family,
@@ -124,7 +124,7 @@ def _rounded(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _write_folder(folder: Path, **parts: Any) -> None:
-    encoders: list[Part] = parts["text_encoders"]
+    encoders: list[Component] = parts["text_encoders"]
     if parts["family"] is Family.SD2:
         encoders = [_without_last_layer(each) for each in encoders]
     configs = configs_of(**{**parts, "text_encoders": encoders})
@@ -134,13 +134,13 @@ def _write_folder(folder: Path, **parts: Any) -> None:
     names = FAMILIES[parts["family"]].text_encoders
     states = {"unet/diffusion_pytorch_model": parts["unet"].state}
     states |= {"vae/diffusion_pytorch_model": parts["vae"].state}
-    states |= {f"{n}/model": part.state for n, part in zip(names, encoders, strict=True)}
+    states |= {f"{n}/model": component.state for n, component in zip(names, encoders, strict=True)}
     for name, state in states.items():
         save_file(dict(state), folder / f"{name}.safetensors", metadata={"format": "pt"})
 
 
-def _without_last_layer(part: Part) -> Part:
+def _without_last_layer(component: Component) -> Component:
     """As diffusers' folders of Stable Diffusion 2 have it."""
-    last = part.config["num_hidden_layers"] - 1
-    state = {k: v for k, v in part.state.items() if f"encoder.layers.{last}." not in k}
-    return Part({**part.config, "num_hidden_layers": last}, state)
+    last = component.config["num_hidden_layers"] - 1
+    state = {k: v for k, v in component.state.items() if f"encoder.layers.{last}." not in k}
+    return Component({**component.config, "num_hidden_layers": last}, state)

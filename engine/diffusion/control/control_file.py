@@ -1,7 +1,8 @@
-"""ControlNet files: one `.safetensors`, in Stable Diffusion's key layout or in diffusers', offline.
+"""Reads ControlNets from `.safetensors` files with Stable Diffusion's keys or with diffusers'.
 
-The sizes are told from the weights, the numbers of heads from the width of the text. Where they are
-others, `name.config/config.json` says them all, or the `config.json` of a diffusers folder.
+The configuration follows from the shapes of the weights, and the number of attention heads from the
+width of the text. A model with other sizes brings its own configuration: `name.config/config.json`,
+or the `config.json` of a diffusers folder.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from diffusers.loaders.single_file_utils import (
     convert_controlnet_checkpoint,
 )
 
-from engine.diffusion.loading.layout import Source
+from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.linear import use_one_dnn
-from engine.diffusion.loading.weights import Place, Weights, first_line, read_json
+from engine.diffusion.loading.weights import LoadTarget, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
-"""By diffusers' names of the weights."""
+"""The shapes of the weights by diffusers' names."""
 
 _DIFFUSERS_NAME = "diffusion_pytorch_model."
-_LDM = "control_model."
-_MARKS = ("zero_convs.0.0.weight", "controlnet_cond_embedding.conv_in.weight")
-_FOREIGN = {
+_LDM_PREFIX = "control_model."
+_CONTROL_NET_KEYS = ("zero_convs.0.0.weight", "controlnet_cond_embedding.conv_in.weight")
+_UNSUPPORTED = {
     "lora_controlnet": "a ControlLoRA",
     "lllite_": "a ControlNet-LLLite",
     "adapter.": "a T2I adapter",
@@ -40,33 +41,33 @@ _FOREIGN = {
 _HEADS_OF_SD1 = 8
 _TEXT_WIDTH_OF_SD1 = 768
 _HEAD_WIDTH = 64
-_TIME_WIDTH = 256
+_TIME_EMBEDDING_WIDTH = 256
 
 
 def read_control_net(path: Path, device: torch.device) -> Any:
-    """The network on the device; raises CheckpointUnavailable, saying what is wrong."""
+    """The network on the device; raises CheckpointUnavailable, which says what is wrong."""
     weights = Weights(path)
-    sources = _sources(weights)
-    half = torch.float16 if device.type == "cuda" else torch.float32
+    key_map = _key_map(weights)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
     try:
-        shapes = {name: weights.shapes[source.key] for name, source in sources.items()}
+        shapes = {name: weights.shapes[stored.key] for name, stored in key_map.items()}
         config = _config_beside(path) or config_of(shapes)
         with torch.device("meta"):
             network: Any = ControlNetModel.from_config(config)
-        weights.fill(network, sources, Place(device, half))
+        weights.load_into(network, key_map, LoadTarget(device, dtype))
     except (IndexError, KeyError, StopIteration) as error:
         raise CheckpointUnavailable(
             f"{path.name} is not made like the ControlNets of Stable Diffusion 1, 2 and XL: "
             f"{first_line(error)}"
         ) from error
     if path.stem.removesuffix("_fp16").endswith("_shuffle"):
-        # Its residuals say how much, not where; the file does not tell.
+        # Its residuals are averaged over the picture, which the file does not say.
         network.register_to_config(global_pool_conditions=True)
     return use_one_dnn(network)
 
 
 def config_of(shapes: Shapes) -> dict[str, Any]:
-    """A ControlNet's sizes by diffusers' names, from its weights' shapes."""
+    """The configuration of a ControlNet, as diffusers has it, from the shapes of its weights."""
     levels = [f"down_blocks.{level}" for level in range(_count(shapes, "down_blocks"))]
     widths = [shapes[f"{level}.resnets.0.conv1.weight"][0] for level in levels]
     depths = [_count(shapes, f"{level}.attentions.0.transformer_blocks") for level in levels]
@@ -95,17 +96,17 @@ def config_of(shapes: Shapes) -> dict[str, Any]:
             key.endswith("proj_in.weight") and len(shape) == 2 for key, shape in shapes.items()
         ),
     }
-    if (whole_text := shapes.get("add_embedding.linear_1.weight")) is not None:
+    if (text_time := shapes.get("add_embedding.linear_1.weight")) is not None:
         config |= {
             "addition_embed_type": "text_time",
-            "addition_time_embed_dim": _TIME_WIDTH,
-            "projection_class_embeddings_input_dim": whole_text[1],
+            "addition_time_embed_dim": _TIME_EMBEDDING_WIDTH,
+            "projection_class_embeddings_input_dim": text_time[1],
         }
     return config
 
 
 def _count(shapes: Shapes, prefix: str) -> int:
-    """How many numbers follow the prefix."""
+    """How many layers or blocks are numbered directly after the prefix."""
     return len(
         {
             key.removeprefix(f"{prefix}.").split(".")[0]
@@ -115,28 +116,28 @@ def _count(shapes: Shapes, prefix: str) -> int:
     )
 
 
-def _sources(weights: Weights) -> dict[str, Source]:
-    """Where the file keeps each of the weights that diffusers knows."""
-    keys = {key.removeprefix(_LDM): Source(key) for key in weights.shapes}
+def _key_map(weights: Weights) -> KeyMap:
+    """The tensor of the file for each weight, by diffusers' name."""
+    keys = {key.removeprefix(_LDM_PREFIX): StoredTensor(key) for key in weights.shapes}
     _require_control_net(weights.name, keys)
     downsamplers = (int(key.split(".")[1]) for key in keys if key.endswith(".0.op.weight"))
     layers = min(downsamplers, default=1) - 1
-    # It moves values without looking at them.
-    sources: dict[str, Source | None] = convert_controlnet_checkpoint(
+    # The conversion only moves the values, so they need not be tensors.
+    key_map: dict[str, StoredTensor | None] = convert_controlnet_checkpoint(
         keys, {"layers_per_block": layers}
     )
-    # Of SDXL's, which the conversion leaves out.
+    # The conversion leaves out the additional embedding of SDXL.
     mapping: Any = DIFFUSERS_TO_LDM_MAPPING["controlnet"]
-    whole_text = mapping["addition_embed_type"].items()
-    sources |= {ours: keys[theirs] for ours, theirs in whole_text if theirs in keys}
-    return {name: source for name, source in sources.items() if source is not None}
+    text_time = mapping["addition_embed_type"].items()
+    key_map |= {ours: keys[theirs] for ours, theirs in text_time if theirs in keys}
+    return {name: stored for name, stored in key_map.items() if stored is not None}
 
 
 def _require_control_net(name: str, keys: Collection[str]) -> None:
-    for prefix, kind in _FOREIGN.items():
+    for prefix, kind in _UNSUPPORTED.items():
         if any(key.startswith(prefix) for key in keys):
             raise CheckpointUnavailable(f"{name} is {kind}, which is not supported yet")
-    if not any(mark in keys for mark in _MARKS):
+    if not any(key in keys for key in _CONTROL_NET_KEYS):
         raise CheckpointUnavailable(f"{name} is no ControlNet of Stable Diffusion 1, 2 or XL")
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints as they lie on disk: single files and diffusers folders, without network.
+"""What a checkpoint on disk is: a single file or a diffusers folder, found out without a network.
 
-What a single file does not say (numbers of heads, activation) comes from `name.config/` beside it,
-else from `configs/` in this package.
+A single file does not say everything, for instance the number of attention heads. The rest comes
+from `name.config/` beside the file, or else from `configs/` in this package.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.layout import Source
-from engine.diffusion.loading.weights import Weights, part_files, read_json
+from engine.diffusion.loading.layout import KeyMap
+from engine.diffusion.loading.weights import Weights, component_files, read_json
 from engine.diffusion.model import Prediction
 from engine.diffusion.text.text_encoders import BIG_G, CLIP_H, CLIP_L, CLIP_L_OF_XL, Style
 from engine.errors import CheckpointUnavailable
@@ -30,8 +30,8 @@ from engine.graph.families import (
 from engine.graph.models_folder import CONFIG_SUFFIX
 from engine.graph.safetensors_header import read_header
 
-Locate: TypeAlias = Callable[[Iterable[str]], dict[str, Source]]
-"""From a module's names to the file's."""
+MapKeys: TypeAlias = Callable[[Iterable[str]], KeyMap]
+"""Maps the names of a module's weights to the tensors of a file."""
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 STYLES: dict[Family, tuple[tuple[str, Style], ...]] = {
@@ -40,67 +40,67 @@ STYLES: dict[Family, tuple[tuple[str, Style], ...]] = {
     Family.SDXL: (("text_encoder", CLIP_L_OF_XL), ("text_encoder_2", BIG_G)),
     Family.SDXL_REFINER: (("text_encoder_2", BIG_G),),
 }
-"""Each family's text encoders, by the folder that has their configuration."""
+"""The text encoders of each family, each with the folder that holds its configuration."""
 _PREDICTIONS: dict[str, Prediction] = {
     "epsilon": "epsilon",
     "v_prediction": "v_prediction",
     "sample": "sample",
 }
-_V_MARK = "v_pred"
-_ZERO_TERMINAL_MARK = "ztsnr"
-_LAST_NORM = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
-_LEAST_V_SPREAD = 0.09
-_OF_DIFFUSERS = "decoder.mid_block.resnets.0.norm1.weight"
-_OF_SINGLE_FILE = "decoder.mid.block_1.norm1.weight"
-_WHOLE_CLIP_H = 24
+_V_PREDICTION_KEY = "v_pred"
+_ZERO_TERMINAL_SNR_KEY = "ztsnr"
+_LAST_NORM_BIAS = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
+_LEAST_V_DEVIATION = 0.09
+_DIFFUSERS_VAE_KEY = "decoder.mid_block.resnets.0.norm1.weight"
+_SINGLE_FILE_VAE_KEY = "decoder.mid.block_1.norm1.weight"
+_CLIP_H_LAYERS = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """One model of a checkpoint: its sizes, its weights, and how they are named."""
+class Component:
+    """One model of a checkpoint: its configuration, its weights and where the file keeps them."""
 
     config: dict[str, Any]
     weights: Weights
-    locate: Locate
+    map_keys: MapKeys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OnDisk:
-    """A checkpoint that has been looked at, not read."""
+class CheckpointInfo:
+    """What a checkpoint is. Its weights are not read yet."""
 
     family: Family
     prediction: Prediction
-    zero_terminal: bool
-    """Trained up to a level with nothing of the picture left (zero terminal SNR)."""
-    unet: Part
-    vae: Part
-    text_encoders: tuple[tuple[Part, Style], ...]
+    has_zero_terminal_snr: bool
+    """Whether it was trained up to a noise level at which nothing of the picture is left."""
+    unet: Component
+    vae: Component
+    text_encoders: tuple[tuple[Component, Style], ...]
 
 
-def look_at(path: Path) -> OnDisk:
-    """What a file or folder is; raises CheckpointUnavailable, saying what is wrong with it."""
+def inspect(path: Path) -> CheckpointInfo:
+    """Inspect a checkpoint; raises CheckpointUnavailable, which says what is wrong with it."""
     return _folder(path) if path.is_dir() else _single_file(path)
 
 
-def look_at_vae(path: Path) -> Part:
-    """A VAE that lies by itself: a single file's part of a checkpoint, or diffusers' file.
+def inspect_vae(path: Path) -> Component:
+    """Inspect the file of a VAE alone, in the layout of a checkpoint or in that of diffusers.
 
-    Its sizes come from `name.config/config.json`, from the `config.json` beside diffusers' file, or
-    are the usual ones. Raises CheckpointUnavailable.
+    Its configuration is `name.config/config.json`, else `config.json` in the same folder, else that
+    of Stable Diffusion 1.5. Raises CheckpointUnavailable.
     """
     weights = Weights(path)
-    places = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / "sd15" / "vae")
-    config = read_json(next(p for p in (each / "config.json" for each in places) if p.is_file()))
+    folders = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / "sd15" / "vae")
+    config = read_json(next(p for p in (each / "config.json" for each in folders) if p.is_file()))
     keys = weights.shapes.keys()
-    if _OF_DIFFUSERS in keys:
-        return Part(config, weights, lambda names: layout.diffusers_vae(names, keys))
-    prefix = VAE if f"{VAE}{_OF_SINGLE_FILE}" in keys else ""
-    if f"{prefix}{_OF_SINGLE_FILE}" in keys:
-        return Part(config, weights, lambda names: layout.vae(names, config, prefix))
+    if _DIFFUSERS_VAE_KEY in keys:
+        return Component(config, weights, lambda names: layout.diffusers_vae(names, keys))
+    prefix = VAE if f"{VAE}{_SINGLE_FILE_VAE_KEY}" in keys else ""
+    if f"{prefix}{_SINGLE_FILE_VAE_KEY}" in keys:
+        return Component(config, weights, lambda names: layout.vae(names, config, prefix))
     raise CheckpointUnavailable(f"{path.name} is no VAE of Stable Diffusion 1, 2 or XL")
 
 
-def _single_file(path: Path) -> OnDisk:
+def _single_file(path: Path) -> CheckpointInfo:
     header = read_header(path)
     family = checkpoint_family(header)
     weights = Weights(path)
@@ -114,12 +114,13 @@ def _single_file(path: Path) -> OnDisk:
         _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), style)
         for prefix, (folder, style) in zip(TEXT_ENCODERS[family], STYLES[family], strict=True)
     ]
-    return OnDisk(
+    is_marked_v = not own.is_dir() and _V_PREDICTION_KEY in weights.shapes
+    return CheckpointInfo(
         family,
-        _prediction(configs) if own.is_dir() or _V_MARK not in weights.shapes else "v_prediction",
-        _ZERO_TERMINAL_MARK in weights.shapes or _has_zero_terminal(configs),
-        unet=Part(unet, weights, lambda names: layout.unet(names, unet, UNET)),
-        vae=Part(vae, weights, lambda names: layout.vae(names, vae, VAE)),
+        "v_prediction" if is_marked_v else _prediction(configs),
+        _ZERO_TERMINAL_SNR_KEY in weights.shapes or _has_zero_terminal_snr(configs),
+        unet=Component(unet, weights, lambda names: layout.unet(names, unet, UNET)),
+        vae=Component(vae, weights, lambda names: layout.vae(names, vae, VAE)),
         text_encoders=tuple(encoders),
     )
 
@@ -137,36 +138,36 @@ def _config_name(family: Family, weights: Weights) -> str:
 
 
 def _predicts_velocity(weights: Weights) -> bool:
-    """Of a Stable Diffusion 2, whose layout does not say it.
+    """Whether a Stable Diffusion 2 predicts v, which its keys and shapes do not say.
 
-    The biases of the last attention's first norm spread far wider in the 768 px models, which were
-    trained on v; ComfyUI goes by the same sign.
+    One bias has a much larger standard deviation in the 768 px models, which were trained on v.
+    ComfyUI decides by the same bias.
     """
-    if _LAST_NORM not in weights.shapes:
+    if _LAST_NORM_BIAS not in weights.shapes:
         return False
     with weights.opened() as read:
-        spread = read(_LAST_NORM).to(torch.float32).std(correction=0)
-    return bool(spread > _LEAST_V_SPREAD)
+        deviation = read(_LAST_NORM_BIAS).to(torch.float32).std(correction=0)
+    return bool(deviation > _LEAST_V_DEVIATION)
 
 
 def _encoder_in_file(
     weights: Weights, prefix: str, config: dict[str, Any], style: Style
-) -> tuple[Part, Style]:
-    """As many layers as the file has: some files of Stable Diffusion 2 lack the unused last."""
+) -> tuple[Component, Style]:
+    """With as many layers as the file has: some of Stable Diffusion 2 lack the last, unused one."""
     is_open_clip = prefix.endswith("model.")
-    mark = "resblocks." if is_open_clip else "encoder.layers."
-    own = (key for key in weights.shapes if key.startswith(prefix) and mark in key)
-    layers = {key.partition(mark)[2].partition(".")[0] for key in own}
+    layers_key = "resblocks." if is_open_clip else "encoder.layers."
+    own = (key for key in weights.shapes if key.startswith(prefix) and layers_key in key)
+    layers = {key.partition(layers_key)[2].partition(".")[0] for key in own}
     config = {**config, "num_hidden_layers": len(layers)}
-    if style is CLIP_H and len(layers) == _WHOLE_CLIP_H - 1:
+    if style is CLIP_H and len(layers) == _CLIP_H_LAYERS - 1:
         style = style.without_last()
     keys = weights.shapes.keys()
     if is_open_clip:
-        return Part(config, weights, lambda names: layout.open_clip(names, prefix)), style
-    return Part(config, weights, lambda names: layout.clip(names, keys, prefix)), style
+        return Component(config, weights, lambda names: layout.open_clip(names, prefix)), style
+    return Component(config, weights, lambda names: layout.clip(names, keys, prefix)), style
 
 
-def _folder(path: Path) -> OnDisk:
+def _folder(path: Path) -> CheckpointInfo:
     unet = read_json(path / "unet" / "config.json")
     encoders = {
         folder: read_json(path / folder / "config.json")
@@ -174,13 +175,13 @@ def _folder(path: Path) -> OnDisk:
         if (path / folder).is_dir()
     }
     family = _folder_family(path, unet, encoders)
-    vae_weights = Weights(*part_files(path / "vae"))
-    return OnDisk(
+    vae_weights = Weights(*component_files(path / "vae"))
+    return CheckpointInfo(
         family,
         _prediction(path),
-        _has_zero_terminal(path),
-        unet=Part(unet, Weights(*part_files(path / "unet")), layout.same),
-        vae=Part(
+        _has_zero_terminal_snr(path),
+        unet=Component(unet, Weights(*component_files(path / "unet")), layout.same),
+        vae=Component(
             read_json(path / "vae" / "config.json"),
             vae_weights,
             lambda names: layout.diffusers_vae(names, vae_weights.shapes.keys()),
@@ -210,12 +211,12 @@ def _folder_family(path: Path, unet: dict[str, Any], encoders: dict[str, dict[st
     return family
 
 
-def _encoder_in_folder(path: Path, config: dict[str, Any], style: Style) -> tuple[Part, Style]:
-    weights = Weights(*part_files(path))
+def _encoder_in_folder(path: Path, config: dict[str, Any], style: Style) -> tuple[Component, Style]:
+    weights = Weights(*component_files(path))
     keys = weights.shapes.keys()
-    # diffusers' folders of Stable Diffusion 2 leave the unused last layer out.
+    # diffusers' folders of Stable Diffusion 2 lack the last, unused layer.
     style = style.without_last() if style is CLIP_H else style
-    return Part(config, weights, lambda names: layout.clip(names, keys)), style
+    return Component(config, weights, lambda names: layout.clip(names, keys)), style
 
 
 def _prediction(configs: Path) -> Prediction:
@@ -227,7 +228,7 @@ def _prediction(configs: Path) -> Prediction:
     return _PREDICTIONS[given]
 
 
-def _has_zero_terminal(configs: Path) -> bool:
+def _has_zero_terminal_snr(configs: Path) -> bool:
     return bool(_scheduler(configs).get("rescale_betas_zero_snr", False))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: from a file or folder to the models that a run works with."""
+"""Loads checkpoints: makes models of files and folders and keeps them in the store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from engine.diffusion.images.vae import Vae
-from engine.diffusion.loading.checkpoint_info import Part, look_at, look_at_vae
+from engine.diffusion.loading.checkpoint_info import Component, inspect, inspect_vae
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.store import ModelStore, identity_of
 from engine.diffusion.loading.unets import dtype_of, prepared
-from engine.diffusion.loading.weights import Place, first_line
+from engine.diffusion.loading.weights import LoadTarget, first_line
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise_levels import stable_diffusion
 from engine.diffusion.text.encoding import Clip
@@ -50,84 +50,86 @@ class Checkpoint:
 
 
 def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
-    """The checkpoint's models, read where they are not in memory; raises CheckpointUnavailable."""
+    """The models of a checkpoint, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = identity_of(path)
-    disk = look_at(path)
-    unet = store.made(("unet", identity), lambda: _read_unet(store, disk.unet), label=name)
+    info = inspect(path)
+    unet = store.made(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
-        store.made(("text", at, identity), partial(_read_text_encoder, store, part, style))
-        for at, (part, style) in enumerate(disk.text_encoders)
+        store.made(("text", at, identity), partial(_read_text_encoder, store, component, style))
+        for at, (component, style) in enumerate(info.text_encoders)
     )
     autoencoder: Any = store.made(
         ("vae", identity),
-        lambda: read_module(store, AutoencoderKL, disk.vae, Place(store.device, torch.float32)),
+        lambda: _read_module(
+            store, AutoencoderKL, info.vae, LoadTarget(store.device, torch.float32)
+        ),
     )
     return Checkpoint(
         name,
         Model(
             unet,
             latent_scale=autoencoder.config.scaling_factor,
-            levels=stable_diffusion(zero_terminal=disk.zero_terminal),
-            prediction=disk.prediction,
-            family=disk.family,
+            levels=stable_diffusion(zero_terminal=info.has_zero_terminal_snr),
+            prediction=info.prediction,
+            family=info.family,
         ),
         Clip(encoders, store.encodings, Embeddings(store)),
         Vae(autoencoder),
     )
 
 
-def _read_unet(store: ModelStore, part: Part) -> Any:
-    # The noise predictor alone gains from half precision; the rest is small or overflows in it.
-    place = Place(store.device, dtype_of(store.unets, store.device))
-    return prepared(read_module(store, UNet2DConditionModel, part, place), store.unets)
+def _read_unet(store: ModelStore, component: Component) -> Any:
+    # Only the UNet gains from half precision: the other models are small, or overflow in it.
+    target = LoadTarget(store.device, dtype_of(store.unets, store.device))
+    return prepared(_read_module(store, UNet2DConditionModel, component, target), store.unets)
 
 
-def read_module(store: ModelStore, cls: Any, part: Part, place: Place) -> Any:
-    """One of diffusers' models, with its weights."""
-    with _configured(part), torch.device("meta"):
-        module: nn.Module = cls.from_config(part.config)
-    return _filled(store, module, part, place)
+def _read_module(store: ModelStore, cls: Any, component: Component, target: LoadTarget) -> Any:
+    """A model of diffusers' class `cls`, with its weights."""
+    with _configuration_checked(component), torch.device("meta"):
+        module: nn.Module = cls.from_config(component.config)
+    return _loaded(store, module, component, target)
 
 
-def _read_text_encoder(store: ModelStore, part: Part, style: Style) -> TextEncoder:
-    # ComfyUI keeps text encoders in half precision, whatever the file holds, and so must we.
-    place = Place(store.device, torch.float32, through=torch.float16)
-    with _configured(part):
-        empty = made_on_meta(part.config, style)
-    encoder = use_one_dnn(_filled(store, empty, part, place))
+def _read_text_encoder(store: ModelStore, component: Component, style: Style) -> TextEncoder:
+    # ComfyUI keeps text encoders in half precision, so the same pictures need the same rounding.
+    target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
+    with _configuration_checked(component):
+        empty = made_on_meta(component.config, style)
+    encoder = use_one_dnn(_loaded(store, empty, component, target))
     embeddings = encoder.text_model.embeddings
-    # A buffer that no file holds.
+    # No file holds this buffer.
     positions = torch.arange(encoder.text_model.config.max_position_embeddings)
     embeddings.position_ids = nn.Buffer(positions[None].to(store.device), persistent=False)
     return encoder
 
 
-def _filled(store: ModelStore, module: M, part: Part, place: Place) -> M:
+def _loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
     weights = module.state_dict()
-    store.make_room(sum(each.numel() for each in weights.values()) * place.dtype.itemsize)
-    with _configured(part):
-        sources = part.locate(weights)
-    return part.weights.fill(module, sources, place)
+    store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
+    with _configuration_checked(component):
+        key_map = component.map_keys(weights)
+    return component.weights.load_into(module, key_map, target)
 
 
 @contextmanager
-def _configured(part: Part) -> Iterator[None]:
-    """Tells a configuration that makes no model from what else can go wrong."""
+def _configuration_checked(component: Component) -> Iterator[None]:
+    """Raises CheckpointUnavailable if a configuration is no valid one for its model."""
     try:
         yield
     except _BAD_CONFIGURATION as error:
         raise CheckpointUnavailable(
-            f"the configuration of {part.weights.name} makes no model: {first_line(error)}"
+            f"the configuration of {component.weights.name} makes no model: {first_line(error)}"
         ) from error
 
 
 def load_vae(store: ModelStore, name: str) -> Vae:
-    """A VAE that lies by itself; raises CheckpointUnavailable."""
+    """The VAE of that name in the folder of VAEs; raises CheckpointUnavailable."""
     path = store.models.path(VAES, name)
-    part = look_at_vae(path)
-    place = Place(store.device, torch.float32)
+    component = inspect_vae(path)
+    target = LoadTarget(store.device, torch.float32)
     autoencoder = store.made(
-        ("vae", identity_of(path)), lambda: read_module(store, AutoencoderKL, part, place)
+        ("vae", identity_of(path)), lambda: _read_module(store, AutoencoderKL, component, target)
     )
     return Vae(autoencoder)

@@ -1,7 +1,8 @@
-"""Where a single file keeps the weights that diffusers and transformers know by other names.
+"""Maps the names of weights in diffusers and transformers to the keys of checkpoint files.
 
-The file's layout is that of the latent diffusion code base (CompVis), its later text encoders'
-that of open_clip. What takes names takes them as the library's own modules have them.
+A single file has the keys of the latent diffusion code base (CompVis). The text encoders of Stable
+Diffusion 2 and XL have those of open_clip. All functions take the names of a module's weights and
+give the tensor of the file for each.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A tensor of a file, and what to take of it."""
+class StoredTensor:
+    """A tensor of a file, and how a weight is extracted from it."""
 
     key: str
     third: int | None = None
-    """Which third of its rows: query, key and value lie on top of each other."""
+    """Which third of the rows: query (0), key (1) and value (2) are stored as one tensor."""
     transposed: bool = False
 
 
-Sources = Mapping[str, Source]
-"""By the name that the module has for it."""
+KeyMap: TypeAlias = Mapping[str, StoredTensor]
+"""The tensor of the file for each weight, by the weight's name in the module."""
 
 _RESNET = {
     "norm1": "in_layers.0",
@@ -56,19 +57,19 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _PROJECTION = re.compile(r"\.([qkv]_proj)\.(weight|bias)$")
 
 
-def same(names: Iterable[str]) -> dict[str, Source]:
-    """Of a file that has the module's own names."""
-    return {name: Source(name) for name in names}
+def same(names: Iterable[str]) -> KeyMap:
+    """The key map of a file that has the names of the module."""
+    return {name: StoredTensor(name) for name in names}
 
 
-def unet(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> dict[str, Source]:
-    """Of a UNet."""
+def unet(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> KeyMap:
+    """The key map of a UNet in a single file, whose keys begin with `prefix`."""
     found = unet_names(names, config)
-    return {name: Source(f"{prefix}{key}") for name, key in found.items()}
+    return {name: StoredTensor(f"{prefix}{key}") for name, key in found.items()}
 
 
 def unet_names(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
-    """A single file's names of a UNet's weights or modules."""
+    """The keys of a single file by the names of a UNet's weights or modules."""
     blocks = _unet_blocks(config)
     found = {}
     for name in names:
@@ -113,10 +114,10 @@ def _unet_blocks(config: Mapping[str, Any]) -> dict[str, str]:
     return blocks
 
 
-def vae(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> dict[str, Source]:
-    """Of an autoencoder. The file has the attention's projections as 1x1 convolutions."""
+def vae(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> KeyMap:
+    """The key map of a VAE in a single file, where attention projections are 1x1 convolutions."""
     top = len(config["block_out_channels"]) - 1
-    return {name: Source(f"{prefix}{_vae_key(name, top)}") for name in names}
+    return {name: StoredTensor(f"{prefix}{_vae_key(name, top)}") for name in names}
 
 
 def _vae_key(name: str, top: int) -> str:
@@ -140,39 +141,41 @@ def _vae_key(name: str, top: int) -> str:
     return new
 
 
-def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> dict[str, Source]:
-    """Of an autoencoder that diffusers wrote, maybe before it renamed its attention."""
+def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> KeyMap:
+    """The key map of a VAE that diffusers wrote, possibly with the old names of its attention."""
     found = {}
     for name in names:
         key = name
         if name not in keys:
             for new, old in _OLD_VAE_ATTENTION.items():
                 key = key.replace(f".{new}.", f".{old}.")
-        found[name] = Source(key)
+        found[name] = StoredTensor(key)
     return found
 
 
-def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> dict[str, Source]:
-    """Of a text encoder in transformers' layout, which has come with and without `text_model.`."""
+def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> KeyMap:
+    """The key map of a text encoder in transformers' layout, with or without `text_model.`."""
     found = {}
     for name in names:
         key = f"{prefix}{name}"
-        found[name] = Source(key if key in keys else f"{prefix}{name.removeprefix('text_model.')}")
+        found[name] = StoredTensor(
+            key if key in keys else f"{prefix}{name.removeprefix('text_model.')}"
+        )
     return found
 
 
-def open_clip(names: Iterable[str], prefix: str) -> dict[str, Source]:
-    """Of a text encoder in open_clip's layout."""
+def open_clip(names: Iterable[str], prefix: str) -> KeyMap:
+    """The key map of a text encoder in open_clip's layout."""
     found = {}
     for name in names:
         key = name
         for ours, theirs in _OPEN_CLIP.items():
             key = key.replace(ours, theirs)
         if name == "text_projection.weight":
-            found[name] = Source(f"{prefix}text_projection", transposed=True)
+            found[name] = StoredTensor(f"{prefix}text_projection", transposed=True)
         elif at := _PROJECTION.search(key):
             whole = f"{prefix}{key[: at.start()]}.in_proj_{at[2]}"
-            found[name] = Source(whole, third=_PROJECTIONS.index(at[1]))
+            found[name] = StoredTensor(whole, third=_PROJECTIONS.index(at[1]))
         else:
-            found[name] = Source(f"{prefix}{key}")
+            found[name] = StoredTensor(f"{prefix}{key}")
     return found

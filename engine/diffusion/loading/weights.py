@@ -1,4 +1,4 @@
-"""Weights from safetensors files into modules, tensor by tensor: never a whole file in memory."""
+"""Reads weights from safetensors files into modules, one tensor at a time, to save memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from engine.diffusion.loading.layout import Source, Sources
+from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.errors import CheckpointUnavailable
 from engine.graph.safetensors_header import Header, read_header
 
@@ -23,21 +23,22 @@ SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The device and the type that weights are to have, rounded `through` another on the way."""
+class LoadTarget:
+    """The device and the type that weights get."""
 
     device: torch.device
     dtype: torch.dtype
-    through: torch.dtype | None = None
+    rounded_to: torch.dtype | None = None
+    """A type that the values are rounded to before they get `dtype`."""
 
-    def put(self, tensor: Tensor) -> Tensor:
-        """A copy, for the file may change."""
-        rounded = tensor if self.through is None else tensor.to(self.through)
+    def convert(self, tensor: Tensor) -> Tensor:
+        """A copy of the tensor, which stays the same when the file changes."""
+        rounded = tensor if self.rounded_to is None else tensor.to(self.rounded_to)
         return rounded.to(device=self.device, dtype=self.dtype, copy=True)
 
 
 class Weights:
-    """One file, or the shards of one model, by names."""
+    """The tensors of one file, or of all shards of one model, by their names."""
 
     def __init__(self, *paths: Path) -> None:
         self.name = paths[0].name
@@ -45,17 +46,17 @@ class Weights:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The tensors' shapes."""
+        """The shapes of the tensors by name."""
         return {k: s for header in self._headers.values() for k, s in header.shapes.items()}
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[str], Tensor]]:
-        """Reads tensors by name; raises CheckpointUnavailable where they cannot be read."""
+        """Gives a function that reads a tensor by its name; raises CheckpointUnavailable."""
         try:
             with ExitStack() as stack:
                 files: dict[str, Any] = {}
                 for path, header in self._headers.items():
-                    # Mapped into memory: pages come as tensors are read.
+                    # The file is memory-mapped: only the tensors that are read are loaded.
                     file = stack.enter_context(safe_open(path, framework="pt"))
                     files |= dict.fromkeys(header.shapes, file)
                 yield lambda key: files[key].get_tensor(key)
@@ -64,51 +65,54 @@ class Weights:
                 f"{self.name} cannot be read: {first_line(error)}"
             ) from error
 
-    def fill(self, module: M, sources: Sources, place: Place) -> M:
-        """Put every weight of a module made on the meta device in place, ready to be used."""
+    def load_into(self, module: M, key_map: KeyMap, target: LoadTarget) -> M:
+        """Give a module that was made on the meta device its weights; returns it, ready to use."""
         wanted = module.state_dict()
         for name, tensor in wanted.items():
-            self._require(sources.get(name, Source(name)), tuple(tensor.shape))
+            self._require(key_map.get(name, StoredTensor(name)), tuple(tensor.shape))
         with self.opened() as read:
             state = {
-                name: place.put(_taken(read(sources[name].key), sources[name]).view(tensor.shape))
+                name: target.convert(
+                    _extracted(read(key_map[name].key), key_map[name]).view(tensor.shape)
+                )
                 for name, tensor in wanted.items()
             }
         module.load_state_dict(state, strict=True, assign=True)
         return module.eval().requires_grad_(False)
 
-    def _require(self, source: Source, wanted: tuple[int, ...]) -> None:
-        shape = self.shapes.get(source.key)
+    def _require(self, stored: StoredTensor, wanted: tuple[int, ...]) -> None:
+        """Raises CheckpointUnavailable unless the tensor is there and gives a weight that shape."""
+        shape = self.shapes.get(stored.key)
         if shape is None:
             raise CheckpointUnavailable(
-                f"{self.name} has no {source.key}: it is incomplete, or its sizes are not those of "
+                f"{self.name} has no {stored.key}: it is incomplete, or its sizes are not those of "
                 "its configuration"
             )
         found = shape
-        if source.third is not None:
+        if stored.third is not None:
             found = (shape[0] // 3, *shape[1:])
-        if source.transposed:
+        if stored.transposed:
             found = shape[::-1]
-        # A 1x1 convolution is a linear layer with two axes more.
+        # A 1x1 convolution has the weights of a linear layer, with two more axes.
         if wanted not in {found, (*found, 1, 1)} and found != (*wanted, 1, 1):
             raise CheckpointUnavailable(
-                f"{self.name}: {source.key} is {_shape(shape)} and should be {_shape(wanted)} "
-                "by its configuration"
+                f"{self.name}: {stored.key} is {_dimensions(shape)} and should be "
+                f"{_dimensions(wanted)} by its configuration"
             )
 
 
-def _taken(tensor: Tensor, source: Source) -> Tensor:
-    if source.third is not None:
-        tensor = tensor.chunk(3)[source.third]
-    return tensor.T.contiguous() if source.transposed else tensor
+def _extracted(tensor: Tensor, stored: StoredTensor) -> Tensor:
+    if stored.third is not None:
+        tensor = tensor.chunk(3)[stored.third]
+    return tensor.T.contiguous() if stored.transposed else tensor
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def _dimensions(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "a number"
 
 
-def part_files(folder: Path) -> tuple[Path, ...]:
-    """A part of a diffusers folder: its file, or all its shards."""
+def component_files(folder: Path) -> tuple[Path, ...]:
+    """The weights in the folder of a diffusers component: one file, or all shards."""
     found = sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
         is_pickled = any(folder.glob("*.bin"))
@@ -116,29 +120,29 @@ def part_files(folder: Path) -> tuple[Path, ...]:
         raise CheckpointUnavailable(
             f"{folder.parent.name} has {why if is_pickled else 'no weights'} in {folder.name}/"
         )
-    # A variant (`.fp16`) where there is nothing else.
+    # A variant (`.fp16`) only if there is nothing else.
     plain = [path for path in found if "." not in path.stem] or found
     whole = [path for path in plain if "-of-" not in path.stem]
     return tuple(whole[:1] or plain)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a small file; raises CheckpointUnavailable."""
+    """All tensors of a file; raises CheckpointUnavailable."""
     weights = Weights(path)
     with weights.opened() as read:
         return {key: read(key).clone() for key in weights.shapes}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A configuration."""
+    """A configuration; raises CheckpointUnavailable."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        place = "/".join(path.parts[-3:])
-        raise CheckpointUnavailable(f"{place} cannot be read: {first_line(error)}") from error
+        name = "/".join(path.parts[-3:])
+        raise CheckpointUnavailable(f"{name} cannot be read: {first_line(error)}") from error
     return found
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says before it goes into detail."""
+    """The first line of a library's error, without its details."""
     return str(error).strip().split("\n")[0]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.checkpoint_info import CONFIGS, look_at
+from engine.diffusion.loading.checkpoint_info import CONFIGS, inspect
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.text_encoders import BIG_G, made_on_meta
@@ -112,55 +112,57 @@ def test_names_of_the_full_models_are_those_of_diffusers_converter(name: str) ->
     config = json.loads((CONFIGS / name / "unet" / "config.json").read_text())
     with torch.device("meta"):
         unet: Any = UNet2DConditionModel.from_config(config)
-    sources = layout.unet(unet.state_dict(), config, "model.diffusion_model.")
-    keys = {source.key: source.key for source in sources.values()}
+    key_map = layout.unet(unet.state_dict(), config, "model.diffusion_model.")
+    keys = {stored.key: stored.key for stored in key_map.values()}
     theirs = convert_ldm_unet_checkpoint(keys, config)
-    assert {ours: source.key for ours, source in sources.items()} == theirs
+    assert {ours: stored.key for ours, stored in key_map.items()} == theirs
 
 
 def test_open_clip_is_read_as_diffusers_converter_does() -> None:
     config = json.loads((CONFIGS / "sdxl_base" / "text_encoder_2" / "config.json").read_text())
     small = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
     encoder = made_on_meta({**config, **small, "num_attention_heads": 2, "vocab_size": 9}, BIG_G)
-    sources = layout.open_clip(encoder.state_dict(), "x.")
+    key_map = layout.open_clip(encoder.state_dict(), "x.")
     shapes = {n: t.shape for n, t in encoder.state_dict().items()}
     shapes["text_projection.weight"] = torch.Size([1280, 8])
     checkpoint = {
-        source.key: torch.randn(shapes[name][0] * 3, *shapes[name][1:])
-        if source.third is not None
-        else torch.randn(*shapes[name][:: -1 if source.transposed else 1])
-        for name, source in sources.items()
+        stored.key: torch.randn(shapes[name][0] * 3, *shapes[name][1:])
+        if stored.third is not None
+        else torch.randn(*shapes[name][:: -1 if stored.transposed else 1])
+        for name, stored in key_map.items()
     }
     # It takes the width of a third from the projection, which is the model's own there.
     checkpoint["x.text_projection"] = torch.randn(8, 1280)
     theirs = convert_open_clip_checkpoint(encoder, checkpoint, prefix="x.")
-    for name, source in sources.items():
-        tensor = checkpoint[source.key]
-        if source.third is not None:
-            tensor = tensor.chunk(3)[source.third]
-        assert torch.equal(tensor.T if source.transposed else tensor, theirs[name]), name
+    for name, stored in key_map.items():
+        tensor = checkpoint[stored.key]
+        if stored.third is not None:
+            tensor = tensor.chunk(3)[stored.third]
+        assert torch.equal(tensor.T if stored.transposed else tensor, theirs[name]), name
 
 
-def test_a_v_prediction_model_is_told_by_its_configuration_then_its_mark(copied: Path) -> None:
+def test_a_v_prediction_model_is_recognised_by_its_configuration_then_by_a_key(
+    copied: Path,
+) -> None:
     single = copied / "sdxl.safetensors"
-    assert look_at(single).prediction == "epsilon"
+    assert inspect(single).prediction == "epsilon"
     tensors = load_file(single)
     save_file({**tensors, "v_pred": torch.zeros(0)}, single)
-    assert look_at(single).prediction == "epsilon"  # `sdxl.config/` says so
+    assert inspect(single).prediction == "epsilon"  # `sdxl.config/` says so
     shutil.rmtree(single.with_suffix(".config"))
-    assert look_at(single).prediction == "v_prediction"
+    assert inspect(single).prediction == "v_prediction"
 
 
-@pytest.mark.parametrize(("spread", "prediction"), [(0.01, "epsilon"), (0.2, "v_prediction")])
-def test_a_bare_stable_diffusion_2_is_told_by_the_spread_of_a_norm(
-    spread: float, prediction: str, copied: Path
+@pytest.mark.parametrize(("deviation", "prediction"), [(0.01, "epsilon"), (0.2, "v_prediction")])
+def test_a_stable_diffusion_2_without_configuration_is_recognised_by_a_deviation(
+    deviation: float, prediction: str, copied: Path
 ) -> None:
     single = copied / "sd2.safetensors"
     shutil.rmtree(single.with_suffix(".config"))
     bias = "model.diffusion_model.output_blocks.11.1.transformer_blocks.0.norm1.bias"
-    tensors = load_file(single) | {bias: spread * torch.tensor([1.0, -1.0] * 160)}
+    tensors = load_file(single) | {bias: deviation * torch.tensor([1.0, -1.0] * 160)}
     save_file(tensors, single)
-    assert look_at(single).prediction == prediction
+    assert inspect(single).prediction == prediction
 
 
 def test_sizes_that_do_not_fit_are_named_with_file_key_and_both_shapes(copied: Path) -> None:
@@ -174,14 +176,14 @@ def test_sizes_that_do_not_fit_are_named_with_file_key_and_both_shapes(copied: P
 
 
 @pytest.mark.parametrize("missing", ["vae", "text_encoder_2"])
-def test_a_folder_that_lacks_a_part_says_which(missing: str, copied: Path) -> None:
+def test_a_folder_that_lacks_a_component_says_which(missing: str, copied: Path) -> None:
     shutil.rmtree(copied / "sdxl-folder" / missing)
     with pytest.raises(CheckpointUnavailable, match=missing):
-        look_at(copied / "sdxl-folder")
+        inspect(copied / "sdxl-folder")
 
 
 def test_a_folder_of_pickles_is_refused(copied: Path) -> None:
     weights = copied / "sdxl-folder" / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
     with pytest.raises(CheckpointUnavailable, match="pickled"):
-        look_at(copied / "sdxl-folder")
+        inspect(copied / "sdxl-folder")
