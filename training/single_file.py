@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.checkpoint_info import STYLES
+from engine.diffusion.loading.checkpoint_info import TEXT_ENCODER_SPECS
 from engine.diffusion.loading.layout import KeyMap
 from engine.graph.families import TEXT_ENCODERS, UNET, VAE, Family
 
@@ -80,7 +80,7 @@ def configs_of(
         "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
         "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler", **scheduler},
     }
-    for component, (folder, _) in zip(text_encoders, STYLES[family], strict=True):
+    for component, (folder, _) in zip(text_encoders, TEXT_ENCODER_SPECS[family], strict=True):
         configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **component.config}
     return configs
 

@@ -29,7 +29,7 @@ from engine.diffusion.loading.store import Load, ModelStore, Read
 from engine.diffusion.model import Model
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
-from engine.diffusion.text.encoding import Clip, as_long, chunks_of, encode, encode_each
+from engine.diffusion.text.encoding import Clip, chunks_of, encode, encode_each, padded_to_length
 from engine.diffusion.text.webui import Parts
 from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.errors import InputFileUnavailable
@@ -126,10 +126,10 @@ class Context:
         """The conditioning of a prompt for each of SDXL's text encoders, with the sizes that the
         model is told.
         """
-        prompts = [second if each.style.projects else first for each in clip.encoders]
+        prompts = [second if each.spec.has_projection else first for each in clip.encoders]
         texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
         length = max(map(len, texts))
-        found = yield from encode_each(clip, [as_long(each, length) for each in texts])
+        found = yield from encode_each(clip, [padded_to_length(each, length) for each in texts])
         return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)
 
     def encode_webui(

@@ -17,7 +17,7 @@ from engine.diffusion.loading import layout
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.weights import Weights, component_files, read_json
 from engine.diffusion.model import Prediction
-from engine.diffusion.text.text_encoders import BIG_G, CLIP_H, CLIP_L, CLIP_L_OF_XL, Style
+from engine.diffusion.text.text_encoders import CLIP_G, CLIP_H, CLIP_L, SDXL_CLIP_L, TextEncoderSpec
 from engine.errors import CheckpointUnavailable
 from engine.graph.families import (
     TEXT_ENCODERS,
@@ -34,11 +34,11 @@ MapKeys: TypeAlias = Callable[[Iterable[str]], KeyMap]
 """Maps the names of a module's weights to the tensors of a file."""
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-STYLES: dict[Family, tuple[tuple[str, Style], ...]] = {
+TEXT_ENCODER_SPECS: dict[Family, tuple[tuple[str, TextEncoderSpec], ...]] = {
     Family.SD1: (("text_encoder", CLIP_L),),
     Family.SD2: (("text_encoder", CLIP_H),),
-    Family.SDXL: (("text_encoder", CLIP_L_OF_XL), ("text_encoder_2", BIG_G)),
-    Family.SDXL_REFINER: (("text_encoder_2", BIG_G),),
+    Family.SDXL: (("text_encoder", SDXL_CLIP_L), ("text_encoder_2", CLIP_G)),
+    Family.SDXL_REFINER: (("text_encoder_2", CLIP_G),),
 }
 """The text encoders of each family, each with the folder that holds its configuration."""
 _PREDICTIONS: dict[str, Prediction] = {
@@ -74,7 +74,7 @@ class CheckpointInfo:
     """Whether it was trained up to a noise level at which nothing of the picture is left."""
     unet: Component
     vae: Component
-    text_encoders: tuple[tuple[Component, Style], ...]
+    text_encoders: tuple[tuple[Component, TextEncoderSpec], ...]
 
 
 def inspect(path: Path) -> CheckpointInfo:
@@ -111,8 +111,10 @@ def _single_file(path: Path) -> CheckpointInfo:
         unet["in_channels"] = channels
     vae = read_json(configs / "vae" / "config.json")
     encoders = [
-        _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), style)
-        for prefix, (folder, style) in zip(TEXT_ENCODERS[family], STYLES[family], strict=True)
+        _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)
+        for prefix, (folder, spec) in zip(
+            TEXT_ENCODERS[family], TEXT_ENCODER_SPECS[family], strict=True
+        )
     ]
     is_marked_v = not own.is_dir() and _V_PREDICTION_KEY in weights.shapes
     return CheckpointInfo(
@@ -151,20 +153,20 @@ def _predicts_velocity(weights: Weights) -> bool:
 
 
 def _encoder_in_file(
-    weights: Weights, prefix: str, config: dict[str, Any], style: Style
-) -> tuple[Component, Style]:
+    weights: Weights, prefix: str, config: dict[str, Any], spec: TextEncoderSpec
+) -> tuple[Component, TextEncoderSpec]:
     """With as many layers as the file has: some of Stable Diffusion 2 lack the last, unused one."""
     is_open_clip = prefix.endswith("model.")
     layers_key = "resblocks." if is_open_clip else "encoder.layers."
     own = (key for key in weights.shapes if key.startswith(prefix) and layers_key in key)
     layers = {key.partition(layers_key)[2].partition(".")[0] for key in own}
     config = {**config, "num_hidden_layers": len(layers)}
-    if style is CLIP_H and len(layers) == _CLIP_H_LAYERS - 1:
-        style = style.without_last()
+    if spec is CLIP_H and len(layers) == _CLIP_H_LAYERS - 1:
+        spec = spec.without_last_layer()
     keys = weights.shapes.keys()
     if is_open_clip:
-        return Component(config, weights, lambda names: layout.open_clip(names, prefix)), style
-    return Component(config, weights, lambda names: layout.clip(names, keys, prefix)), style
+        return Component(config, weights, lambda names: layout.open_clip(names, prefix)), spec
+    return Component(config, weights, lambda names: layout.clip(names, keys, prefix)), spec
 
 
 def _folder(path: Path) -> CheckpointInfo:
@@ -187,8 +189,8 @@ def _folder(path: Path) -> CheckpointInfo:
             lambda names: layout.diffusers_vae(names, vae_weights.shapes.keys()),
         ),
         text_encoders=tuple(
-            _encoder_in_folder(path / folder, encoders[folder], style)
-            for folder, style in STYLES[family]
+            _encoder_in_folder(path / folder, encoders[folder], spec)
+            for folder, spec in TEXT_ENCODER_SPECS[family]
         ),
     )
 
@@ -205,18 +207,20 @@ def _folder_family(path: Path, unet: dict[str, Any], encoders: dict[str, dict[st
         family = Family.SD2
     else:
         family = Family.SD1
-    for folder, _ in STYLES[family]:
+    for folder, _ in TEXT_ENCODER_SPECS[family]:
         if folder not in encoders:
             raise CheckpointUnavailable(f"{path.name} has no {folder}/")
     return family
 
 
-def _encoder_in_folder(path: Path, config: dict[str, Any], style: Style) -> tuple[Component, Style]:
+def _encoder_in_folder(
+    path: Path, config: dict[str, Any], spec: TextEncoderSpec
+) -> tuple[Component, TextEncoderSpec]:
     weights = Weights(*component_files(path))
     keys = weights.shapes.keys()
     # diffusers' folders of Stable Diffusion 2 lack the last, unused layer.
-    style = style.without_last() if style is CLIP_H else style
-    return Component(config, weights, lambda names: layout.clip(names, keys)), style
+    spec = spec.without_last_layer() if spec is CLIP_H else spec
+    return Component(config, weights, lambda names: layout.clip(names, keys)), spec
 
 
 def _prediction(configs: Path) -> Prediction:

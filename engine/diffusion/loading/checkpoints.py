@@ -22,7 +22,7 @@ from engine.diffusion.loading.weights import LoadTarget, first_line
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise_levels import stable_diffusion
 from engine.diffusion.text.encoding import Clip
-from engine.diffusion.text.text_encoders import Style, TextEncoder, made_on_meta
+from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
 from engine.diffusion.text.textual_inversion import Embeddings
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CHECKPOINTS, VAES
@@ -56,8 +56,8 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     info = inspect(path)
     unet = store.made(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
-        store.made(("text", at, identity), partial(_read_text_encoder, store, component, style))
-        for at, (component, style) in enumerate(info.text_encoders)
+        store.made(("text", at, identity), partial(_read_text_encoder, store, component, spec))
+        for at, (component, spec) in enumerate(info.text_encoders)
     )
     autoencoder: Any = store.made(
         ("vae", identity),
@@ -74,7 +74,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
             prediction=info.prediction,
             family=info.family,
         ),
-        Clip(encoders, store.encodings, Embeddings(store)),
+        Clip(encoders, store.encoding_cache, Embeddings(store)),
         Vae(autoencoder),
     )
 
@@ -92,11 +92,13 @@ def _read_module(store: ModelStore, cls: Any, component: Component, target: Load
     return _loaded(store, module, component, target)
 
 
-def _read_text_encoder(store: ModelStore, component: Component, style: Style) -> TextEncoder:
+def _read_text_encoder(
+    store: ModelStore, component: Component, spec: TextEncoderSpec
+) -> TextEncoder:
     # ComfyUI keeps text encoders in half precision, so the same pictures need the same rounding.
     target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
     with _configuration_checked(component):
-        empty = made_on_meta(component.config, style)
+        empty = made_on_meta(component.config, spec)
     encoder = use_one_dnn(_loaded(store, empty, component, target))
     embeddings = encoder.text_model.embeddings
     # No file holds this buffer.

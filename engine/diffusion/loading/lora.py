@@ -220,7 +220,7 @@ def sharing_copy(module: M) -> M:
     shared |= {id(each): each for each in module.buffers()}
     copied = copy.deepcopy(module, shared)
     if isinstance(copied, TextEncoder):
-        copied.renew()
+        copied.renew_serial()
     return copied
 
 

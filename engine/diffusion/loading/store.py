@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from engine.batcher import Request
 from engine.diffusion.out_of_memory import memory_checked
-from engine.diffusion.text.text_encoders import Encodings
+from engine.diffusion.text.text_encoders import EncodingCache
 from engine.graph.models_folder import ModelsFolder
 from engine.options import UnetOptions
 
@@ -57,7 +57,7 @@ class ModelStore:
         self.models = models
         self.device = device
         self.unets = unets
-        self.encodings = Encodings(text_cache_bytes)
+        self.encoding_cache = EncodingCache(text_cache_bytes)
         """The texts that its text encoders have encoded."""
         self._cache_bytes = cache_bytes
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()

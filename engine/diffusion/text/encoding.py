@@ -1,4 +1,4 @@
-"""Text to conditioning: chunks of 75 tokens through the text encoders, then the weights."""
+"""Encodes texts: splits them into chunks of 75 tokens, encodes these and applies the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.diffusion.text.text_encoders import (
     START,
     Embedding,
     Encoded,
-    Encodings,
+    EncodingCache,
     TextEncoder,
     Token,
     Tokens,
@@ -32,7 +32,7 @@ from engine.errors import EngineError
 _VOCABULARY = 49408
 CHUNK = 75
 _WHOLE_WORD = 8
-"""A word of fewer tokens is never split over two chunks."""
+"""A word of fewer tokens than this is never split over two chunks."""
 _CHUNKS_PER_REQUEST = 16
 _TOKENIZER_FOLDER = Path(__file__).parents[1] / "configs" / "tokenizer"
 _EMBEDDING = "embedding:"
@@ -40,17 +40,18 @@ _EMBEDDING = "embedding:"
 Weighted: TypeAlias = tuple[Token, float]
 Chunk: TypeAlias = tuple[Weighted, ...]
 """77 tokens with their weights."""
-Weigh: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A chunk (77, width), its weights (77, 1) and an empty chunk, to the weighted chunk."""
+ApplyWeights: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From an encoded chunk (77, width), its weights (77, 1) and an encoded empty chunk (77, width) to
+the weighted chunk (77, width)."""
 
 
 @cache
 def load_tokenizer() -> CLIPTokenizer:
-    """The one vocabulary that all CLIP text encoders share."""
+    """The tokenizer, which is the same for all CLIP text encoders."""
     tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(
         _TOKENIZER_FOLDER, local_files_only=True
     )
-    # Where its files are missing it loads in silence and knows no word.
+    # If its files are missing, it still loads, with an empty vocabulary.
     if len(tokenizer) != _VOCABULARY:
         raise EngineError(f"the tokenizer in {_TOKENIZER_FOLDER} knows {len(tokenizer)} tokens")
     return tokenizer
@@ -58,15 +59,13 @@ def load_tokenizer() -> CLIPTokenizer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """A model's text encoders; those of SDXL are two.
-
-    `layer` counts from the last, -1; None is the one that the encoders are made to be read at.
-    """
+    """The text encoders of a model; SDXL has two."""
 
     encoders: tuple[TextEncoder, ...]
-    encodings: Encodings
+    encoding_cache: EncodingCache
     embeddings: Embeddings
     layer: int | None = None
+    """The layer whose hidden states are used; the last is -1. None: as the encoders expect."""
 
     @property
     def tokenizer(self) -> CLIPTokenizer:
@@ -79,9 +78,9 @@ class Clip:
 def chunks_of(
     prompt: str, tokenizer: CLIPTokenizer, embeddings: Embeddings | None = None
 ) -> list[Chunk]:
-    """The prompt's tokens with their weights, in chunks; one empty chunk for an empty prompt.
+    """The tokens of a prompt with their weights, in chunks; an empty prompt has one empty chunk.
 
-    Without `embeddings` a prompt names none.
+    Without `embeddings`, words that name one are ordinary words.
     """
     chunks: list[list[Weighted]] = [[]]
     for word in _words(prompt, tokenizer, embeddings):
@@ -95,7 +94,7 @@ def chunks_of(
 
 
 def padded(tokens: Sequence[Weighted]) -> Chunk:
-    """Up to 75 tokens between their start and as many ends as make 77."""
+    """A chunk of 77 tokens: the start, up to 75 tokens, and ends to fill it up."""
     ends = [(END, 1.0)] * (CHUNK + 1 - len(tokens))
     return ((START, 1.0), *tokens, *ends)
 
@@ -124,7 +123,7 @@ def _words(
 
 
 def _without_embedding(word: str, known: Embeddings | None) -> tuple[Embedding | None, str]:
-    """The embedding that a word names, and what follows it; one that is not there is left out."""
+    """The embedding that a word names, if there is one, and the rest of the word."""
     if known is None or not word.startswith(_EMBEDDING):
         return None, word
     name = word.removeprefix(_EMBEDDING)
@@ -137,7 +136,7 @@ def _without_embedding(word: str, known: Embeddings | None) -> tuple[Embedding |
 
 @dataclass(slots=True, eq=False)
 class Encode(Request):
-    """Chunks to be encoded by one text encoder; the result has them all."""
+    """Chunks for one text encoder; the result has the encoding of each."""
 
     clip: Clip
     encoder: TextEncoder
@@ -159,42 +158,44 @@ class Encode(Request):
             return [{chunk: encoded[chunk] for chunk in each.chunks} for each in requests]
 
     def _encode(self, chunks: Sequence[Tokens]) -> dict[Tokens, Encoded]:
-        """Each chunk encoded, taken from what is kept where it was before."""
-        kept, layer = self.clip.encodings, self.clip.layer
+        """Each chunk encoded, or taken from the cache."""
+        cache, layer = self.clip.encoding_cache, self.clip.layer
         found: dict[Tokens, Encoded] = {}
         missing: list[Tokens] = []
         for chunk in dict.fromkeys(chunks):
-            encoded = kept.get((self.encoder.serial, layer, chunk))
+            encoded = cache.get((self.encoder.serial, layer, chunk))
             if encoded is None:
                 missing.append(chunk)
             else:
                 found[chunk] = encoded
         answers = self.encoder(missing, layer) if missing else ()
         for chunk, encoded in zip(missing, answers, strict=True):
-            kept.put((self.encoder.serial, layer, chunk), encoded)
+            cache.put((self.encoder.serial, layer, chunk), encoded)
             found[chunk] = encoded
         return found
 
 
-def from_empty(chunk: Tensor, weights: Tensor, empty: Tensor) -> Tensor:
-    """A weight scales what sets a token off an empty prompt."""
+def weigh_from_empty(chunk: Tensor, weights: Tensor, empty: Tensor) -> Tensor:
+    """Scale the difference of each token to the encoding of an empty prompt, as ComfyUI does."""
     return torch.where(weights == 1.0, chunk, empty + weights * (chunk - empty))
 
 
-def encode(clip: Clip, chunks: Sequence[Chunk], weigh: Weigh = from_empty) -> Work[Conditioning]:
-    """The conditioning of a text in chunks, the same for every text encoder."""
+def encode(
+    clip: Clip, chunks: Sequence[Chunk], weigh: ApplyWeights = weigh_from_empty
+) -> Work[Conditioning]:
+    """The conditioning of a text, which every text encoder gets."""
     return (yield from encode_each(clip, [chunks] * len(clip.encoders), weigh))
 
 
 def encode_each(
-    clip: Clip, texts: Sequence[Sequence[Chunk]], weigh: Weigh = from_empty
+    clip: Clip, texts: Sequence[Sequence[Chunk]], weigh: ApplyWeights = weigh_from_empty
 ) -> Work[Conditioning]:
-    """The conditioning of a text for each text encoder: side by side on the width."""
+    """The conditioning of one text for each text encoder, concatenated on the width."""
     found: list[Tensor] = []
     pooled: Tensor | None = None
     for encoder, chunks in zip(clip.encoders, texts, strict=True):
         encoded: dict[Tokens, Encoded] = {}
-        for some in _in_parts(chunks):
+        for some in _in_batches(chunks):
             encoded |= yield Encode(clip, encoder, some)
         found.append(_weighted(chunks, encoded, weigh))
         pooled = encoded[_tokens(chunks[0])].pooled
@@ -203,20 +204,22 @@ def encode_each(
     return (Condition(tokens[None], pooled=None if pooled is None else pooled[None]),)
 
 
-def as_long(chunks: Sequence[Chunk], length: int) -> Sequence[Chunk]:
-    """Filled up with empty chunks."""
+def padded_to_length(chunks: Sequence[Chunk], length: int) -> Sequence[Chunk]:
+    """The chunks, followed by empty ones up to `length` chunks."""
     return [*chunks, *[padded(())] * (length - len(chunks))]
 
 
-def _in_parts(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
-    """What has to be encoded for a prompt, in parts that leave room for other jobs in between."""
+def _in_batches(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
+    """All that is to be encoded for a prompt, in batches, so that other jobs run in between."""
     needed = list(dict.fromkeys([_EMPTY, *(_tokens(chunk) for chunk in chunks)]))
     size = _CHUNKS_PER_REQUEST
     return [needed[start : start + size] for start in range(0, len(needed), size)]
 
 
-def _weighted(chunks: Sequence[Chunk], encoded: dict[Tokens, Encoded], weigh: Weigh) -> Tensor:
-    """Chunks joined on the token axis, with their weights."""
+def _weighted(
+    chunks: Sequence[Chunk], encoded: dict[Tokens, Encoded], weigh: ApplyWeights
+) -> Tensor:
+    """The encoded chunks (tokens, width), weighted and joined on the token axis."""
     empty = encoded[_EMPTY].states
     pieces = []
     for chunk in chunks:

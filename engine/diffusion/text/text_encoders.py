@@ -1,7 +1,7 @@
-"""CLIP's text encoders: from 77 tokens to a state for each, and to one vector for all.
+"""CLIP's text encoders: 77 tokens to a hidden state for each, and to one pooled vector for all.
 
-CLIP: Radford et al. 2021 (arXiv:2103.00020); 77 tokens with one start and one end. Stable Diffusion
-2 and XL take open_clip's, which fill up with zeros and are read before their last layer.
+CLIP: Radford et al. 2021 (arXiv:2103.00020). The 77 tokens have one start and one end. The encoders
+of open_clip, in Stable Diffusion 2 and XL, pad with zeros and are read before their last layer.
 """
 
 from __future__ import annotations
@@ -22,87 +22,89 @@ START, END = 49406, 49407
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Embedding:
-    """A learned word (textual inversion): (vectors, width) for each text encoder that it is for."""
+    """A textual inversion embedding: its vectors (n, width) for each text encoder."""
 
     vectors: dict[str, Tensor]
 
-    def of(self, key: str, width: int) -> Tensor | None:
-        """Those for a text encoder; a file of one tensor is for whichever has its width."""
+    def vectors_for(self, key: str, width: int) -> Tensor | None:
+        """The vectors for a text encoder; a single tensor is for any encoder of its width."""
         found = self.vectors.get(key)
         if found is None and len(self.vectors) == 1:
             found = next(iter(self.vectors.values()))
         return found if found is not None and found.shape[-1] == width else None
 
     @property
-    def tokens(self) -> list[LearnedToken]:
-        """Its places in a prompt: as many as the text encoder with the most vectors needs."""
+    def tokens(self) -> list[EmbeddingToken]:
+        """What stands for it in a prompt, as many tokens as the largest set of vectors needs."""
         rows = max(len(each) for each in self.vectors.values())
-        return [LearnedToken(self, row) for row in range(rows)]
+        return [EmbeddingToken(self, row) for row in range(rows)]
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedToken:
-    """One vector of an embedding, in a token's place."""
+class EmbeddingToken:
+    """One vector of an embedding, in the place of a token."""
 
     embedding: Embedding
     row: int
 
 
-Token: TypeAlias = int | LearnedToken
+Token: TypeAlias = int | EmbeddingToken
 Tokens: TypeAlias = tuple[Token, ...]
-"""77 tokens, filled up with END, however the text encoder wants it."""
+"""77 tokens, padded with END, whichever padding the text encoder has."""
 
 
 class Encoded(NamedTuple):
-    """(77, width), and (projected width,) where the text encoder has a projection."""
+    """What a text encoder makes of 77 tokens."""
 
     states: Tensor
+    """(77, width): hidden states."""
     pooled: Tensor | None
+    """(projected width,); None without a projection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How a kind of text encoder is fed and read."""
+class TextEncoderSpec:
+    """How the inputs of a kind of text encoder are padded, and which of its outputs are used."""
 
-    key: str
-    """What embeddings call it."""
-    padding: int
+    embedding_key: str
+    """The name of its vectors in the file of an embedding."""
+    pad_token: int
     layer: int
-    """Which is read, counted from the last, -1."""
-    normed: bool
-    """The last layer's norm is put on whichever is read."""
-    projects: bool = False
-    left_out: int = 0
-    """How many of its last layers are not in the file."""
+    """The layer whose hidden states are used; the last one is -1."""
+    has_final_norm: bool
+    """Whether the final layer norm is applied to them, whichever layer it is."""
+    has_projection: bool = False
+    missing_layers: int = 0
+    """How many of the last layers are not in the file."""
 
-    def without_last(self) -> Style:
-        return replace(self, left_out=1)
+    def without_last_layer(self) -> TextEncoderSpec:
+        return replace(self, missing_layers=1)
 
 
-CLIP_L = Style("clip_l", padding=END, layer=-1, normed=True)
-CLIP_H = Style("clip_h", padding=0, layer=-2, normed=True)
-CLIP_L_OF_XL = Style("clip_l", padding=END, layer=-2, normed=False)
-BIG_G = Style("clip_g", padding=0, layer=-2, normed=False, projects=True)
+CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-1, has_final_norm=True)
+CLIP_H = TextEncoderSpec("clip_h", pad_token=0, layer=-2, has_final_norm=True)
+SDXL_CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-2, has_final_norm=False)
+CLIP_G = TextEncoderSpec("clip_g", pad_token=0, layer=-2, has_final_norm=False, has_projection=True)
 
 _serials = count()
 
 
 class TextEncoder(nn.Module):
-    """One of them; its weights have the names of transformers' CLIPTextModelWithProjection."""
+    """A text encoder with the weight names of transformers' CLIPTextModelWithProjection."""
 
-    def __init__(self, config: CLIPTextConfig, style: Style) -> None:
+    def __init__(self, config: CLIPTextConfig, spec: TextEncoderSpec) -> None:
         super().__init__()
-        self.style = style
-        self.renew()
+        self.spec = spec
+        self.renew_serial()
         self.text_model = CLIPTextModel(config)
-        if style.projects:
+        if spec.has_projection:
             width = config.projection_dim or config.hidden_size
             self.text_projection = nn.Linear(config.hidden_size, width, bias=False)
 
-    def renew(self) -> None:
-        """Be another one, with other weights, than the one that it is a copy of."""
+    def renew_serial(self) -> None:
+        """Give a copy, whose weights may change, a serial number of its own."""
         self.serial = next(_serials)
-        """Unlike an id, never given twice."""
+        """Unlike an id, it is never used again."""
 
     @property
     def device(self) -> torch.device:
@@ -114,45 +116,49 @@ class TextEncoder(nn.Module):
         return width
 
     def forward(self, chunks: Sequence[Tokens], layer: int | None) -> list[Encoded]:
-        """Every chunk read at a layer, None being the one that the style says."""
+        """Encode chunks with the hidden states of a layer; None: of the layer in the spec."""
         rows = [list(self._fitted(chunk)) for chunk in chunks]
         ids = [[each if isinstance(each, int) else 0 for each in row] for row in rows]
-        with self._learned(rows):
+        with self._embeddings_inserted(rows):
             output = self.text_model(
                 torch.tensor(ids, device=self.device), output_hidden_states=True
             )
-        states = self._read(output, layer if layer is not None else self.style.layer)
+        states = self._read(output, layer if layer is not None else self.spec.layer)
         pooled: Sequence[Tensor | None] = [None] * len(rows)
-        if self.style.projects:
+        if self.spec.has_projection:
             pooled = list(self.text_projection(output.pooler_output))
         return [Encoded(*each) for each in zip(states, pooled, strict=True)]
 
     def _read(self, output: Any, layer: int) -> Tensor:
-        at = layer + self.style.left_out
-        # A layer that the model does not have means its last.
+        at = layer + self.spec.missing_layers
+        # A number beyond the layers of the model means its last layer.
         if at >= 0 or -at > self.text_model.config.num_hidden_layers:
             last: Tensor = output.last_hidden_state
             return last
         states: Tensor = output.hidden_states[at]
-        normed: Tensor = self.text_model.final_layer_norm(states) if self.style.normed else states
-        return normed
+        if self.spec.has_final_norm:
+            states = self.text_model.final_layer_norm(states)
+        return states
 
     def _fitted(self, tokens: Tokens) -> Iterator[Token | Tensor]:
-        """Learned tokens as vectors, those for other text encoders dropped; filled up its way."""
-        end = tokens.index(END)
-        taken: list[Token | Tensor] = []
+        """The tokens for this encoder: with its padding, and with the vectors of embeddings.
+
+        An embedding that has no vectors for it is left out.
+        """
+        end, key = tokens.index(END), self.spec.embedding_key
+        fitted: list[Token | Tensor] = []
         for token in tokens[:end]:
             if isinstance(token, int):
-                taken.append(token)
-            elif (vectors := token.embedding.of(self.style.key, self.width)) is not None:
-                taken += vectors[token.row : token.row + 1]
-        yield from taken
+                fitted.append(token)
+            elif (vectors := token.embedding.vectors_for(key, self.width)) is not None:
+                fitted += vectors[token.row : token.row + 1]
+        yield from fitted
         yield END
-        yield from [self.style.padding] * (len(tokens) - len(taken) - 1)
+        yield from [self.spec.pad_token] * (len(tokens) - len(fitted) - 1)
 
     @contextmanager
-    def _learned(self, rows: Sequence[Sequence[Token | Tensor]]) -> Iterator[None]:
-        """Vectors put where the words' own would be."""
+    def _embeddings_inserted(self, rows: Sequence[Sequence[Token | Tensor]]) -> Iterator[None]:
+        """Puts the vectors of embeddings in place of what the token embedding gives."""
         places = [
             (row, column, token)
             for row, tokens in enumerate(rows)
@@ -172,36 +178,34 @@ class TextEncoder(nn.Module):
             hook.remove()
 
 
-def made_on_meta(config: dict[str, Any], style: Style) -> TextEncoder:
-    """A text encoder that waits for its weights."""
+def made_on_meta(config: dict[str, Any], spec: TextEncoderSpec) -> TextEncoder:
+    """A text encoder on the meta device, to be given its weights."""
     options = CLIPTextConfig(**config)
     with torch.device("meta"):
-        return TextEncoder(options, style)
+        return TextEncoder(options, spec)
 
 
 @dataclass
-class Encodings:
-    """What was encoded, by text encoder, layer and tokens, within a limit, least recently used
-    first.
-    """
+class EncodingCache:
+    """Encoded texts by text encoder, layer and tokens; the least recently used ones are dropped."""
 
     limit_bytes: int
-    _found: OrderedDict[Hashable, Encoded] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[Hashable, Encoded] = field(default_factory=OrderedDict)
     _size_bytes: int = 0
 
     def get(self, key: Hashable) -> Encoded | None:
-        if key in self._found:
-            self._found.move_to_end(key)
-        return self._found.get(key)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
 
     def put(self, key: Hashable, encoded: Encoded) -> None:
-        """Keep a copy of its own, for it may be a row of a larger tensor."""
+        """Keep a copy, because what is given may be a row of a larger tensor."""
         pooled = None if encoded.pooled is None else encoded.pooled.clone()
         kept = Encoded(encoded.states.clone(), pooled)
-        self._found[key] = kept
+        self._entries[key] = kept
         self._size_bytes += _size_bytes(kept)
         while self._size_bytes > self.limit_bytes:
-            _, dropped = self._found.popitem(last=False)
+            _, dropped = self._entries.popitem(last=False)
             self._size_bytes -= _size_bytes(dropped)
 
 

@@ -1,7 +1,7 @@
-"""Textual inversion: words that were learned, from `embeddings/`.
+"""Textual inversion embeddings from the folder `embeddings/`.
 
-Gal et al. 2022 (arXiv:2208.01618). A file has one tensor, of any name, or one for each text encoder
-of SDXL, `clip_l` and `clip_g`.
+Gal et al. 2022 (arXiv:2208.01618). A file holds one tensor, of any name, or one for each text
+encoder of SDXL, `clip_l` and `clip_g`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _ENCODERS = {"clip_l", "clip_g", "clip_h"}
 
 
 class Embeddings:
-    """Those in the folder, read as prompts name them."""
+    """The embeddings in the folder, each of which is read when a prompt names it."""
 
     def __init__(self, store: ModelStore) -> None:
         self._store = store
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As files, `sub/word.safetensors`."""
+        """The names of the files, such as `sub/word.safetensors`."""
         return self._store.models.names(EMBEDDINGS)
 
     def find(self, word: str) -> Embedding | None:
         """The embedding of that name, with or without its suffix and folder.
 
-        None where there is none: as in ComfyUI the word is left out of the prompt then. Raises
-        CheckpointUnavailable for one that is there and cannot be read.
+        None if there is none: the word is then left out of the prompt, as in ComfyUI. Raises
+        CheckpointUnavailable if there is one that cannot be read.
         """
         asked = (f"/{word}", f"/{word}{SUFFIX}")
         found = (name for name in self.names if f"/{name}".endswith(asked))
@@ -51,7 +51,7 @@ class Embeddings:
 
 
 def read_embedding(path: Path, device: torch.device) -> Embedding:
-    """An embedding's vectors, in float32."""
+    """An embedding with vectors in float32; raises CheckpointUnavailable."""
     tensors = read_tensors(path)
     vectors = {
         key: _rows(tensor).to(device, torch.float32)

@@ -1,4 +1,4 @@
-"""The WebUI's way from a prompt to conditioning: its chunks, its weights, its steps."""
+"""Encodes prompts as the WebUI does: its chunks, its weights and its texts that change by step."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.text import encoding as text
 from engine.diffusion.text.encoding import CHUNK, Chunk, Clip, Weighted, load_tokenizer, padded
-from engine.diffusion.text.text_encoders import LearnedToken
+from engine.diffusion.text.text_encoders import EmbeddingToken
 from engine.diffusion.text.textual_inversion import Embeddings
 from engine.webui.prompt import Part, Section, Stretch
 
 Parts: TypeAlias = Sequence[Part]
-_Spelled: TypeAlias = dict[int, list[tuple[tuple[int, ...], str]]]
+_NamesByToken: TypeAlias = dict[int, list[tuple[tuple[int, ...], str]]]
+"""The tokens and the names of embeddings by the first of the tokens."""
 
 _COMMA = 267
 _COMMA_BACKTRACK = 20
-"""As many tokens behind a comma move to the next chunk rather than be cut in two."""
+"""Up to this many tokens after a comma move to the next chunk instead of being split."""
 _BETWEEN = 1e-3
-"""Where a text gives way to the next one, as a share of the way up to the level before: what a
-sampler asks between two levels belongs to the upper one's step."""
+"""Where one text ends and the next begins, as a share of the way from the lower sigma to the upper.
+So a sampler that calls the model between two sigmas gets the text of the upper one's step.
+"""
 
 
 def encode(
     clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
 ) -> Work[tuple[Conditioning, Conditioning]]:
-    """What both prompts guide to, along the levels that a sampler goes."""
-    wanted = yield from _encode_parts(clip, positive, sigmas)
-    unwanted = yield from _encode_parts(clip, negative, sigmas)
-    return _composed(positive, wanted, unwanted), unwanted
+    """The conditioning of both prompts for a sampler that goes along `sigmas`."""
+    conditional = yield from _encode_parts(clip, positive, sigmas)
+    unconditional = yield from _encode_parts(clip, negative, sigmas)
+    return _composed(positive, conditional, unconditional), unconditional
 
 
 def _encode_parts(clip: Clip, parts: Parts, sigmas: Tensor) -> Work[Conditioning]:
     found: list[Condition] = []
     for part in parts:
-        for stretch, levels in ranges_of(part.stretches, sigmas):
+        for stretch, sigma_range in sigma_ranges_of(part.stretches, sigmas):
             chunks = chunks_of(stretch.sections, clip.tokenizer, clip.embeddings)
-            conditioning = yield from text.encode(clip, chunks, keeping_mean)
+            conditioning = yield from text.encode(clip, chunks, weigh_keeping_mean)
             found += (
-                replace(each, strength=part.weight, sigma_range=levels) for each in conditioning
+                replace(each, strength=part.weight, sigma_range=sigma_range) for each in conditioning
             )
     return tuple(found)
 
@@ -56,42 +58,42 @@ def _encode_parts(clip: Clip, parts: Parts, sigmas: Tensor) -> Work[Conditioning
 def chunks_of(
     sections: Sequence[Section], tokenizer: CLIPTokenizer, embeddings: Embeddings | None = None
 ) -> list[Chunk]:
-    """The tokens with their weights; each section begins a chunk, at least one there is.
+    """The tokens with their weights in chunks, at least one; each section begins a new chunk.
 
-    Words that are the name of an embedding stand for it; without `embeddings` there are none.
+    A word that is the name of an embedding stands for it. Without `embeddings` no word does.
     """
-    spelled = _spelled(embeddings.names) if embeddings is not None else {}
+    names = _names_by_token(embeddings.names) if embeddings is not None else {}
     chunks: list[list[Weighted]] = []
     for section in sections:
-        filling = _Filling()
-        for word, weight in _words(section, tokenizer, spelled):
+        builder = _ChunkBuilder()
+        for word, weight in _words(section, tokenizer, names):
             if isinstance(word, int):
-                filling.add(word, weight)
+                builder.add(word, weight)
             elif embeddings is not None and (found := embeddings.find(word)) is not None:
-                filling.add_learned(found.tokens, weight)
-        chunks += filling.chunks
+                builder.add_embedding(found.tokens, weight)
+        chunks += builder.chunks
     if len(chunks) > 1 and not chunks[-1]:
         del chunks[-1]
     return [padded(chunk) for chunk in chunks]
 
 
 def _words(
-    section: Section, tokenizer: CLIPTokenizer, spelled: _Spelled
+    section: Section, tokenizer: CLIPTokenizer, names: _NamesByToken
 ) -> Iterator[tuple[int | str, float]]:
     """Tokens and names of embeddings, with their weights."""
     encoded = tokenizer.backend_tokenizer.encode_batch(
         [words for words, _ in section], add_special_tokens=False
     )
     for (_, weight), encoding in zip(section, encoded, strict=True):
-        for word in _with_names(encoding.ids, spelled):
+        for word in _with_names(encoding.ids, names):
             yield word, weight
 
 
-def _with_names(tokens: Sequence[int], spelled: _Spelled) -> Iterator[int | str]:
-    """The tokens, those that spell a name replaced by it; the longest name counts."""
+def _with_names(tokens: Sequence[int], names: _NamesByToken) -> Iterator[int | str]:
+    """The tokens, in which the longest names of embeddings replace the tokens that spell them."""
     at = 0
     while at < len(tokens):
-        for spelling, name in spelled.get(tokens[at], ()):
+        for spelling, name in names.get(tokens[at], ()):
             if tuple(tokens[at : at + len(spelling)]) == spelling:
                 yield name
                 at += len(spelling)
@@ -102,12 +104,13 @@ def _with_names(tokens: Sequence[int], spelled: _Spelled) -> Iterator[int | str]
 
 
 @lru_cache(maxsize=8)
-def _spelled(names: tuple[str, ...]) -> _Spelled:
-    """The names of embeddings, without folder and suffix, by the first of the tokens that spell
-    them; the longest comes first.
+def _names_by_token(names: tuple[str, ...]) -> _NamesByToken:
+    """The names of embeddings by the first token of their spelling, the longest spelling first.
+
+    A name is spelled without its folder and its suffix.
     """
     tokenizer = load_tokenizer()
-    found: _Spelled = defaultdict(list)
+    found: _NamesByToken = defaultdict(list)
     for name in names:
         tokens = tokenizer(PurePosixPath(name).stem, add_special_tokens=False).input_ids
         if tokens:
@@ -117,13 +120,13 @@ def _spelled(names: tuple[str, ...]) -> _Spelled:
     return dict(found)
 
 
-class _Filling:
-    """The chunks of a section, while they are filled."""
+class _ChunkBuilder:
+    """Distributes the tokens of a section over chunks."""
 
     def __init__(self) -> None:
         self.chunks: list[list[Weighted]] = [[]]
         self._comma = -1
-        """Where the newest chunk has its last one."""
+        """The index of the last comma in the newest chunk; -1: it has none."""
 
     def add(self, token: int, weight: float) -> None:
         if len(self.chunks[-1]) == CHUNK:
@@ -133,8 +136,8 @@ class _Filling:
             self._comma = len(self.chunks[-1])
         self.chunks[-1].append((token, weight))
 
-    def add_learned(self, tokens: Sequence[LearnedToken], weight: float) -> None:
-        """Never cut in two, unless there are more than a chunk takes."""
+    def add_embedding(self, tokens: Sequence[EmbeddingToken], weight: float) -> None:
+        """Add an embedding, which is split only if it is longer than a chunk."""
         for start in range(0, len(tokens), CHUNK):
             part = [(token, weight) for token in tokens[start : start + CHUNK]]
             if len(self.chunks[-1]) + len(part) > CHUNK:
@@ -142,40 +145,40 @@ class _Filling:
             self.chunks[-1] += part
 
     def _begin(self, at: int) -> None:
-        """Another chunk, with what the last one has from there on."""
+        """Begin a chunk with the tokens that the last one has from the index `at` on."""
         self.chunks.append(self.chunks[-1][at:])
         del self.chunks[-2][at:]
         self._comma = -1
 
 
-def keeping_mean(chunk: Tensor, weights: Tensor, _empty: Tensor) -> Tensor:
-    """A weight scales a token; the chunk is then scaled to the mean that it had."""
+def weigh_keeping_mean(chunk: Tensor, weights: Tensor, _empty: Tensor) -> Tensor:
+    """Scale each token by its weight, then the whole chunk to the mean that it had before."""
     weighted = chunk * weights
     return weighted * (chunk.mean() / weighted.mean())
 
 
-def ranges_of(
+def sigma_ranges_of(
     stretches: Sequence[Stretch], sigmas: Tensor
 ) -> Iterator[tuple[Stretch, tuple[float, float]]]:
-    """Each stretch that is reached, with the levels from which down to which it counts.
+    """Each stretch that the schedule reaches, with the highest and the lowest sigma it counts at.
 
-    Together they hold every number once: no level falls between two, and none counts twice.
+    Every sigma is in exactly one range.
     """
-    levels = sigmas[:-1].tolist()
-    most = math.inf
+    starts = sigmas[:-1].tolist()
+    highest = math.inf
     for stretch in stretches:
         ends_at = stretch.last_step + 1
-        if stretch is stretches[-1] or ends_at >= len(levels):
-            yield stretch, (most, 0.0)
+        if stretch is stretches[-1] or ends_at >= len(starts):
+            yield stretch, (highest, 0.0)
             return
-        above, below = levels[stretch.last_step], levels[ends_at]
-        least = below + (above - below) * _BETWEEN
-        yield stretch, (most, least)
-        most = math.nextafter(least, 0.0)
+        upper, lower = starts[stretch.last_step], starts[ends_at]
+        lowest = lower + (upper - lower) * _BETWEEN
+        yield stretch, (highest, lowest)
+        highest = math.nextafter(lowest, 0.0)
 
 
 def _composed(parts: Parts, positive: Conditioning, negative: Conditioning) -> Conditioning:
-    """What guidance is to take for the positive half, so that each part pulls with its own weight.
+    """The positive conditioning with which each part guides with its own weight.
 
     Liu et al. 2022 (arXiv:2206.01714), equation 11: x0 = u + sum of cfg w_i (c_i - u). That is
     u + cfg (p - u) with p = sum of w_i c_i + (1 - sum of w_i) u, a mean whose weights sum up to 1.

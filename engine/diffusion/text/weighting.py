@@ -1,6 +1,7 @@
-r"""The weights that a prompt gives to its words, in ComfyUI's syntax.
+r"""Reads the weights of words in a prompt, in ComfyUI's syntax.
 
-`(word)` weighs 1.1, nesting multiplies, `(word:1.3)` is absolute, `\(` and `\)` are literal.
+`(word)` has the weight 1.1, and nested groups multiply theirs. The weight in `(word:1.3)` is
+absolute. `\(` and `\)` are characters of the text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 _PAREN_WEIGHT = 1.1
 _DEEPEST = 32
-_OPEN, _CLOSE = "\ue000", "\ue001"  # private use, so that no prompt means them
+_OPEN, _CLOSE = "\ue000", "\ue001"  # for private use in Unicode, so no prompt has them
 
 
 def weighted_segments(prompt: str) -> list[tuple[str, float]]:
@@ -28,13 +29,16 @@ def weighted_segments(prompt: str) -> list[tuple[str, float]]:
             if is_group:
                 pending.append((*_opened(piece, weight), depth + 1))
             else:
-                # As deep as can be: it has no groups of its own.
+                # It has no groups, so it is not split again.
                 pending.append((piece, weight, _DEEPEST))
     return found
 
 
 def _split(text: str) -> Iterator[tuple[str, bool]]:
-    """The text cut at its outermost groups; what looks like one at the end counts as one."""
+    """The text split at its outermost groups, and whether each piece is a group.
+
+    What is left at the end counts as a group if it begins and ends with parentheses.
+    """
     depth = start = 0
     for place, char in enumerate(text):
         if char == "(":
@@ -54,7 +58,7 @@ def _split(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _opened(group: str, weight: float) -> tuple[str, float]:
-    """What is inside a group, and its weight."""
+    """The text inside a group, and its weight."""
     inside = group[1:-1]
     words, colon, number = inside.rpartition(":")
     if words and colon:

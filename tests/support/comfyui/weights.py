@@ -15,14 +15,14 @@ CONTROL_NET = "parity_control.safetensors"
 
 
 def write_weights(root: Path, checkpoint: Path) -> None:
-    """Writes LoRA, learned words and ControlNet below `root`, the same each time."""
+    """Write a LoRA, embeddings and a ControlNet below `root`, the same ones each time."""
     parity.write_lora(root / "loras" / LORA, checkpoint)
     _write_control_net(root / "controlnet" / CONTROL_NET)
     _write_embeddings(root / "embeddings")
 
 
 def digests_of(root: Path) -> dict[str, str]:
-    """The SHA-256 of each of them, by its path below `root`."""
+    """The SHA-256 of each of these files by its path below `root`."""
     kinds = ("loras", "controlnet", "embeddings")
     paths = sorted(path for kind in kinds for path in (root / kind).rglob("*.safetensors"))
     return {path.relative_to(root).as_posix(): parity.digest(path) for path in paths}
@@ -44,10 +44,10 @@ def _write_control_net(out: Path) -> None:
 def _write_embeddings(folder: Path) -> None:
     random = torch.Generator().manual_seed(1)
 
-    def words(count: int, width: int) -> torch.Tensor:
+    def vectors(count: int, width: int) -> torch.Tensor:
         return torch.randn(count, width, generator=random) * 0.5
 
     (folder / "folder").mkdir(parents=True)
-    save_file({"emb_params": words(3, 768)}, folder / "three.safetensors")
-    save_file({"emb_params": words(1, 768)}, folder / "folder" / "one.safetensors")
-    save_file({"emb_params": words(2, 1024)}, folder / "large.safetensors")
+    save_file({"emb_params": vectors(3, 768)}, folder / "three.safetensors")
+    save_file({"emb_params": vectors(1, 768)}, folder / "folder" / "one.safetensors")
+    save_file({"emb_params": vectors(2, 1024)}, folder / "large.safetensors")

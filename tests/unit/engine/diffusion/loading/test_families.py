@@ -22,7 +22,7 @@ from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoint_info import CONFIGS, inspect
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.text.text_encoders import BIG_G, made_on_meta
+from engine.diffusion.text.text_encoders import CLIP_G, made_on_meta
 from engine.errors import CheckpointUnavailable, EngineError
 from engine.graph.catalogue import Catalogue
 from engine.graph.families import Family
@@ -121,7 +121,7 @@ def test_names_of_the_full_models_are_those_of_diffusers_converter(name: str) ->
 def test_open_clip_is_read_as_diffusers_converter_does() -> None:
     config = json.loads((CONFIGS / "sdxl_base" / "text_encoder_2" / "config.json").read_text())
     small = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
-    encoder = made_on_meta({**config, **small, "num_attention_heads": 2, "vocab_size": 9}, BIG_G)
+    encoder = made_on_meta({**config, **small, "num_attention_heads": 2, "vocab_size": 9}, CLIP_G)
     key_map = layout.open_clip(encoder.state_dict(), "x.")
     shapes = {n: t.shape for n, t in encoder.state_dict().items()}
     shapes["text_projection.weight"] = torch.Size([1280, 8])

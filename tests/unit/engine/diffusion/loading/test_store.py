@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.text.text_encoders import Encoded, Encodings
+from engine.diffusion.text.text_encoders import Encoded, EncodingCache
 from engine.graph.models_folder import ModelsFolder
 
 WEIGHTS = 100
@@ -102,9 +102,14 @@ def test_a_file_is_read_once_and_anew_when_it_has_changed(tmp_path: Path) -> Non
 
 
 def test_encodings_are_kept_within_their_bytes() -> None:
-    encodings = Encodings(limit_bytes=3 * SIZE_BYTES)
+    encoding_cache = EncodingCache(limit_bytes=3 * SIZE_BYTES)
     for key in (1, 2, 3):
-        encodings.put(key, Encoded(torch.zeros(WEIGHTS), None))
-    assert encodings.get(1) is not None
-    encodings.put(4, Encoded(torch.zeros(WEIGHTS // 2), torch.zeros(WEIGHTS // 2)))
-    assert [encodings.get(key) is not None for key in (1, 2, 3, 4)] == [True, False, True, True]
+        encoding_cache.put(key, Encoded(torch.zeros(WEIGHTS), None))
+    assert encoding_cache.get(1) is not None
+    encoding_cache.put(4, Encoded(torch.zeros(WEIGHTS // 2), torch.zeros(WEIGHTS // 2)))
+    assert [encoding_cache.get(key) is not None for key in (1, 2, 3, 4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]

@@ -1,4 +1,4 @@
-"""Textual inversion: learned words in prompts."""
+"""Textual inversion embeddings in prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text import webui as webui_text
 from engine.diffusion.text.encoding import Chunk, chunks_of, load_tokenizer
-from engine.diffusion.text.text_encoders import END, START, LearnedToken, Token
+from engine.diffusion.text.text_encoders import END, START, EmbeddingToken, Token
 from engine.diffusion.text.textual_inversion import Embeddings
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
@@ -43,19 +43,19 @@ def chunks(prompt: str, store: ModelStore) -> list[Chunk]:
 
 
 def tokens(prompt: str, store: ModelStore) -> list[tuple[Token | None, float]]:
-    """Of the first chunk, learned ones as None."""
+    """The tokens of the first chunk; None for those of embeddings."""
     (chunk, *_) = chunks(prompt, store)
     inner = chunk[1 : [token for token, _ in chunk].index(END)]
-    return [(None if isinstance(t, LearnedToken) else t, weight) for t, weight in inner]
+    return [(None if isinstance(t, EmbeddingToken) else t, weight) for t, weight in inner]
 
 
 def in_webui(prompt: str, store: ModelStore) -> list[list[Token | str]]:
-    """Of each chunk read in the WebUI's way; learned ones as "0", "1", ..."""
+    """The tokens of each chunk in the WebUI's syntax; "0", "1", ... for those of embeddings."""
     (part,) = read_negative_prompt(prompt, steps=1)
     found = webui_text.chunks_of(part.stretches[0].sections, load_tokenizer(), Embeddings(store))
     assert all(len(chunk) == 77 for chunk in found)
     inner = [[token for token, _ in chunk if token not in (START, END)] for chunk in found]
-    return [[str(t.row) if isinstance(t, LearnedToken) else t for t in each] for each in inner]
+    return [[str(t.row) if isinstance(t, EmbeddingToken) else t for t in each] for each in inner]
 
 
 def rows(count: int, width: int = 16) -> Tensor:
@@ -63,7 +63,7 @@ def rows(count: int, width: int = 16) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["word", "word.safetensors", "sub/word"])
-def test_a_learned_word_takes_as_many_tokens_as_it_has_vectors(
+def test_an_embedding_takes_as_many_tokens_as_it_has_vectors(
     name: str, folder: Path, store: ModelStore
 ) -> None:
     for path in (folder / "word.safetensors", folder / "sub" / "word.safetensors"):
@@ -101,7 +101,7 @@ def test_a_short_one_is_never_split_over_two_chunks(folder: Path, store: ModelSt
     save_file({"emb_params": rows(4)}, folder / "word.safetensors")
     first, second = chunks("cat " * 73 + "embedding:word", store)
     assert first[74][0] == END
-    assert [isinstance(token, LearnedToken) for token, _ in second[1:6]] == [True] * 4 + [False]
+    assert [isinstance(token, EmbeddingToken) for token, _ in second[1:6]] == [True] * 4 + [False]
 
 
 def test_a_pickled_or_foreign_one_is_refused(folder: Path, store: ModelStore) -> None:
@@ -145,13 +145,15 @@ def own_vectors(store: ModelStore) -> dict[str, Tensor]:
     clip = load_checkpoint(store, "sdxl.safetensors").clip
     (cat,) = [token for token, _ in tokens("cat", store)]
     return {
-        encoder.style.key: encoder.text_model.embeddings.token_embedding.weight[[cat]].clone()
+        encoder.spec.embedding_key: encoder.text_model.embeddings.token_embedding.weight[
+            [cat]
+        ].clone()
         for encoder in clip.encoders
     }
 
 
 def distances(prompts: Sequence[dict[str, Any]], store: ModelStore) -> list[float]:
-    """How far the latents of all but the first are from that."""
+    """The largest differences of all other latents to the first."""
     found = [torch.tensor(r[0]) for r in all_latents_and_images(prompts, Catalogue(store.models))]
     return [float((each - found[0]).abs().max()) for each in found[1:]]
 
@@ -163,10 +165,10 @@ def sdxl(text: str) -> dict[str, Any]:
     return prompt
 
 
-def test_vectors_go_to_the_text_encoder_that_they_were_learned_for(
+def test_vectors_go_to_the_text_encoder_that_they_were_trained_for(
     folder: Path, store: ModelStore
 ) -> None:
-    """A word's own vectors in its place draw what the word draws; SDXL has one set for each."""
+    """An embedding of a word's own vectors draws what the word draws; SDXL has two sets of them."""
     own = own_vectors(store)
     save_file(own, folder / "cat.safetensors")
     save_file({"clip_g": own["clip_g"]}, folder / "half.safetensors")

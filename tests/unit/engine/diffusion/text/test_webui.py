@@ -16,7 +16,7 @@ from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
 from engine.diffusion.samplers.schedules import sigmas_for
 from engine.diffusion.text.encoding import load_tokenizer
 from engine.diffusion.text.text_encoders import END, START
-from engine.diffusion.text.webui import chunks_of, keeping_mean, ranges_of
+from engine.diffusion.text.webui import chunks_of, sigma_ranges_of, weigh_keeping_mean
 from engine.webui.prompt import Stretch, read_negative_prompt
 from tests.support.engine.workflows import Watched, node, text_to_image
 
@@ -67,7 +67,7 @@ def test_weighting_keeps_the_mean_of_a_chunk() -> None:
     chunk = torch.randn(77, 8, generator=torch.Generator().manual_seed(0)) + 0.5
     weights = torch.ones(77, 1)
     weights[3] = 1.5
-    found = keeping_mean(chunk, weights, chunk)
+    found = weigh_keeping_mean(chunk, weights, chunk)
     assert found.mean() == pytest.approx(float(chunk.mean()), rel=1e-5)
     ratio = found / chunk
     assert torch.allclose(ratio[3] / ratio[4], torch.tensor(1.5))
@@ -84,7 +84,7 @@ def test_exactly_one_text_counts_at_any_level(
 ) -> None:
     sigmas = sigmas_for(STABLE_DIFFUSION, scheduler, steps)
     stretches = [Stretch(end, ()) for end in sorted(ends | {41})]
-    ranges = list(ranges_of(stretches, sigmas))
+    ranges = list(sigma_ranges_of(stretches, sigmas))
     edges = [edge for _, levels in ranges for edge in levels]
     between = [math.nextafter(edge, to) for edge in edges for to in (0.0, math.inf)]
     for sigma in [*map(float, sigmas), anywhere, *edges, *between]:
@@ -96,7 +96,7 @@ def test_exactly_one_text_counts_at_any_level(
 
 def test_without_levels_the_first_text_is_the_one() -> None:
     stretches = [Stretch(3, ()), Stretch(10, ())]
-    assert list(ranges_of(stretches, torch.empty(0))) == [(stretches[0], (math.inf, 0.0))]
+    assert list(sigma_ranges_of(stretches, torch.empty(0))) == [(stretches[0], (math.inf, 0.0))]
 
 
 def webui(text: str, negative: str = "", **sampler: Any) -> dict[str, Any]:
