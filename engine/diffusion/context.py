@@ -121,16 +121,15 @@ class Context:
         return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.embeddings)))
 
     def encode_pair(
-        self, clip: Clip, first: str, second: str, *, sizes: Sequence[float]
+        self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]
     ) -> Work[Conditioning]:
-        """The conditioning of a prompt for each of SDXL's text encoders, with the sizes that the
-        model is told.
-        """
+        """The conditioning of a prompt for each of SDXL's text encoders."""
         prompts = [second if each.spec.has_projection else first for each in clip.encoders]
         texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
         length = max(map(len, texts))
         found = yield from encode_each(clip, [padded_to_length(each, length) for each in texts])
-        return tuple(replace(each, sizes=tuple(map(float, sizes))) for each in found)
+        sizes = tuple(map(float, size_conditioning))
+        return tuple(replace(each, size_conditioning=sizes) for each in found)
 
     def encode_webui(
         self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
@@ -177,8 +176,8 @@ class Context:
         Progress is reported in `steps`, whatever the number of sigmas. `step_seed_offset` is added
         to `seed` for the noise of the steps; None takes the engine's own offset.
         """
-        positive = model.sized(positive, latent.samples, negative=False)
-        negative = model.sized(negative, latent.samples, negative=True)
+        positive = model.with_size_conditioning(positive, latent.samples, negative=False)
+        negative = model.with_size_conditioning(negative, latent.samples, negative=True)
         progress = _Progress(self._on_steps, steps, sigmas=len(sigmas) - 1)
         if step_seed_offset is None:
             step_seed_offset = self._step_seed_offset

@@ -1,4 +1,4 @@
-"""A denoising model: its weights, what it is told beside the text, and what its answer means."""
+"""A denoising model: its weights, its size conditioning, and what its output means."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SIGMA_DATA = 0.5
 _TIMESTEP_SCALE = 10.0
 
 _PIXELS_PER_LATENT = 8
-_ASPIRED, _AVOIDED = 6.0, 2.5
-"""Aesthetic scores that the refiner of SDXL is told for the two halves of guidance."""
+_POSITIVE_SCORE, _NEGATIVE_SCORE = 6.0, 2.5
+"""Aesthetic scores for the refiner of SDXL, as diffusers and ComfyUI set them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,54 +92,65 @@ class Model:
         spread = time**2 + _SIGMA_DATA**2
         return x * _SIGMA_DATA**2 / spread + x0 * time / spread.sqrt()
 
-    def sized(self, conditioning: Conditioning, latent: Tensor, *, negative: bool) -> Conditioning:
-        """With the sizes that the model is told where the text came with none: those of `latent`
-        (batch, 4, h, w), not cropped. Raises EngineError for a text that is not the model's.
+    def with_size_conditioning(
+        self, conditioning: Conditioning, latent: Tensor, *, negative: bool
+    ) -> Conditioning:
+        """The conditioning with the size of `latent` (batch, 4, h, w), not cropped, as the size
+        conditioning of those texts that have none. Other models than SDXL's take none.
+
+        Raises EngineError for a text that was encoded for another model.
         """
         for each in conditioning:
             self._require_own(each)
-        if not self._takes_sizes:
+        if not self._has_size_conditioning:
             return conditioning
         height, width = (float(side * _PIXELS_PER_LATENT) for side in latent.shape[2:])
         rest: tuple[float, ...] = (height, width)
         if self.family is Family.SDXL_REFINER:
-            rest = (_AVOIDED if negative else _ASPIRED,)
+            rest = (_NEGATIVE_SCORE if negative else _POSITIVE_SCORE,)
         whole = (height, width, 0.0, 0.0, *rest)
-        return tuple(replace(each, sizes=self._sizes(each, whole)) for each in conditioning)
+        return tuple(
+            replace(each, size_conditioning=self._size_conditioning(each, whole))
+            for each in conditioning
+        )
 
-    def _sizes(self, condition: Condition, whole: tuple[float, ...]) -> tuple[float, ...]:
-        """A text for the base model tells the refiner no score, one for the refiner no target."""
-        given = condition.sizes
+    def _size_conditioning(
+        self, condition: Condition, whole: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """That of the text, or `whole`. A text for the base model lacks the score that the refiner
+        takes, and a text for the refiner lacks the target size that the base model takes.
+        """
+        given = condition.size_conditioning
         if given is None or len(given) == len(whole):
             return given or whole
         return (*given[:4], *(whole[4:] if self.family is Family.SDXL_REFINER else given[:2]))
 
     @property
-    def _takes_sizes(self) -> bool:
+    def _has_size_conditioning(self) -> bool:
         return self.family in {Family.SDXL, Family.SDXL_REFINER}
 
     def _require_own(self, condition: Condition) -> None:
         width, own = condition.tokens.shape[-1], self.unet.config.cross_attention_dim
-        if width != own or (self._takes_sizes and condition.pooled is None):
+        if width != own or (self._has_size_conditioning and condition.pooled is None):
             raise EngineError(
                 f"the text was encoded for another model: it is {width} wide, and this model "
                 f"({self.family}) takes {own}; encode it with the CLIP of the same checkpoint"
             )
 
     def unet_inputs(self, conditions: Sequence[Condition], sizes: Sequence[int]) -> dict[str, Any]:
-        """What a UNet call takes beside latents, times and tokens; `sizes` rows of each condition.
+        """What SDXL's UNet takes besides latents, times and tokens; `sizes`: rows per condition.
 
         Podell et al. 2023 (arXiv:2307.01952), section 2.2.
         """
-        if not self._takes_sizes:
+        if not self._has_size_conditioning:
             return {}
-        texts, told = [], []
+        pooled, time_ids = [], []
         for condition, rows in zip(conditions, sizes, strict=True):
             assert condition.pooled is not None
-            texts.append(condition.pooled.expand(rows, -1))
-            told += [condition.sizes] * rows
+            pooled.append(condition.pooled.expand(rows, -1))
+            time_ids += [condition.size_conditioning] * rows
         added = {
-            "text_embeds": torch.cat(texts).to(self.device, self.dtype),
-            "time_ids": torch.tensor(told, device=self.device),
+            "text_embeds": torch.cat(pooled).to(self.device, self.dtype),
+            "time_ids": torch.tensor(time_ids, device=self.device),
         }
         return {"added_cond_kwargs": added}

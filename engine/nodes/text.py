@@ -83,9 +83,9 @@ def clip_text_encode_sdxl(
     text_g: str,
     text_l: str,
 ) -> Work[tuple[Conditioning]]:
-    """Encodes a text for each of SDXL's text encoders, with the sizes that the model is told."""
+    """Encodes a text for each of SDXL's text encoders, with its size conditioning."""
     sizes = (height, width, crop_h, crop_w, target_height, target_width)
-    conditioning = yield from context.encode_pair(clip, text_l, text_g, sizes=sizes)
+    conditioning = yield from context.encode_pair(clip, text_l, text_g, size_conditioning=sizes)
     return (conditioning,)
 
 
@@ -105,6 +105,6 @@ def clip_text_encode_sdxl(
 def clip_text_encode_sdxl_refiner(
     context: Context, *, ascore: float, width: int, height: int, text: str, clip: Clip
 ) -> Work[tuple[Conditioning]]:
-    """Encodes a text for SDXL's refiner, with the sizes and the score that the model is told."""
+    """Encodes a text for SDXL's refiner, with its size conditioning and aesthetic score."""
     sizes = (height, width, 0, 0, ascore)
-    return ((yield from context.encode_pair(clip, text, text, sizes=sizes)),)
+    return ((yield from context.encode_pair(clip, text, text, size_conditioning=sizes)),)

@@ -50,8 +50,10 @@ class Condition:
     """(1, tokens, width) float32."""
     pooled: Tensor | None = None
     """(1, width) float32 of the whole text, for models that take one (SDXL)."""
-    sizes: tuple[float, ...] | None = None
-    """SDXL's micro-conditioning, in the order of diffusers' `time_ids`; None: the model's own."""
+    size_conditioning: tuple[float, ...] | None = None
+    """SDXL's original size, crop and target size (the refiner's: aesthetic score), in pixels and in
+    the order of diffusers' `time_ids`. None: those of the latent.
+    """
     strength: float = 1.0
     area: Area | AreaPercentage | None = None
     """The area that it applies to; None: everywhere."""

@@ -142,7 +142,10 @@ def _add_counterparts(ones: Sequence[PlacedCondition], others: list[PlacedCondit
         if closest.area != one.area:
             text = closest.condition
             condition = replace(
-                one.condition, tokens=text.tokens, pooled=text.pooled, sizes=text.sizes
+                one.condition,
+                tokens=text.tokens,
+                pooled=text.pooled,
+                size_conditioning=text.size_conditioning,
             )
             others.append(replace(one, condition=condition))
 

@@ -33,7 +33,7 @@ from tests.support.engine.workflows import node, text_to_image
 
 FAMILIES = [Family.SD2, Family.SDXL, Family.SDXL_REFINER]
 LEAST_DB = 90
-"""Of float32 noise: a size or a token that is told wrongly costs far more."""
+"""The difference is float32 rounding; a wrong size or token causes a far larger one."""
 
 
 @pytest.fixture
@@ -63,19 +63,19 @@ def test_file_and_folder_give_diffusers_latents(family: Family, families_root: P
     assert psnr_db_of(single, expected.numpy()) >= LEAST_DB
 
 
-def test_sizes_texts_and_scores_that_are_told_are_those_of_the_nodes(families_root: Path) -> None:
-    """What is left out is told as the picture's own size, and the score of each half."""
+def test_size_conditioning_texts_and_scores_are_those_of_the_nodes(families_root: Path) -> None:
+    """Without such a node they are the size of the picture, and a fixed score for each prompt."""
     sizes = {"width": 64, "height": 64, "crop_w": 0, "crop_h": 0}
     target = {"target_width": 64, "target_height": 64}
     base, refiner = "sdxl.safetensors", "sdxl_refiner.safetensors"
 
     def xl(text_g: str, text_l: str, **others: int) -> dict[str, Any]:
-        told = sizes | target | others
-        return node("CLIPTextEncodeSDXL", clip=["4", 1], text_g=text_g, text_l=text_l, **told)
+        inputs = sizes | target | others
+        return node("CLIPTextEncodeSDXL", clip=["4", 1], text_g=text_g, text_l=text_l, **inputs)
 
     def refined(text: str, ascore: float) -> dict[str, Any]:
-        told = {"width": 64, "height": 64, "ascore": ascore}
-        return node("CLIPTextEncodeSDXLRefiner", clip=["4", 1], text=text, **told)
+        inputs = {"width": 64, "height": 64, "ascore": ascore}
+        return node("CLIPTextEncodeSDXLRefiner", clip=["4", 1], text=text, **inputs)
 
     text, negative = judges.PROMPT, judges.NEGATIVE
     both = {"6": xl(text, text), "7": xl(negative, negative)}
@@ -104,7 +104,7 @@ def test_a_text_of_another_model_is_refused(families_root: Path) -> None:
     latent = torch.zeros(1, 4, 8, 8)
     for foreign in (Condition(torch.zeros(1, 77, 16)), Condition(torch.zeros(1, 77, 40))):
         with pytest.raises(EngineError, match="encoded for another model"):
-            model.sized((foreign,), latent, negative=False)
+            model.with_size_conditioning((foreign,), latent, negative=False)
 
 
 @pytest.mark.parametrize("name", ["sd15", "sd20", "sd21", "sdxl_base", "sdxl_refiner"])
