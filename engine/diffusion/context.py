@@ -102,15 +102,27 @@ class Context:
         return vae
 
     def lora(
-        self, name: str, model: Model, clip: Clip | None, strengths: tuple[float, float]
+        self,
+        name: str,
+        model: Model,
+        clip: Clip | None,
+        *,
+        model_strength: float,
+        clip_strength: float,
     ) -> Work[tuple[Model, Clip | None]]:
-        """The model and its text encoder changed by a LoRA, by the strength for each."""
-        if not any(strengths):
+        """The model and its text encoders changed by a LoRA."""
+        if not model_strength and not clip_strength:
             return model, clip
         networks = Networks(model.unet, clip.encoders if clip is not None else ())
         changed: Networks = yield Load(
-            (LORAS, name, networks, strengths),
-            lambda: with_lora(self._store, name, networks, strengths),
+            (LORAS, name, networks, model_strength, clip_strength),
+            lambda: with_lora(
+                self._store,
+                name,
+                networks,
+                unet_strength=model_strength,
+                text_strength=clip_strength,
+            ),
         )
         if clip is not None:
             clip = replace(clip, encoders=changed.text_encoders)

@@ -53,7 +53,11 @@ def lora_loader(
     strength_clip: float,
 ) -> Work[tuple[Model, Clip | None]]:
     """Changes a model and its text encoder by a LoRA."""
-    return (yield from context.lora(lora_name, model, clip, (strength_model, strength_clip)))
+    return (
+        yield from context.lora(
+            lora_name, model, clip, model_strength=strength_model, clip_strength=strength_clip
+        )
+    )
 
 
 @node(
@@ -71,7 +75,9 @@ def lora_loader_model_only(
     context: Context, model: Model, lora_name: str, strength_model: float
 ) -> Work[tuple[Model]]:
     """Changes a model by a LoRA, and not its text encoder."""
-    changed, _ = yield from context.lora(lora_name, model, None, (strength_model, 0.0))
+    changed, _ = yield from context.lora(
+        lora_name, model, None, model_strength=strength_model, clip_strength=0.0
+    )
     return (changed,)
 
 

@@ -54,12 +54,14 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     path = store.models.path(CHECKPOINTS, name)
     identity = identity_of(path)
     info = inspect(path)
-    unet = store.made(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
+    unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
-        store.made(("text", at, identity), partial(_read_text_encoder, store, component, spec))
+        store.get_or_create(
+            ("text", at, identity), partial(_read_text_encoder, store, component, spec)
+        )
         for at, (component, spec) in enumerate(info.text_encoders)
     )
-    autoencoder: Any = store.made(
+    autoencoder: Any = store.get_or_create(
         ("vae", identity),
         lambda: _read_module(
             store, AutoencoderKL, info.vae, LoadTarget(store.device, torch.float32)
@@ -131,7 +133,7 @@ def load_vae(store: ModelStore, name: str) -> Vae:
     path = store.models.path(VAES, name)
     component = inspect_vae(path)
     target = LoadTarget(store.device, torch.float32)
-    autoencoder = store.made(
+    autoencoder = store.get_or_create(
         ("vae", identity_of(path)), lambda: _read_module(store, AutoencoderKL, component, target)
     )
     return Vae(autoencoder)

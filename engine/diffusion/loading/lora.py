@@ -1,7 +1,7 @@
-"""LoRA: low-rank differences, merged into copies of the weights that they touch.
+"""LoRA: low-rank differences, merged into copies of the weights that they change.
 
-Hu et al. 2021 (arXiv:2106.09685): W + strength * alpha / rank * up @ down. Read by the names that
-kohya's scripts write, in diffusers' or the single file's block names, and by diffusers' own.
+Hu et al. 2021 (arXiv:2106.09685): W + strength * alpha / rank * up @ down. The keys in a file are
+those of kohya's scripts, with block names of diffusers or of the single file, or diffusers' keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.graph.models_folder import LORAS
 M = TypeVar("M", bound=nn.Module)
 
 _log = logging.getLogger(__name__)
-_PART = re.compile(
+_MATRIX = re.compile(
     r"[._](?:lora\.|lora_linear_layer\.|lora_)(down|up|mid|A|B)(?:\.default)?\.weight$"
 )
 _ROLES = {"A": "down", "B": "up"}
@@ -44,8 +44,8 @@ _TEXT_PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A LoRA's file and how strongly it counts."""
+class AppliedLora:
+    """The file of a LoRA and its strength."""
 
     path: Path
     identity: Identity
@@ -54,12 +54,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """What a merged module was made of. Merging more starts from the weights of the base again, so
-    that they are rounded once.
+    """The base and the LoRAs that a merged module was made of.
+
+    Merging one more starts from the weights of the base, so that they are rounded only once.
     """
 
     base: Any
-    uses: tuple[Use, ...]
+    loras: tuple[AppliedLora, ...]
     merged: weakref.ref[nn.Module]
 
     def __deepcopy__(self, _memo: Any) -> Origin:
@@ -67,14 +68,14 @@ class Origin:
 
 
 class LoraFile:
-    """The layers of a LoRA's file, not read yet."""
+    """The layers in the file of a LoRA. Their weights are not read yet."""
 
     def __init__(self, path: Path) -> None:
         self.weights = Weights(path)
         self.layers: dict[str, dict[str, str]] = {}
         for key in self.weights.shapes:
             self._refuse_other_kind(key)
-            if found := _PART.search(key):
+            if found := _MATRIX.search(key):
                 role = _ROLES.get(found[1], found[1])
                 self._layer(key[: found.start()])[role] = key
             elif key.endswith(_ALPHA):
@@ -86,7 +87,7 @@ class LoraFile:
             raise CheckpointUnavailable(f"{path.name} is no LoRA: it has no pair of up and down")
 
     def _layer(self, name: str) -> dict[str, str]:
-        """Of old files of diffusers, too, which name the processor of an attention."""
+        """The keys of a layer, whose name may have the form of an old version of diffusers."""
         name = _OLD_ATTENTION.sub(lambda at: f".to_{at[1]}", name)
         name = f"{name}.0" if name.endswith(".to_out") else name
         return self.layers.setdefault(name, {})
@@ -101,37 +102,41 @@ class LoraFile:
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """What a LoRA changes. Equal ones are the same ones."""
+    """The networks that a LoRA changes. They are equal only if they are the same objects."""
 
     unet: Any
     text_encoders: tuple[TextEncoder, ...] = ()
 
 
 def with_lora(
-    store: ModelStore, name: str, networks: Networks, strengths: tuple[float, float]
+    store: ModelStore,
+    name: str,
+    networks: Networks,
+    *,
+    unet_strength: float,
+    text_strength: float,
 ) -> Networks:
-    """Both changed by the LoRA of that name, by the strength for each; what it has nothing for
-    stays the same.
+    """The networks changed by the LoRA of that name; one for which it has no layers stays the same.
 
-    Raises CheckpointUnavailable where the file is missing, damaged or fits neither.
+    Raises CheckpointUnavailable if the file is missing, damaged or has layers for none of them.
     """
     path = store.models.path(LORAS, name)
     identity = identity_of(path)
-    of_unet, of_text = (Use(path, identity, strength) for strength in strengths)
     unet, encoders = networks.unet, networks.text_encoders
     unet_known = unet_layers(unet)
     text_known = [text_layers(encoder, at) for at, encoder in enumerate(encoders)]
     _require_some(LoraFile(path), set(unet_known).union(*text_known))
-    if of_unet.strength:
-        unet = _merged(store, unet, of_unet, unet_known)
-    if of_text.strength:
+    if unet_strength:
+        unet = _merged(store, unet, AppliedLora(path, identity, unet_strength), unet_known)
+    if text_strength:
+        lora = AppliedLora(path, identity, text_strength)
         pairs = zip(encoders, text_known, strict=True)
-        encoders = tuple(_merged(store, encoder, of_text, known) for encoder, known in pairs)
+        encoders = tuple(_merged(store, encoder, lora, known) for encoder, known in pairs)
     return Networks(unet, encoders)
 
 
 def _require_some(file: LoraFile, known: set[str]) -> None:
-    """Some of the file's layers are the model's. The rest is counted in the log."""
+    """Raises CheckpointUnavailable if the model has none of the layers; logs how many it lacks."""
     unknown = sum(name not in known for name in file.layers)
     if unknown == len(file.layers):
         raise CheckpointUnavailable(
@@ -146,7 +151,7 @@ def _require_some(file: LoraFile, known: set[str]) -> None:
 
 
 def unet_layers(unet: Any) -> dict[str, str]:
-    """The UNet's own layer for every name that a LoRA may have for it."""
+    """The layers of a UNet by every name that the file of a LoRA may have for them."""
     layers = list(_layers(unet))
     known = {f"{prefix}{name}": name for prefix in _UNET_PREFIXES for name in layers}
     known |= {f"lora_unet_{_underscored(name)}": name for name in layers}
@@ -155,7 +160,7 @@ def unet_layers(unet: Any) -> dict[str, str]:
 
 
 def text_layers(encoder: TextEncoder, at: int) -> dict[str, str]:
-    """The same of the text encoder in that place."""
+    """The same for a text encoder, the first of its model (0) or the second (1)."""
     kohya, dotted = _TEXT_PREFIXES[at]
     known = {}
     for name in _layers(encoder):
@@ -174,31 +179,32 @@ def _underscored(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _merged(store: ModelStore, module: M, use: Use, known: Mapping[str, str]) -> M:
-    """The module with one LoRA more, made once for all who want the same; itself where the file
-    has nothing for it.
+def _merged(store: ModelStore, module: M, lora: AppliedLora, known: Mapping[str, str]) -> M:
+    """The module with one more LoRA, from the store if it has been merged before.
+
+    It is the module itself if the file has no layers for it.
     """
-    if not any(name in known for name in LoraFile(use.path).layers):
+    if not any(name in known for name in LoraFile(lora.path).layers):
         return module
     origin: Origin = getattr(module, "origin", None) or Origin(module, (), weakref.ref(module))
     if origin.merged() is not module:
-        # A copy of a merged one, with something else about it: merge into that.
+        # It is a changed copy of a merged module, so the LoRA is merged into the copy.
         origin = Origin(module, (), weakref.ref(module))
-    base, uses = origin.base, (*origin.uses, use)
+    base, loras = origin.base, (*origin.loras, lora)
 
-    def make() -> Any:
-        merged = _merge(base, uses, known)
+    def create() -> Any:
+        merged = _merge(base, loras, known)
         return merged if isinstance(merged, TextEncoder) else prepared(merged, store.unets)
 
-    made: M = store.made(("lora", id(base), uses), make)
-    return made
+    found: M = store.get_or_create(("lora", id(base), loras), create)
+    return found
 
 
-def _merge(base: Any, uses: tuple[Use, ...], known: Mapping[str, str]) -> Any:
+def _merge(base: Any, loras: tuple[AppliedLora, ...], known: Mapping[str, str]) -> Any:
     merged: dict[str, Tensor] = {}
-    rounded = torch.float16 if isinstance(base, TextEncoder) else None
-    for use in uses:
-        for name, difference in _differences(base, use, known):
+    rounded_to = torch.float16 if isinstance(base, TextEncoder) else None
+    for lora in loras:
+        for name, difference in _differences(base, lora, known):
             weight = merged.get(name)
             if weight is None:
                 weight = base.get_parameter(name).float()
@@ -207,15 +213,14 @@ def _merge(base: Any, uses: tuple[Use, ...], known: Mapping[str, str]) -> Any:
     for name, weight in merged.items():
         layer, _, last = name.rpartition(".")
         dtype = base.get_parameter(name).dtype
-        final = (weight if rounded is None else weight.to(rounded)).to(dtype)
+        final = (weight if rounded_to is None else weight.to(rounded_to)).to(dtype)
         setattr(copied.get_submodule(layer), last, nn.Parameter(final, requires_grad=False))
-    # Not a module's attribute in torch's sense: the base is no part of the copy.
-    object.__setattr__(copied, "origin", Origin(base, uses, weakref.ref(copied)))
+    copied.origin = Origin(base, loras, weakref.ref(copied))
     return copied
 
 
 def sharing_copy(module: M) -> M:
-    """A copy of a module whose weights are the module's own, until one is put in its place."""
+    """A copy of a module that shares all its weights, any of which may be replaced in the copy."""
     shared: dict[int, Any] = {id(each): each for each in module.parameters()}
     shared |= {id(each): each for each in module.buffers()}
     copied = copy.deepcopy(module, shared)
@@ -225,34 +230,37 @@ def sharing_copy(module: M) -> M:
 
 
 def _differences(
-    base: nn.Module, use: Use, known: Mapping[str, str]
+    base: nn.Module, lora: AppliedLora, known: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each weight that the LoRA touches, and what is to be added to it, in float32."""
-    file = LoraFile(use.path)
+    """Each weight that the LoRA changes, and the difference to add to it, in float32."""
+    file = LoraFile(lora.path)
     with file.weights.opened() as read:
         for name, keys in file.layers.items():
             if name not in known:
                 continue
             weight_name = f"{known[name]}.weight"
             weight = base.get_parameter(weight_name)
-            parts = {role: read(key).to(weight.device, torch.float32) for role, key in keys.items()}
-            product = _product(parts)
+            matrices = {
+                role: read(key).to(weight.device, torch.float32) for role, key in keys.items()
+            }
+            product = _product(matrices)
             if product.numel() != weight.numel():
                 raise CheckpointUnavailable(
-                    f"{use.path.name}: {name} is of a weight of {tuple(product.shape)}, and this "
+                    f"{lora.path.name}: {name} is of a weight of {tuple(product.shape)}, and this "
                     f"model's is {tuple(weight.shape)}"
                 )
-            rank = len(parts["down"])
-            alpha = float(parts["alpha"]) if "alpha" in parts else rank
-            scale = use.strength * alpha / rank
+            rank = len(matrices["down"])
+            alpha = float(matrices["alpha"]) if "alpha" in matrices else rank
+            scale = lora.strength * alpha / rank
             yield weight_name, scale * product.reshape(weight.shape)
 
 
-def _product(parts: Mapping[str, Tensor]) -> Tensor:
-    """up @ down, of convolutions too; with a `mid` the kernel is between them (Yeh et al. 2023,
-    arXiv:2309.14859, section 3.1).
+def _product(matrices: Mapping[str, Tensor]) -> Tensor:
+    """up @ down, also for convolutions. A `mid` between them has the convolution's kernel.
+
+    Yeh et al. 2023 (arXiv:2309.14859), section 3.1.
     """
-    up, down = parts["up"], parts["down"]
-    if (mid := parts.get("mid")) is not None:
+    up, down = matrices["up"], matrices["down"]
+    if (mid := matrices.get("mid")) is not None:
         return torch.einsum("or,rshw,si->oihw", up.flatten(1), mid, down.flatten(1))
     return (up.flatten(1) @ down.flatten(1)).reshape(len(up), *down.shape[1:])

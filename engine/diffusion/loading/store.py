@@ -1,13 +1,13 @@
-"""Everything that is loaded: one list over all kinds, least recently used first, within a limit.
+"""Keeps all loaded models within one memory limit and drops the least recently used ones first.
 
-A node brings a model of a kind of its own like this, `read` being a function of a module:
+A node loads a model of another kind with a function that reads it:
 
     def read_upscaler(path: Path, device: torch.device) -> Upscaler: ...
 
     upscaler: Upscaler = yield from context.model("upscale_models", name, read_upscaler)
 
-What `read` answers must be the very object that users hold (a module, a tensor, or a dataclass of
-them with `weakref_slot=True`): the store sees by it whether the model is in use.
+The function must return the very object that users will hold: a module, a tensor, or a dataclass of
+them with `weakref_slot=True`. The store looks at the references to it to see whether it is in use.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ T = TypeVar("T")
 Read: TypeAlias = Callable[[Path, torch.device], T]
 """Reads a file or folder onto a device; raises CheckpointUnavailable."""
 Identity: TypeAlias = tuple[str, int, int]
-"""Path, size and time of change: a file that was replaced is another model."""
+"""Path, size and time of the last change, so that a file that was replaced is another model."""
 
 _log = logging.getLogger(__name__)
 
 
 class ModelStore:
-    """Models in memory within `cache_bytes`, tensors that several share counted once.
+    """Models in memory, which take up to `cache_bytes`; shared tensors count once.
 
-    What is in use stays, for dropping it would free nothing and a second copy could follow; so does
-    the newest.
+    A model in use is never dropped: that would free no memory, and the next user would load a
+    second copy. Neither is the newest one.
     """
 
     def __init__(
@@ -58,54 +58,54 @@ class ModelStore:
         self.device = device
         self.unets = unets
         self.encoding_cache = EncodingCache(text_cache_bytes)
-        """The texts that its text encoders have encoded."""
+        """The texts that the loaded text encoders have encoded."""
         self._cache_bytes = cache_bytes
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the entries in memory are labelled with, each once."""
+        """The labels of the models in memory, each once."""
         labels = (entry.label for entry in list(self._entries.values()))
         return tuple(dict.fromkeys(label for label in labels if label))
 
     @property
     def size_bytes(self) -> int:
-        """What all entries take."""
+        """The memory that all models take together."""
         sizes: dict[int, int] = {}
         for entry in self._entries.values():
             sizes |= entry.sizes
         return sum(sizes.values())
 
     def get(self, kind: str, name: str, read: Read[T]) -> T:
-        """The model of that name in the folder of that kind, read if need be."""
+        """The model of that name in the folder of that kind, from memory or read by `read`."""
         path = self.models.path(kind, name)
         identity = identity_of(path)
 
-        def make() -> T:
+        def create() -> T:
             self.make_room(identity[1])
             return read(path, self.device)
 
-        return self.made((kind, identity, read), make)
+        return self.get_or_create((kind, identity, read), create)
 
-    def made(self, key: Hashable, make: Callable[[], T], *, label: str = "") -> T:
-        """What is kept under `key`, made if need be; `make` calls `make_room` once it knows."""
+    def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
+        """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
         if key not in self._entries:
-            self._entries[key] = _Entry(make(), label)
+            self._entries[key] = _Entry(create(), label)
             self._evict(0, spared=1)
             self._warn_if_full()
         self._entries.move_to_end(key)
-        made: T = self._entries[key].value
-        return made
+        value: T = self._entries[key].value
+        return value
 
     def make_room(self, size_bytes: int) -> None:
-        """Drop what is used least, so that as much fits in."""
+        """Drop models until there is room for as many bytes, or until all others are in use."""
         self._evict(size_bytes, spared=0)
 
     def _evict(self, room_bytes: int, *, spared: int) -> None:
         for key in list(self._entries)[: len(self._entries) - spared]:
             if self.size_bytes + room_bytes <= self._cache_bytes:
                 return
-            if self._entries[key].dropped():
+            if self._entries[key].drop():
                 del self._entries[key]
 
     def _warn_if_full(self) -> None:
@@ -130,8 +130,8 @@ class _Entry:
     def __post_init__(self) -> None:
         self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
 
-    def dropped(self) -> bool:
-        """Lets go of the value, unless somebody else holds it."""
+    def drop(self) -> bool:
+        """Drop the value if nothing else holds it; returns whether it was dropped."""
         held = weakref.ref(self.value)
         self.value = None
         self.value = held()
@@ -139,7 +139,7 @@ class _Entry:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a module, a dataclass, a mapping or a sequence."""
+    """All tensors in a module, a dataclass, a mapping or a sequence."""
     match value:
         case Tensor():
             yield value
@@ -158,14 +158,14 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def identity_of(path: Path) -> Identity:
-    """Of a folder: the size of all that is in it, and the newest change."""
+    """The identity of a file, or of a folder with all files in it."""
     states = [each.stat() for each in (path, *(path.rglob("*") if path.is_dir() else ()))]
     return str(path), sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
 
 
 @dataclass(slots=True, eq=False)
 class Load(Request):
-    """Models to be brought into memory; one load serves all who wait for the same."""
+    """Loads models into memory; one call serves all runs that wait for the same ones."""
 
     what: Hashable
     load: Callable[[], Any]

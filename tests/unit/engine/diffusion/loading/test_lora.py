@@ -101,7 +101,7 @@ def test_every_touched_weight_is_by_the_definition_and_the_others_are_shared(
     networks = networks_of(checkpoint)
     pairs = pairs_for(networks.unet, 1)
     write(kohya("lora_unet_", pairs))
-    unet = with_lora(store, "l.safetensors", networks, (0.7, 1.0)).unet
+    unet = with_lora(store, "l.safetensors", networks, unet_strength=0.7, text_strength=1.0).unet
     weights = dict(networks.unet.named_parameters())
     for name, weight in unet.named_parameters():
         if (layer := name.removesuffix(".weight")) in pairs and name.endswith(".weight"):
@@ -119,8 +119,8 @@ def test_text_encoders_are_rounded_to_half_precision_once(
     first, second = (pairs_for(networks.text_encoders[1], seed) for seed in (1, 2))
     write(kohya("lora_te2_", first), "1.safetensors")
     write(kohya("lora_te2_", second), "2.safetensors")
-    found = with_lora(store, "1.safetensors", networks, (1.0, 0.5))
-    found = with_lora(store, "2.safetensors", found, (1.0, -0.3))
+    found = with_lora(store, "1.safetensors", networks, unet_strength=1.0, text_strength=0.5)
+    found = with_lora(store, "2.safetensors", found, unet_strength=1.0, text_strength=-0.3)
     assert found.unet is networks.unet
     assert found.text_encoders[0] is networks.text_encoders[0]
     for name, (down, up) in first.items():
@@ -183,7 +183,7 @@ def test_the_old_names_of_attention_processors_are_known(
             for role, tensor in (("down", down), ("up", up))
         }
     )
-    unet = with_lora(store, "l.safetensors", networks, (1.0, 1.0)).unet
+    unet = with_lora(store, "l.safetensors", networks, unet_strength=1.0, text_strength=1.0).unet
     for name in (f"{layer}.to_q.weight", f"{layer}.to_out.0.weight"):
         assert torch.allclose(unet.get_parameter(name), networks.unet.get_parameter(name) + 1)
 
@@ -201,7 +201,7 @@ def test_a_convolution_may_have_its_kernel_in_the_middle(
     key = f"lora_unet_{name.replace('.', '_')}"
     parts = {"down": down, "mid": mid, "up": up}
     write({f"{key}.lora_{part}.weight": tensor for part, tensor in parts.items()})
-    unet = with_lora(store, "l.safetensors", networks, (1.0, 1.0)).unet
+    unet = with_lora(store, "l.safetensors", networks, unet_strength=1.0, text_strength=1.0).unet
     # Three convolutions one after the other are the one that they are merged into.
     x = torch.randn(1, weight.shape[1], 5, 5, generator=generator)
     chained = torch.conv2d(torch.conv2d(torch.conv2d(x, down), mid, padding=1), up)
@@ -215,10 +215,13 @@ def test_equal_uses_share_one_merged_network_and_zero_strength_is_none(
     networks = networks_of(checkpoint)
     write(kohya("lora_unet_", pairs_for(networks.unet, 1)))
     before = store.size_bytes
-    once = with_lora(store, "l.safetensors", networks, (1.0, 1.0))
-    assert with_lora(store, "l.safetensors", networks, (1.0, 1.0)) == once
-    assert with_lora(store, "l.safetensors", networks, (0.5, 1.0)) != once
-    assert with_lora(store, "l.safetensors", networks, (0.0, 1.0)) == networks
+    once = with_lora(store, "l.safetensors", networks, unet_strength=1.0, text_strength=1.0)
+    assert with_lora(store, "l.safetensors", networks, unet_strength=1.0, text_strength=1.0) == once
+    assert with_lora(store, "l.safetensors", networks, unet_strength=0.5, text_strength=1.0) != once
+    assert (
+        with_lora(store, "l.safetensors", networks, unet_strength=0.0, text_strength=1.0)
+        == networks
+    )
     touched = sum(
         each.nbytes
         for name, each in once.unet.named_parameters()
@@ -232,10 +235,12 @@ def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(
 ) -> None:
     networks = networks_of(checkpoint)
     write(kohya("lora_unet_", pairs_for(networks.unet, 1)))
-    once = with_lora(store, "l.safetensors", networks, (1.0, 1.0))
+    once = with_lora(store, "l.safetensors", networks, unet_strength=1.0, text_strength=1.0)
     patched = sharing_copy(once.unet)
     patched.register_forward_hook(print)
-    twice = with_lora(store, "l.safetensors", Networks(patched), (1.0, 1.0)).unet
+    twice = with_lora(
+        store, "l.safetensors", Networks(patched), unet_strength=1.0, text_strength=1.0
+    ).unet
     assert twice._forward_hooks
     name = next(iter(pairs_for(networks.unet, 1)))
     steps = [each.get_parameter(f"{name}.weight") for each in (networks.unet, once.unet, twice)]
@@ -264,4 +269,6 @@ def test_a_file_that_fits_nothing_says_so(
 ) -> None:
     write({key: torch.zeros(size, size) for key, size in tensors.items()})
     with pytest.raises(CheckpointUnavailable, match=message):
-        with_lora(store, "l.safetensors", networks_of(checkpoint), (1.0, 1.0))
+        with_lora(
+            store, "l.safetensors", networks_of(checkpoint), unet_strength=1.0, text_strength=1.0
+        )

@@ -1,4 +1,4 @@
-"""One list over all that is loaded."""
+"""The store of loaded models."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def layer() -> nn.Linear:
 
 
 def has(store: ModelStore, key: str) -> bool:
-    made: list[nn.Module] = []
-    store.made(key, lambda: made.append(layer()) or made[0])
-    return not made
+    created: list[nn.Module] = []
+    store.get_or_create(key, lambda: created.append(layer()) or created[0])
+    return not created
 
 
 def test_least_recently_used_goes_first(store: ModelStore) -> None:
     for key in ("a", "b", "a", "c"):
-        store.made(key, layer)
+        store.get_or_create(key, layer)
     assert store.size_bytes == 2 * SIZE_BYTES
     assert has(store, "a")
     assert has(store, "c")
@@ -44,42 +44,42 @@ def test_least_recently_used_goes_first(store: ModelStore) -> None:
 def test_what_is_in_use_stays_and_it_is_said_where_that_is_too_much(
     store: ModelStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = [store.made(key, layer) for key in ("a", "b")]
+    held = [store.get_or_create(key, layer) for key in ("a", "b")]
     with caplog.at_level(logging.WARNING):
-        store.made("c", layer)
+        store.get_or_create("c", layer)
     assert [record.__dict__["size_bytes"] for record in caplog.records] == [3 * SIZE_BYTES]
-    assert store.made("a", layer) is held[0]
+    assert store.get_or_create("a", layer) is held[0]
     del held[:]
-    store.made("d", layer)
+    store.get_or_create("d", layer)
     assert store.size_bytes == 2 * SIZE_BYTES
 
 
 def test_room_is_made_before_anything_is_read(store: ModelStore) -> None:
-    store.made("a", layer)
-    store.made("b", layer)
+    store.get_or_create("a", layer)
+    store.get_or_create("b", layer)
     sizes: list[int] = []
 
-    def make() -> nn.Module:
+    def create() -> nn.Module:
         store.make_room(SIZE_BYTES)
         sizes.append(store.size_bytes)
         return layer()
 
-    store.made("c", make)
+    store.get_or_create("c", create)
     assert sizes == [SIZE_BYTES]
 
 
 def test_a_tensor_of_two_counts_once(store: ModelStore) -> None:
-    base = store.made("a", layer)
+    base = store.get_or_create("a", layer)
     variant = layer()
     variant.weight = base.weight
-    store.made("b", lambda: variant)
+    store.get_or_create("b", lambda: variant)
     assert store.size_bytes == SIZE_BYTES
 
 
 def test_the_newest_stays_however_large(tmp_path: Path) -> None:
     store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 1)
-    store.made("a", layer, label="a")
-    store.made("b", layer, label="b")
+    store.get_or_create("a", layer, label="a")
+    store.get_or_create("b", layer, label="b")
     assert store.labels == ("b",)
 
 
