@@ -38,4 +38,4 @@ def latent_from_batch(
     context: Context, samples: Latent, batch_index: int, length: int
 ) -> tuple[Latent]:
     """Takes some latents of a batch; a sampler gives them the noise they had in it."""
-    return (context.latents.taken(samples, batch_index, length),)
+    return (context.latents.batch_slice(samples, batch_index, length),)

@@ -1,4 +1,4 @@
-"""Image files that come with a job, as tensors."""
+"""Reads the image files that come with a job into tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from engine.graph.limits import Limits
 
 _NO_MASK_SIDE = 64
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
-"""Not all that Pillow reads: for some it starts other programs."""
+"""Only some of the formats that Pillow reads: for others it starts programs."""
 _FIRST_FRAME_ONLY = "MPO"
-"""Its further frames are other views, not later ones."""
+"""The further frames of this format are other views of the same moment."""
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def read_images(content: bytes, name: str, limits: Limits) -> tuple[Images, Mask]:
-    """Every frame, and the masks (batch, height, width): 1 where a frame is transparent.
+    """All frames with the size of the first, and their masks: 1 where a frame is transparent.
 
-    A file without transparency has masks of 0, 64 x 64. Raises InputFileUnavailable, TooLarge.
+    A file without transparency has masks of zeros, 64 x 64. Raises InputFileUnavailable, TooLarge.
     """
     frames: list[Image.Image] = []
     for frame in _frames(content, name):
@@ -38,7 +38,10 @@ def read_images(content: bytes, name: str, limits: Limits) -> tuple[Images, Mask
 
 
 def read_mask(content: bytes, name: str, *, channel: str, limits: Limits) -> Mask:
-    """One channel of the first frame (1, height, width); of "alpha", how transparent it is."""
+    """A channel of the first frame, (1, height, width); "alpha" is 1 where it is transparent.
+
+    Raises InputFileUnavailable, TooLarge.
+    """
     frame = next(_frames(content, name))
     limits.require_batch(1, width=frame.width, height=frame.height)
     plane = _decoded(frame, name).convert("RGBA").getchannel(channel[0].upper())
@@ -47,7 +50,7 @@ def read_mask(content: bytes, name: str, *, channel: str, limits: Limits) -> Mas
 
 
 def _frames(content: bytes, name: str) -> Iterator[Image.Image]:
-    """Frames whose size is known and whose pixels are not decoded yet."""
+    """The frames of a file, whose pixels are not decoded yet."""
     try:
         file = Image.open(io.BytesIO(content), formats=_FORMATS)
         for frame in ImageSequence.Iterator(file):
@@ -61,13 +64,13 @@ def _frames(content: bytes, name: str) -> Iterator[Image.Image]:
 
 
 def _decoded(frame: Image.Image, name: str) -> Image.Image:
-    """The frame as it is to be looked at, with 8 bits a channel."""
+    """The frame in its upright orientation, with 8 bits per channel."""
     try:
         upright = ImageOps.exif_transpose(frame)
     except (OSError, SyntaxError, ValueError) as error:
         raise InputFileUnavailable(f"The image {name} is damaged: {error}") from error
     if upright.mode in _SIXTEEN_BITS:
-        # Not 257, which would be right: ComfyUI's images are that bit brighter.
+        # 257 would be right, but ComfyUI divides by 255, which makes its images a bit brighter.
         return Image.fromarray((np.asarray(upright) / 255).clip(0, 255).astype(np.uint8))
     return upright
 

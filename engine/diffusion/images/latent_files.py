@@ -1,4 +1,4 @@
-"""Latent files that come with a job (safetensors, as ComfyUI's SaveLatent writes them)."""
+"""Reads the latent files that come with a job: safetensors, as ComfyUI's SaveLatent writes them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.graph.limits import Limits
 _TENSOR = "latent_tensor"
 _VERSION = "latent_format_version_0"
 _FIRST_SCALE = 0.18215
-"""Files without a version hold what the UNet sees."""
+"""Files without a version hold latents multiplied by this, as the UNet takes them."""
 
 
 def read_latent(content: bytes, name: str, limits: Limits) -> Latent:
-    """Raises InputFileUnavailable, TooLarge."""
+    """The latent in a file; raises InputFileUnavailable, TooLarge."""
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError) as error:

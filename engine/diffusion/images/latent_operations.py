@@ -1,4 +1,7 @@
-"""Operations on latents. Lengths are in pixels, as in the nodes, except where a name says cells."""
+"""Operations on latents. Lengths are in pixels, as in the nodes, unless a name says cells.
+
+A cell is one element of a latent; it stands for 8 x 8 pixels.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ _LEAST_SIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class LatentOperations:
-    """What makes latents of latents; raises TooLarge where they would pass `limits`."""
+    """Make latents from latents; all raise TooLarge if the result would exceed `limits`."""
 
     limits: Limits
 
     def empty(self, width: int, height: int, batch_size: int) -> Latent:
-        """Zeros."""
+        """A latent of zeros."""
         self.limits.require_batch(batch_size, width=width, height=height)
         return empty_latent(width, height, batch_size)
 
     def scaled(self, latent: Latent, width: int, height: int, *, method: str, crop: str) -> Latent:
-        """To `width` x `height`; one of them 0: in proportion; both: left as it is."""
+        """Resize to `width` x `height`; if one is 0, in proportion; if both are, not at all."""
         if width == height == 0:
             return latent
-        # What is given counts as 64 at least before the other side follows from it.
+        # As in ComfyUI, a side counts as at least 64 before the other is computed from it.
         width, height = (side and max(_LEAST_SIDE, side) for side in (width, height))
         width, height = kept_ratio(width, height, of=latent.samples, least=_LEAST_SIDE)
         return self._to_cells(
@@ -48,7 +51,7 @@ class LatentOperations:
         return self._to_cells(latent, *cells, method=method, crop="disabled")
 
     def repeated(self, latent: Latent, amount: int) -> Latent:
-        """The batch over and over. Each repeat takes draws of noise of its own."""
+        """Repeat the batch. Each repeat gets noise of its own."""
         samples, mask, index = latent.samples, latent.noise_mask, latent.batch_index
         self._require(len(samples) * amount, samples.shape[-1], samples.shape[-2])
         if mask is not None and len(mask) > 1:
@@ -58,18 +61,18 @@ class LatentOperations:
             index = tuple(draw + n * draws for n in range(amount) for draw in index)
         return Latent(samples.repeat(amount, 1, 1, 1), mask, index)
 
-    def taken(self, latent: Latent, start: int, length: int) -> Latent:
-        """Some of the batch, which keep their draws of noise."""
+    def batch_slice(self, latent: Latent, start: int, length: int) -> Latent:
+        """A part of the batch, which keeps the noise that it had in it."""
         samples, mask = latent.samples, latent.noise_mask
         start = min(len(samples) - 1, start)
-        some = slice(start, min(len(samples), start + length))
+        part = slice(start, min(len(samples), start + length))
         if mask is not None and len(mask) > 1:
-            mask = _cycled(mask, len(samples))[some]
+            mask = _cycled(mask, len(samples))[part]
         index = latent.batch_index or tuple(range(len(samples)))
-        return Latent(samples[some], mask, index[some])
+        return Latent(samples[part], mask, index[part])
 
     def pasted(self, below: Latent, above: Latent, *, x: int, y: int, feather: int) -> Latent:
-        """`above` over `below` with its corner at `x`, `y`, its inner edges softened."""
+        """Paste `above` over `below` with its top left corner at `x`, `y` and soft inner edges."""
         x, y, feather = (length // PIXELS_PER_LATENT for length in (x, y, feather))
         target = below.samples.clone()
         window = target[..., y : y + above.samples.shape[-2], x : x + above.samples.shape[-1]]
@@ -100,5 +103,5 @@ class LatentOperations:
 
 
 def _cycled(masks: Tensor, count: int) -> Tensor:
-    """As many masks as latents, from the first again where there are fewer."""
+    """As many masks as latents; if there are fewer, they start again from the first."""
     return masks[torch.arange(count) % len(masks)] if len(masks) < count else masks

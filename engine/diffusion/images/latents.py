@@ -1,4 +1,4 @@
-"""Latents and images as tensors."""
+"""The types of latents, images and masks."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Mask: TypeAlias = Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Latent:
-    """`dataclasses.replace` makes another of it."""
+    """Latents with the mask and the noise draws for sampling; change with `dataclasses.replace`."""
 
     samples: Tensor
-    """(batch, 4, height/8, width/8) float32, in the scale that the VAE decodes."""
+    """(batch, 4, height/8, width/8) float32, scaled as the VAE decodes them."""
     noise_mask: Tensor | None = None
-    """(batch or 1, height, width) of 0..1 in any size: 1 where the latent is to be made anew."""
+    """(batch or 1, height, width) of 0..1 in any size; 1 where the latent is to be sampled."""
     batch_index: tuple[int, ...] | None = None
-    """Which draw of noise each of the batch takes; None: in order."""
+    """The index of the noise draw for each latent of the batch; None: 0, 1, 2, …"""
 
 
 def empty_latent(width: int, height: int, batch_size: int) -> Latent:
-    """Zeros for images of `width` x `height` pixels."""
+    """Latents of zeros for images of `width` x `height` pixels."""
     side = (height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT)
     return Latent(torch.zeros(batch_size, CHANNELS, *side))
 
 
 def noise_like(samples: Tensor, seed: int) -> Tensor:
-    """Normal noise of that shape, the same on every device; one draw serves the whole batch."""
+    """Normal noise for the whole batch, drawn on the CPU and so the same for every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(samples.shape, generator=generator, dtype=torch.float32)
 
 
 def to_pixels(images: Images) -> list[NDArray[np.uint8]]:
-    """Each image as (height, width, 3) of 0..255. Cut, not rounded: ComfyUI's PNGs are so."""
+    """Each image as (height, width, 3) of 0..255, truncated and not rounded, as in ComfyUI."""
     levels = (images * 255.0).clamp(0, 255).to(torch.uint8).cpu()
     return [np.ascontiguousarray(image.numpy()) for image in levels]

@@ -1,4 +1,4 @@
-"""Operations on images and masks. They lie on the CPU, whatever the device."""
+"""Operations on images and masks, which are always on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GREY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ImageOperations:
-    """What makes images of images; raises TooLarge where they would pass `limits`."""
+    """Make images from images; all raise TooLarge if the result would exceed `limits`."""
 
     limits: Limits
 
@@ -29,7 +29,7 @@ class ImageOperations:
         return torch.tensor(levels).repeat(batch_size, height, width, 1)
 
     def scaled(self, images: Images, width: int, height: int, *, method: str, crop: str) -> Images:
-        """To `width` x `height`; one of them 0: in proportion; both: left as they are."""
+        """Resize to `width` x `height`; if one is 0, in proportion; if both are, not at all."""
         if width == height == 0:
             return images
         samples = images.movedim(-1, 1)
@@ -43,7 +43,7 @@ class ImageOperations:
         return self.scaled(images, *sides, method=method, crop="disabled")
 
     def joined(self, first: Images, second: Images) -> Images:
-        """One batch of both, the second brought to the size of the first."""
+        """One batch of both; the second images are resized to the size of the first."""
         _, height, width, _ = first.shape
         self.limits.require_batch(len(first) + len(second), width=width, height=height)
         if first.shape[1:] != second.shape[1:]:
@@ -53,31 +53,42 @@ class ImageOperations:
     def padded(
         self, images: Images, *, left: int, top: int, right: int, bottom: int, feathering: int
     ) -> tuple[Images, Mask]:
-        """The images in a grey frame, and the mask of the frame with a soft inner edge."""
+        """The images in a grey frame, and the mask of the frame, which has a soft inner edge.
+
+        All lengths are in pixels.
+        """
         count, height, width, channels = images.shape
         whole = (height + top + bottom, width + left + right)
         self.limits.require_batch(count, width=whole[1], height=whole[0])
         framed = images.new_full((count, *whole, channels), _GREY)
         framed[:, top : top + height, left : left + width] = images
         mask = torch.ones(1, *whole)
-        inside = _edge(height, width, feathering, sides=(left, top, right, bottom))
-        mask[:, top : top + height, left : left + width] = inside
+        mask[:, top : top + height, left : left + width] = _soft_edge(
+            height,
+            width,
+            feathering,
+            left=left > 0,
+            top=top > 0,
+            right=right > 0,
+            bottom=bottom > 0,
+        )
         return framed, mask
 
     def to_mask(self, images: Images, channel: str) -> Mask:
-        """One channel, (batch, height, width)."""
+        """A channel as masks, (batch, height, width); raises EngineError if there is none."""
         if channel not in _CHANNELS:
             raise EngineError(f"The image has no channel {channel}: it has {', '.join(_CHANNELS)}.")
         return images[..., _CHANNELS.index(channel)]
 
     def from_mask(self, mask: Mask) -> Images:
-        """Grey images of a mask."""
+        """The masks as grey images."""
         return mask.reshape(-1, *mask.shape[-2:], 1).expand(-1, -1, -1, len(_CHANNELS))
 
 
-def _edge(height: int, width: int, feathering: int, *, sides: tuple[int, int, int, int]) -> Tensor:
-    """Falls from 1 at the sides that were padded to 0 at `feathering` pixels from them."""
-    left, top, right, bottom = sides
+def _soft_edge(
+    height: int, width: int, feathering: int, *, left: bool, top: bool, right: bool, bottom: bool
+) -> Tensor:
+    """(height, width): falls from 1 at the named sides to 0 at `feathering` pixels from them."""
     if feathering == 0 or 2 * feathering >= min(height, width):
         return torch.zeros(height, width)
     rows, columns = torch.arange(height), torch.arange(width)

@@ -1,4 +1,4 @@
-"""Images and latents brought to another size."""
+"""Resizes images and latents."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _NEARLY_PARALLEL = 1 - 1e-5
 
 
 def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: str) -> Tensor:
-    """(batch, channels, height, width) from any other size; `method` and `crop` as named above.
+    """Resize (batch, channels, height, width) by one of the methods and crops above.
 
-    `crop` of "center" first cuts off what the new proportions have no room for.
+    With the crop "center", what does not fit the new proportions is cut off first.
     """
     if crop == "center":
         samples = _centre(samples, width / height)
@@ -47,7 +47,7 @@ def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: st
 
 
 def kept_ratio(width: int, height: int, *, of: Tensor, least: int = 1) -> tuple[int, int]:
-    """Width and height, that of them which is 0 taken from the proportions of `of`."""
+    """Width and height; one that is 0 is computed from the proportions of `of`."""
     old_height, old_width = of.shape[-2:]
     if width == 0:
         width = max(least, round(old_width * height / old_height))
@@ -65,14 +65,14 @@ def _centre(samples: Tensor, ratio: float) -> Tensor:
 
 
 def _lanczos(samples: Tensor, width: int, height: int) -> Tensor:
-    """By way of 8 bits a channel, as ComfyUI has it."""
+    """Converts to 8 bits per channel first, as ComfyUI does."""
     levels = (samples.movedim(0, -1) * 255.0).clamp(0, 255).to(torch.uint8).cpu().numpy()
     resized = Image.fromarray(levels).resize((width, height), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.array(resized, dtype=np.float32) / 255.0).movedim(-1, 0)
 
 
 def _along_rows(samples: Tensor, width: int) -> Tensor:
-    """Bilinear in one direction, on the sphere: Shoemake 1985, "Animating rotation"."""
+    """Resize one axis by spherical linear interpolation: Shoemake 1985, "Animating rotation"."""
     old_width = samples.shape[-1]
     places = torch.arange(old_width, dtype=torch.float32)[None, None]
     places = functional.interpolate(places, size=width, mode="linear")[0, 0].to(samples.device)
@@ -82,7 +82,7 @@ def _along_rows(samples: Tensor, width: int) -> Tensor:
 
 
 def _slerp(a: Tensor, b: Tensor, part: Tensor) -> Tensor:
-    """From `a` to `b` by `part`, direction (over the channels) and length each on its own."""
+    """Interpolate the direction (over the channels) and the length from `a` to `b` by `part`."""
     lengths = a.norm(dim=1, keepdim=True), b.norm(dim=1, keepdim=True)
     first, second = (
         torch.where(length > 0, each / length, 0.0)

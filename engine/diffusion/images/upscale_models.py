@@ -1,4 +1,4 @@
-"""Upscale models: read from files, run in tiles so that large images fit."""
+"""Upscale models: reads them from files and runs them in tiles, so that large images fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PIXELS_PER_ROW = 8192
 
 
 def read_upscale_model(path: Path, device: torch.device) -> UpscaleNetwork:
-    """In float32. Raises CheckpointUnavailable."""
+    """The network in float32; raises CheckpointUnavailable."""
     try:
         network = network_of(load_file(path))
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
@@ -41,7 +41,7 @@ def read_upscale_model(path: Path, device: torch.device) -> UpscaleNetwork:
 
 @dataclass(slots=True, eq=False)
 class Upscale(Request):
-    """A tile (1, 3, height, width) to be enlarged. Small ones gain from sharing a call."""
+    """Enlarges a tile (1, 3, height, width). Only small tiles gain from sharing a call."""
 
     network: UpscaleNetwork
     tile: Tensor
@@ -57,7 +57,7 @@ class Upscale(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """(1, 3, height, width) for each, on the CPU."""
+        """The enlarged tiles, (1, 3, height, width) on the CPU."""
         network = requests[0].network
         device = next(network.parameters()).device
         with memory_checked():
@@ -66,7 +66,7 @@ class Upscale(Request):
 
 
 def upscaled(network: UpscaleNetwork, images: Images, limits: Limits) -> Work[Images]:
-    """The images, one after the other. Raises TooLarge, OutOfMemory."""
+    """Enlarge images, one after the other; raises TooLarge, OutOfMemory."""
     count, height, width, _ = images.shape
     scale = network.scale
     limits.require_batch(count, width=width * scale, height=height * scale)
@@ -89,7 +89,7 @@ def _in_tiles_that_fit(network: UpscaleNetwork, image: Tensor) -> Work[Tensor]:
 
 
 def _in_tiles(network: UpscaleNetwork, image: Tensor, side: int) -> Work[Tensor]:
-    """Tiles of at most `side`, blended where they overlap."""
+    """Enlarge an image in tiles with sides up to `side`, and blend them where they overlap."""
     scale = network.scale
     feather = _OVERLAP * scale
     height, width = (length * scale for length in image.shape[-2:])

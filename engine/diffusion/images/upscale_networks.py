@@ -1,4 +1,4 @@
-"""Networks that enlarge images. Their sizes are told from their weights."""
+"""Networks that enlarge images. Their sizes follow from the shapes of their weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _COLOURS = 3
-_FOLDED_MULTIPLE = 4
+_UNSHUFFLE_MULTIPLE = 4
 _SLOPE = 0.2
 _RESIDUAL = 0.2
 
 
 class UpscaleNetwork(nn.Module):
-    """Images (batch, 3, height, width) of 0..1 to `scale` times their sides."""
+    """Enlarges the sides of images (batch, 3, height, width) of 0..1 by the factor `scale`."""
 
     scale: int
 
@@ -25,16 +25,16 @@ class UpscaleNetwork(nn.Module):
 class Rrdb(UpscaleNetwork):
     """ESRGAN: Wang et al. 2018 (arXiv:1809.00219), section 3.1.
 
-    With `folded` > 1 it sees blocks of pixels as channels: Wang et al. 2021 (arXiv:2107.10833).
+    With `unshuffle` > 1 blocks of pixels become channels: Wang et al. 2021 (arXiv:2107.10833).
     """
 
     def __init__(
-        self, *, features: int, growth: int, blocks: int, doublings: int, folded: int
+        self, *, features: int, growth: int, blocks: int, doublings: int, unshuffle: int
     ) -> None:
         super().__init__()
-        self.scale = 2**doublings // folded
-        self.folded = folded
-        self.first = nn.Conv2d(_COLOURS * folded**2, features, 3, padding=1)
+        self.scale = 2**doublings // unshuffle
+        self.unshuffle = unshuffle
+        self.first = nn.Conv2d(_COLOURS * unshuffle**2, features, 3, padding=1)
         self.body = nn.Sequential(
             *(nn.Sequential(*(_Dense(features, growth) for _ in range(3))) for _ in range(blocks))
         )
@@ -46,7 +46,7 @@ class Rrdb(UpscaleNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = (side * self.scale for side in images.shape[-2:])
-        seen: Tensor = self.first(functional.pixel_unshuffle(self._padded(images), self.folded))
+        seen: Tensor = self.first(functional.pixel_unshuffle(self._padded(images), self.unshuffle))
         features = seen
         for block in self.body:
             features = features + _RESIDUAL * block(features)
@@ -59,16 +59,16 @@ class Rrdb(UpscaleNetwork):
         return enlarged[..., :height, :width]
 
     def _padded(self, images: Tensor) -> Tensor:
-        """To whole blocks: of 4 pixels, whichever way the network folds, as spandrel has it."""
+        """Pad to whole blocks: of 4 pixels whenever the network unshuffles, as spandrel does."""
         height, width = images.shape[-2:]
-        block = _FOLDED_MULTIPLE if self.folded > 1 else 1
+        block = _UNSHUFFLE_MULTIPLE if self.unshuffle > 1 else 1
         rest = (0, -width % block, 0, -height % block)
         mode = "reflect" if min(height, width) > max(rest) else "replicate"
         return functional.pad(images, rest, mode=mode) if any(rest) else images
 
 
 class _Dense(nn.Module):
-    """Five convolutions, each of which sees all before it."""
+    """Five convolutions, each of which takes the outputs of all before it."""
 
     def __init__(self, features: int, growth: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Dense(nn.Module):
 
 
 class Compact(UpscaleNetwork):
-    """Real-ESRGAN's small one: plain convolutions, then the residual of every new pixel."""
+    """The small network of Real-ESRGAN: convolutions that give a residual for every new pixel."""
 
     def __init__(self, *, features: int, depth: int, scale: int) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ class Compact(UpscaleNetwork):
 
 
 def network_of(weights: Mapping[str, Tensor]) -> UpscaleNetwork | None:
-    """The network that the weights are of, filled with them; None where they are of no known kind.
+    """The network of these weights, or None if they are of no known kind.
 
-    Raises RuntimeError or KeyError where some are missing or have unlike sizes.
+    Raises RuntimeError or KeyError if some are missing or have other sizes.
     """
     weights = {key.removeprefix("params_ema."): value for key, value in weights.items()}
     if {"body.0.weight", "body.1.weight"} <= weights.keys():
@@ -133,7 +133,7 @@ def _rrdb(weights: Mapping[str, Tensor]) -> Rrdb:
         growth=len(weights["body.0.0.convolutions.0.weight"]),
         blocks=1 + max(int(key.split(".")[1]) for key in weights if key.startswith("body.")),
         doublings=sum(key.startswith("ends.") and key.endswith("weight") for key in weights) - 1,
-        folded=isqrt(seen // _COLOURS),
+        unshuffle=isqrt(seen // _COLOURS),
     )
     network.load_state_dict(weights, strict=True)
     return network
@@ -150,7 +150,7 @@ _END = re.compile(r"(?:(?:upconv|conv_up|model\.)(?P<number>\d+)|HRconv|conv_hr|
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our names for those of ESRGAN's first and second code and of Real-ESRGAN's."""
+    """The weights by our names; theirs are those of ESRGAN (old and new code) or Real-ESRGAN."""
     renamed, ends = {}, {}
     for key, value in weights.items():
         if match := _BLOCK.fullmatch(key):
@@ -171,7 +171,7 @@ def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _ends(ends: Mapping[str, Tensor]) -> dict[str, str]:
-    """Our names of the layers behind the body, which lie in order."""
+    """Our names of the layers after the body, which are in the order of their numbers."""
     layers = sorted({key.rpartition(".")[0] for key in ends}, key=_place)
     *others, last = layers
     return {layer: f"ends.{n}" for n, layer in enumerate(others)} | {last: "last"}

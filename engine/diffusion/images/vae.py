@@ -1,4 +1,4 @@
-"""Latents to images and images to latents."""
+"""Decodes latents to images, and encodes images to latents."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Vae:
 
 @dataclass(slots=True, eq=False)
 class Decode(Request):
-    """One latent (1, 4, h, w) to be decoded.
+    """Decodes one latent (1, 4, h, w).
 
-    Only small ones gain from sharing a call; a large one counts for all its rows, so that other
-    jobs' steps come in between the images of a batch.
+    Only small latents gain from sharing a call. A large one counts as many rows, so that the steps
+    of other jobs run between the images of a batch.
     """
 
     vae: Vae
@@ -49,7 +49,7 @@ class Decode(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Images]:
-        """(1, height, width, 3) of 0..1 for each."""
+        """The images, (1, height, width, 3) of 0..1, on the CPU."""
         autoencoder = requests[0].vae.autoencoder
         with memory_checked():
             samples = torch.cat([request.samples.to(autoencoder.device) for request in requests])
@@ -60,7 +60,7 @@ class Decode(Request):
 
 @dataclass(slots=True, eq=False)
 class Encode(Request):
-    """One image (1, height, width, 3) to be encoded, its sides multiples of 8. See `Decode`."""
+    """Encodes one image (1, height, width, 3), whose sides are multiples of 8; see `Decode`."""
 
     vae: Vae
     image: Images
@@ -76,7 +76,7 @@ class Encode(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """(1, 4, h, w) for each, the mode of what the encoder holds possible."""
+        """The latents, (1, 4, h, w): the modes of the distributions that the encoder gives."""
         autoencoder = requests[0].vae.autoencoder
         with memory_checked():
             images = torch.cat([request.image.to(autoencoder.device) for request in requests])
@@ -86,7 +86,10 @@ class Encode(Request):
 
 
 def cropped(planes: Tensor) -> Tensor:
-    """(batch, height, width, ...) with its middle kept, so that the sides are multiples of 8."""
+    """Crop (batch, height, width, ...) at the centre to sides that are multiples of 8.
+
+    Raises EngineError for sides below 8.
+    """
     if min(planes.shape[1:3]) < PIXELS_PER_LATENT:
         raise EngineError(f"An image of less than {PIXELS_PER_LATENT} pixels cannot be encoded.")
     for side in (1, 2):
@@ -97,7 +100,10 @@ def cropped(planes: Tensor) -> Tensor:
 
 
 def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[Images, Mask]:
-    """The images, grey where the mask is, and the mask grown by some pixels; cropped."""
+    """The images, grey where the mask is 1, and the mask grown by `grow_by` pixels; both cropped.
+
+    Raises EngineError if there are neither one mask nor as many as images.
+    """
     size = images.shape[1:3]
     if (masks := mask[..., 0, 0].numel()) not in {1, len(images)}:
         raise EngineError(f"{masks} masks are too many or too few for {len(images)} images.")
@@ -107,7 +113,7 @@ def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[I
 
 
 def _grown(mask: Mask, by: int) -> Mask:
-    """By convolution with a square of ones. One of even width reaches further down and right."""
+    """Grow by convolution with a square of ones; an even width grows further down and right."""
     if by == 0:
         return mask
     height, width = mask.shape[1:]

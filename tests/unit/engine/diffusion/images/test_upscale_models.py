@@ -27,9 +27,9 @@ from tests.support.engine.workflows import Watched, node
 
 CPU = torch.device("cpu")
 NETWORKS = {
-    "4x": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, folded=1),
-    "2x, folded": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, folded=2),
-    "1x": lambda: Rrdb(features=8, growth=4, blocks=1, doublings=0, folded=1),
+    "4x": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, unshuffle=1),
+    "2x, unshuffled": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, unshuffle=2),
+    "1x": lambda: Rrdb(features=8, growth=4, blocks=1, doublings=0, unshuffle=1),
     "compact": lambda: Compact(features=8, depth=3, scale=3),
 }
 
@@ -84,7 +84,7 @@ def written(network: UpscaleNetwork, path: Path, rename: Callable[[str, int, int
     [
         *(
             (kind, each)
-            for kind in ("4x", "2x, folded", "1x")
+            for kind in ("4x", "2x, unshuffled", "1x")
             for each in (esrgan_first, esrgan_second, real_esrgan)
         ),
         ("compact", as_it_is),
