@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 
 class Context:
-    """One run's access to models, device and files. `on_steps` is told of sampler steps.
+    """One run's access to models, device and files; `on_steps` gets the count of new sampler steps.
 
-    `images` and `latents` make others of those that nodes hand on, within the limits.
+    `images` and `latents` have the operations on images and latents, within `limits`.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""FreeU (Si et al. 2023, arXiv:2309.11497): less weight to what the UNet hands across, more to its
-backbone.
+"""FreeU: less weight for the skip connections of a UNet, and more for its backbone.
+
+Si et al. 2023 (arXiv:2309.11497).
 """
 
 from __future__ import annotations
@@ -21,29 +22,33 @@ _LOW_FREQUENCIES = 1
 
 @dataclass(frozen=True, slots=True)
 class FreeU:
-    """Factors for the layers with four times (1) and twice (2) the fewest channels of a UNet."""
+    """Factors of the backbone (b) and of the skip connections (s) of a UNet.
+
+    `b1` and `s1` are for the layers with four times the fewest channels of the UNet, `b2` and `s2`
+    for those with twice as many.
+    """
 
     b1: float
     b2: float
     s1: float
     s2: float
     follows_mean: bool = False
-    """The second version: the backbone's factor counts where the mean over its channels is high."""
+    """The second version, where the factor acts more where the mean over the channels is high."""
 
     def scaled(self, hidden: Tensor, factor: float) -> Tensor:
-        """The backbone (batch, channels, h, w) with the first half of its channels scaled."""
+        """Scale the first half of the channels of the backbone (batch, channels, h, w)."""
         weight: float | Tensor = factor
         if self.follows_mean:
             mean = hidden.mean(1, keepdim=True)
             least, most = mean.amin((2, 3), keepdim=True), mean.amax((2, 3), keepdim=True)
-            spread = torch.where(most > least, most - least, 1.0)
-            weight = 1 + (factor - 1) * (mean - least) / spread
+            span = torch.where(most > least, most - least, 1.0)
+            weight = 1 + (factor - 1) * (mean - least) / span
         first, second = hidden.chunk(2, dim=1)
         return torch.cat([first * weight, second], dim=1)
 
 
 def with_free_u(model: Model, settings: FreeU) -> Model:
-    """The model on another UNet of the same weights; equal settings give the same one."""
+    """The model with a UNet that shares the weights; equal settings give the same UNet."""
     key = id(model.unet), settings
     unet = _VARIANTS.get(key)
     if unet is None:
@@ -52,8 +57,8 @@ def with_free_u(model: Model, settings: FreeU) -> Model:
 
 
 _VARIANTS: WeakValueDictionary[tuple[int, FreeU], Any] = WeakValueDictionary()
-"""Those that jobs use now, so that they share their calls. Each holds the UNet that it was made of,
-so no other can take that one's id.
+"""The UNets that jobs use now, so that equal ones share their calls. Each holds the UNet that it is
+a variant of, which keeps that one's id from being given to another.
 """
 
 
@@ -63,28 +68,28 @@ def _variant(unet: Any, settings: FreeU) -> Any:
     factors = {4 * fewest: (settings.b1, settings.s1), 2 * fewest: (settings.b2, settings.s2)}
 
     def hook(channels: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        backbone, skip = factors[channels]
+        backbone_factor, skip_factor = factors[channels]
 
         def scale(
             _layer: nn.Module, inputs: tuple[Any, ...], _origin: Any = unet
         ) -> tuple[Any, ...]:
             joined, *rest = inputs
-            hidden, crossing = joined[:, :channels], joined[:, channels:]
-            # diffusers calls the factor an int; it is none.
-            crossing = fourier_filter(crossing, _LOW_FREQUENCIES, skip)  # type: ignore[arg-type]
-            return torch.cat([settings.scaled(hidden, backbone), crossing], dim=1), *rest
+            hidden, skip = joined[:, :channels], joined[:, channels:]
+            # diffusers types the factor as an int, but it is a float.
+            skip = fourier_filter(skip, _LOW_FREQUENCIES, skip_factor)  # type: ignore[arg-type]
+            return torch.cat([settings.scaled(hidden, backbone_factor), skip], dim=1), *rest
 
         return scale
 
-    for layer, channels in _joints(variant):
+    for layer, channels in _layers_after_skips(variant):
         if channels in factors:
             layer.register_forward_pre_hook(hook(channels))
     return variant
 
 
-def _joints(unet: Any) -> Iterator[tuple[nn.Module, int]]:
-    """The layers of the way up that take the backbone joined with what comes across, and the
-    backbone's channels there.
+def _layers_after_skips(unet: Any) -> Iterator[tuple[nn.Module, int]]:
+    """The layers of the decoder that take the backbone joined with a skip connection, each with the
+    number of channels that the backbone has there.
     """
     channels = unet.config.block_out_channels[-1]
     for block in unet.up_blocks:

@@ -55,10 +55,10 @@ def answer(unet: Any) -> Tensor:
 
 
 def joined(unet: Any) -> list[Tensor]:
-    """What the layers of the way up are given, in order."""
+    """The inputs of the decoder's layers, in order."""
     given: list[Tensor] = []
     layers = [layer for block in unet.up_blocks for layer in block.resnets]
-    # Registered last, so that it sees what FreeU made of it.
+    # Registered last, so that it gets what FreeU made of the input.
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
         for layer in layers
