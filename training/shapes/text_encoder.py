@@ -1,6 +1,6 @@
 """The text encoder: a small CLIP text model, first trained to tell what a caption asks for.
 
-That gives the painter's course a start in which words already mean something.
+That gives the painter's trainer a start in which words already mean something.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from engine.diffusion.text.text_encoders import END, START
 from training.shapes import vocabulary
 from training.shapes.captions import caption
-from training.shapes.course import Course
 from training.shapes.scenes import (
     ANYWHERE,
     COLOUR_NAMES,
@@ -29,6 +28,7 @@ from training.shapes.scenes import (
     Size,
     draw_scenes,
 )
+from training.shapes.trainer import Trainer
 
 CONFIG: dict[str, Any] = {
     "vocab_size": vocabulary.SIZE,
@@ -145,7 +145,7 @@ def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
         ]
         return {"right": float(torch.stack(right).mean()), "worst": float(min(right))}
 
-    Course(_NAME, folder, reader, steps, {"": _RATE}).run(loss_of, scores_of)
+    Trainer(_NAME, folder, reader, steps, {"": _RATE}).run(loss_of, scores_of)
     return reader.encoder
 
 

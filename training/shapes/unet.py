@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel
 
 from training.shapes import vocabulary
-from training.shapes.course import Course
 from training.shapes.scenes import HELD_OUT, Scenes, draw_scenes
 from training.shapes.text_encoder import captions_of, encode
+from training.shapes.trainer import Trainer
 from training.shapes.vae import SCALING_FACTOR, latents_of
 from training.single_file import SCHEDULER
 
@@ -86,7 +86,7 @@ def train_unet(
         return {"held_out_loss": _loss(painter, noising, test, f"{seed} test").item()}
 
     rates = {"unet": _RATE, "text": _TEXT_RATE}
-    Course(_NAME, folder, painter, steps, rates).run(loss_of, scores_of)
+    Trainer(_NAME, folder, painter, steps, rates).run(loss_of, scores_of)
     return painter
 
 

@@ -12,9 +12,9 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional
 
-from training.shapes.course import Course
 from training.shapes.drawing import draw
 from training.shapes.scenes import Scenes, draw_scenes
+from training.shapes.trainer import Trainer
 
 SCALING_FACTOR = 0.18215
 """Stable Diffusion's; the weights are scaled so that it is right for this model too."""
@@ -60,7 +60,7 @@ def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
     def scores_of() -> dict[str, float]:
         return {"psnr_db": psnr(vae.decode(vae.encode(test).latent_dist.mode()).sample, test)}
 
-    Course(_NAME, folder, vae, steps, {"": _RATE}).run(loss_of, scores_of)
+    Trainer(_NAME, folder, vae, steps, {"": _RATE}).run(loss_of, scores_of)
     scenes = draw_scenes(np.random.default_rng((seed, 3)), _MEASURED_PICTURES)
     _scale_latents(vae, latents_of(vae, scenes, seed))
     return vae.eval().requires_grad_(False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.shapes.course import Course
+from training.shapes.trainer import Trainer
 
 STEPS = 8
 
@@ -18,52 +18,54 @@ class Stopped(Exception):
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Callable[..., Course]:
+def trainer(tmp_path: Path) -> Callable[..., Trainer]:
     """A line to be learned, saved after each step."""
 
-    def make(name: str) -> Course:
+    def make(name: str) -> Trainer:
         torch.manual_seed(1)
-        return Course(name, tmp_path, nn.Linear(2, 1), STEPS, {"": 0.1}, save_s=0.0)
+        return Trainer(name, tmp_path, nn.Linear(2, 1), STEPS, {"": 0.1}, save_s=0.0)
 
     return make
 
 
-def loss_of(course: Course, *, stop: int = STEPS) -> Callable[[int], Tensor]:
+def loss_of(trainer: Trainer, *, stop: int = STEPS) -> Callable[[int], Tensor]:
     """Of batches that the step alone decides."""
 
     def loss(step: int) -> Tensor:
         if step == stop:
             raise Stopped
         batch = torch.randn(4, 2, generator=torch.Generator().manual_seed(step))
-        wrong: Tensor = course.model(batch) - batch.sum(dim=1, keepdim=True)
+        wrong: Tensor = trainer.model(batch) - batch.sum(dim=1, keepdim=True)
         return wrong.square().mean()
 
     return loss
 
 
-def test_a_course_that_was_stopped_ends_as_one_that_was_not(course: Callable[..., Course]) -> None:
-    whole = course("whole")
+def test_a_trainer_that_was_stopped_ends_as_one_that_was_not(
+    trainer: Callable[..., Trainer],
+) -> None:
+    whole = trainer("whole")
     whole.run(loss_of(whole))
-    stopped = course("stopped")
+    stopped = trainer("stopped")
     with pytest.raises(Stopped):
         stopped.run(loss_of(stopped, stop=STEPS // 2))
-    resumed = course("stopped")
+    resumed = trainer("stopped")
     resumed.run(loss_of(resumed))
     assert torch.equal(whole.model.weight, resumed.model.weight)
 
 
-def test_a_course_that_is_over_takes_no_step_more(course: Callable[..., Course]) -> None:
-    first = course("line")
+def test_a_trainer_that_is_done_takes_no_further_step(trainer: Callable[..., Trainer]) -> None:
+    first = trainer("line")
     first.run(loss_of(first))
-    again = course("line")
+    again = trainer("line")
     again.run(loss_of(again, stop=0))
     assert torch.equal(first.model.weight, again.model.weight)
 
 
 def test_loss_and_scores_are_written_as_it_goes(
-    course: Callable[..., Course], tmp_path: Path
+    trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
-    line = course("line")
+    line = trainer("line")
     line.run(loss_of(line), lambda: {"bias": float(line.model.bias)})
     entries = [json.loads(text) for text in (tmp_path / "line.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))

@@ -1,6 +1,6 @@
-"""A course of training: steps with a falling learning rate, an average of the weights, a journal.
+"""A trainer of training: steps with a falling learning rate, an average of the weights, a journal.
 
-Each step takes its randomness from the seed and its own number, so a course that was stopped goes
+Each step takes its randomness from the seed and its own number, so a trainer that was stopped goes
 on as if it had not been.
 """
 
@@ -26,7 +26,7 @@ _AVERAGED = 0.999
 
 
 @dataclass(slots=True)
-class Course:
+class Trainer:
     """Trains `model` for `steps`; its state lies in `folder`/`name`.pt, its journal beside it."""
 
     name: str
