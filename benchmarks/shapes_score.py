@@ -1,8 +1,8 @@
-"""Does `darkroom-shapes` draw what it is told? Scored through the engine, on what it never saw.
+"""Scores how well `darkroom-shapes` draws what a prompt asks for, through the engine.
 
-The combinations of shape, colour and background are held out of the training; captions and seeds
-are fresh. A judge without a network says what is on a picture; how often it is right about drawn
-ones comes first.
+The combinations of shape, colour and background are held out of the training, and captions and
+seeds are new. A judge without a network recognises what is on a picture. The first table says how
+often it is right about pictures that were drawn from scenes.
 
 usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 8]
 """
@@ -29,7 +29,7 @@ from training.shapes.export import CHECKPOINT
 from training.shapes.judge import judge
 from training.shapes.scenes import COLOUR_NAMES, HELD_OUT, SHAPE_NAMES, Scenes, draw_scenes
 from training.shapes.scoring import Score, mean, score
-from training.shapes.studio import Studio, studio
+from training.shapes.studio import Studio, open_studio
 
 SEED = 20_261_120
 CFG = 5.0
@@ -72,15 +72,15 @@ def main() -> None:
     print_hardware()
     tasks = {name: _task(counts, args.prompts) for name, counts in CLASSES.items()}
     _report_judge(tasks)
-    with studio(args.checkpoint) as room:
-        _report_classes(room, tasks)
+    with open_studio(args.checkpoint) as studio:
+        _report_classes(studio, tasks)
         one = tasks["one shape"]
         for name, task in tasks.items():
-            _report_guidance(room, name, task)
-        _report_negative(room, args.prompts)
+            _report_guidance(studio, name, task)
+        _report_negative(studio, args.prompts)
         if args.per_sampler:
-            _report_samplers(room, one.first(args.per_sampler))
-        _report_single(room, one)
+            _report_samplers(studio, one.first(args.per_sampler))
+        _report_single(studio, one)
 
 
 def _task(counts: Sequence[int], n: int) -> Task:
@@ -116,10 +116,10 @@ def _percent(share: float) -> str:
     return f"{share:.1%}"
 
 
-def _report_classes(room: Studio, tasks: Mapping[str, Task]) -> None:
+def _report_classes(studio: Studio, tasks: Mapping[str, Task]) -> None:
     rows, misses = [], []
     for name, task in tasks.items():
-        scores = task.scores(room.paint(task.requests()))
+        scores = task.scores(studio.generate(task.requests()))
         rows.append([name, *_shares(scores)])
         misses += [
             [SHAPE_NAMES[shape], _percent(mean(_of_shape(task.scenes, scores, shape)))]
@@ -137,7 +137,7 @@ def _of_shape(scenes: Scenes, scores: Sequence[Score], shape: int) -> list[float
     return [scores[int(row)].shapes for row in rows] or [float("nan")]
 
 
-def _report_guidance(room: Studio, name: str, task: Task) -> None:
+def _report_guidance(studio: Studio, name: str, task: Task) -> None:
     settings: dict[str, dict[str, Any]] = {
         "cfg 5": {},
         "cfg 1": {"cfg_scale": 1.0},
@@ -146,14 +146,14 @@ def _report_guidance(room: Studio, name: str, task: Task) -> None:
     rows = []
     usual: Pictures | None = None
     for label, more in settings.items():
-        pictures = room.paint(task.requests(**more))
+        pictures = studio.generate(task.requests(**more))
         usual = pictures if usual is None else usual
         unlike = mean(float((a != b).any()) for a, b in zip(usual, pictures, strict=True))
         rows.append([label, *_shares(task.scores(pictures)), _percent(unlike)])
     print_table(f"Guidance: {name}", ("", *_COLUMNS, "other pictures"), rows)
 
 
-def _report_negative(room: Studio, n: int) -> None:
+def _report_negative(studio: Studio, n: int) -> None:
     """The share of shapes in a colour, when no colour is asked for and when it is warned of."""
     prompts = [f"a {SHAPE_NAMES[row % len(SHAPE_NAMES)]}" for row in range(n)]
     warned = [COLOUR_NAMES[row % len(COLOUR_NAMES)] for row in range(n)]
@@ -167,7 +167,7 @@ def _report_negative(room: Studio, n: int) -> None:
             name,
             _percent(mean(_has(each, colour) for each, colour in zip(found, warned, strict=True))),
         ]
-        for name, found in (("without", room.paint(free)), ("with", room.paint(against)))
+        for name, found in (("without", studio.generate(free)), ("with", studio.generate(against)))
     ]
     print_table("A colour as negative prompt", ("", "shapes of that colour"), rows)
 
@@ -177,29 +177,29 @@ def _has(picture: Pictures, colour: str) -> float:
     return float(bool(patches) and COLOUR_NAMES[patches[0].colour] == colour)
 
 
-def _report_samplers(room: Studio, task: Task) -> None:
+def _report_samplers(studio: Studio, task: Task) -> None:
     rows = []
     for sampler in SAMPLERS:
         for scheduler in SCHEDULERS:
             names = {"sampler_name": sampler.label, "scheduler": scheduler.label}
-            scores = task.scores(room.paint(task.requests(**names)))
+            scores = task.scores(studio.generate(task.requests(**names)))
             rows.append([f"{sampler.label}, {scheduler.label}", *_shares(scores)])
     title = f"One shape, {len(task.prompts)} prompts, {STEPS} steps"
     print_table(title, ("", *_COLUMNS), rows)
 
 
-def _report_single(room: Studio, task: Task) -> None:
+def _report_single(studio: Studio, task: Task) -> None:
     seconds = []
     for request in task.requests()[:ALONE_PICTURES]:
         began = time.perf_counter()
-        room.paint([request])
+        studio.generate([request])
         seconds.append(time.perf_counter() - began)
     console.print(
         f"A picture alone, {STEPS} steps: median {statistics.median(seconds):.2f} s,"
         f" longest {max(seconds):.2f} s"
     )
     one = task.requests()[0]
-    same = bool((room.paint([one]) == room.paint([one])).all())
+    same = bool((studio.generate([one]) == studio.generate([one])).all())
     console.print(f"The same seed gives the same picture: {'yes' if same else 'NO'}")
 
 

@@ -2,9 +2,9 @@
 
     python -m training.make_tiny [OUT.safetensors]
 
-About 12 MB, the same every time under one version of torch; its sizes go into `OUT.config/` beside
-it. The weights are shaped so that pictures (64x64 by nature) are finite, not saturated, and depend
-on seed, step and prompt: they are for tests, demos and benchmarks.
+It is about 12 MB, and the same each time with one version of torch. Its configurations are written
+to `OUT.config/` beside it. The weights are chosen so that pictures (64x64) are not saturated and
+depend on seed, step and prompt. They are for tests, demos and benchmarks.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ TEXT_ENCODER: dict[str, Any] = {
 
 _LATENT_CHANNELS = 4
 _CHANNELS_PER_LATENT = 2
-"""A latent channel rides through the UNet as x and -x, for silu(x) - silu(-x) = x."""
+"""A latent channel passes through the UNet as x and -x, because silu(x) - silu(-x) = x."""
 _CARRIED = _LATENT_CHANNELS * _CHANNELS_PER_LATENT
 _CARRIED_GAIN = 0.93
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a tiny random checkpoint.")
+    parser = argparse.ArgumentParser(
+        prog="python -m training.make_tiny", description="Write a tiny random checkpoint."
+    )
     parser.add_argument("out", nargs="?", type=Path, default=DEFAULT_OUT)
     out: Path = parser.parse_args().out
     write_checkpoint(out)
@@ -75,7 +77,7 @@ def main() -> None:
 
 
 def write_checkpoint(out: Path) -> None:
-    """Write the checkpoint to `out` and its sizes beside it."""
+    """Write the checkpoint to `out` and its configurations beside it."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         write_single_file(
             out,
@@ -94,7 +96,7 @@ def _make_unet() -> nn.Module:
 
 
 def stronger_prompt(unet: Any) -> nn.Module:
-    """Make a random UNet's answers depend on prompt and step."""
+    """Change a random UNet so that its output depends on prompt and step."""
     for name, module in unet.named_modules():
         if name.endswith("attn2"):  # the prompt
             for layer, gain in ((module.to_q, 3), (module.to_k, 3), (module.to_v, 2)):
@@ -107,7 +109,7 @@ def stronger_prompt(unet: Any) -> nn.Module:
 
 
 def _carry_latent_through(unet: Any) -> None:
-    """Make the first channels hand the latent from input to output; the rest stays random."""
+    """Let the first channels carry the latent from input to output; the others stay random."""
     first = UNET["block_out_channels"][0]
     last = unet.up_blocks[-1]
     resnet, attention = last.resnets[-1], last.attentions[-1]
@@ -143,11 +145,11 @@ def _make_vae() -> nn.Module:
 
 
 def _make_text_encoder() -> nn.Module:
-    return vivid(CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)), seed=SEED + 3)
+    return with_large_weights(CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)), seed=SEED + 3)
 
 
-def vivid(encoder: nn.Module, *, seed: int) -> nn.Module:
-    """Larger weights than a fresh model's, so that unlike words give unlike encodings."""
+def with_large_weights(encoder: nn.Module, *, seed: int) -> nn.Module:
+    """Give an encoder larger weights than a new model has, so that words have unlike encodings."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in encoder.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)

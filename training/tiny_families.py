@@ -1,7 +1,7 @@
-"""Tiny checkpoints with random weights in the layouts of Stable Diffusion 2 and XL, for tests.
+"""Writes tiny random checkpoints in the layouts of Stable Diffusion 2 and XL, for tests.
 
-Each as a single file and as a diffusers folder of the same weights; a few MB, nearly all of it the
-rows of CLIP's vocabulary.
+Each is written as a single file and as a diffusers folder with the same weights. It has a few MB,
+nearly all of them for the embeddings of CLIP's vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from engine.graph.families import Family
-from training.make_tiny import SEED, TEXT_ENCODER, VAE, stronger_prompt, vivid
+from training.make_tiny import SEED, TEXT_ENCODER, VAE, stronger_prompt, with_large_weights
 from training.single_file import SCHEDULER, Component, configs_of, write_json, write_single_file
 
 _TIME_WIDTH = 8
@@ -56,7 +56,7 @@ _XL = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """The sizes of one family."""
+    """The configurations of one family."""
 
     unet: Mapping[str, Any]
     text_encoders: Mapping[str, Mapping[str, Any]]
@@ -90,7 +90,7 @@ FAMILIES: dict[Family, Tiny] = {
 
 
 def write_family(family: Family, single: Path, folder: Path) -> None:
-    """Write the same weights as a single file, with its sizes beside it, and as a folder."""
+    """Write the same weights as a single file, with configurations beside it, and as a folder."""
     tiny = FAMILIES[family]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
@@ -98,7 +98,9 @@ def write_family(family: Family, single: Path, folder: Path) -> None:
         vae_config = {**_SMALL_VAE, "scaling_factor": tiny.latent_scale}
         vae = _rounded(AutoencoderKL(**vae_config))
         encoders = [
-            Component(config, _rounded(vivid(_text_encoder(config, name), seed=SEED + at)))
+            Component(
+                config, _rounded(with_large_weights(_text_encoder(config, name), seed=SEED + at))
+            )
             for at, (name, config) in enumerate(tiny.text_encoders.items())
         ]
     parts: dict[str, Any] = {
@@ -119,7 +121,7 @@ def _text_encoder(config: Mapping[str, Any], name: str) -> nn.Module:
 
 
 def _rounded(module: nn.Module) -> dict[str, Tensor]:
-    """What half precision can hold, so that every way of keeping them gives the same."""
+    """The weights rounded to half precision, so that both layouts give the same values."""
     return {name: tensor.half().float() for name, tensor in module.state_dict().items()}
 
 
@@ -140,7 +142,7 @@ def _write_folder(folder: Path, **parts: Any) -> None:
 
 
 def _without_last_layer(component: Component) -> Component:
-    """As diffusers' folders of Stable Diffusion 2 have it."""
+    """The text encoder as diffusers' folders of Stable Diffusion 2 have it."""
     last = component.config["num_hidden_layers"] - 1
     state = {k: v for k, v in component.state.items() if f"encoder.layers.{last}." not in k}
     return Component({**component.config, "num_hidden_layers": last}, state)

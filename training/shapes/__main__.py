@@ -1,11 +1,11 @@
-r"""Trains the checkpoint, stage by stage; a stage that was stopped goes on where it was.
+r"""Trains the checkpoint in stages. A stage that was stopped continues from its last save.
 
     GOMP_SPINCOUNT=3000 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
         MALLOC_TOP_PAD_=1000000000 python -m training.shapes
 
-States and journals go to `data/train`, the checkpoint to `models/checkpoints`. The three settings
-of the allocator make it a good deal faster; so does the first where other work is on the cores.
-Scores come from `python -m benchmarks.shapes_score`.
+States and journals are written to `data/train`, the checkpoint to `models/checkpoints`. The three
+settings of the allocator (MALLOC) make training much faster; GOMP_SPINCOUNT helps if other work
+runs on the same cores. `python -m benchmarks.shapes_score` scores the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.shapes.unet import train_unet
 from training.shapes.vae import train_vae
 
 STAGES = ("vae", "text", "unet")
-"""Each needs those before it; the last one ends with the checkpoint."""
+"""Each stage needs those before it; after the last one the checkpoint is written."""
 
 
 def main() -> None:
@@ -35,10 +35,10 @@ def main() -> None:
     encoder = train_text_encoder(folder, steps=args.text_steps, seed=seed)
     if args.until == "text":
         return
-    painter = train_unet(
+    denoiser = train_unet(
         folder, autoencoder, encoder, steps=args.unet_steps, scenes=args.scenes, seed=seed
     )
-    export(autoencoder, painter, args.out)
+    export(autoencoder, denoiser, args.out)
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
 
 
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, help="of torch; else as many as there are cores")
-    # Some 80 minutes on two free cores.
+    # These take about 80 minutes on two free cores.
     parser.add_argument("--vae-steps", type=int, default=2760)
     parser.add_argument("--text-steps", type=int, default=2500)
     parser.add_argument("--unet-steps", type=int, default=10_500)

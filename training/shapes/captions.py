@@ -1,7 +1,7 @@
-"""What a user might write to get a scene: many wordings, any of which says all that was asked.
+"""Captions of scenes, in many wordings that a user might write.
 
-A caption may leave the background, the size, the place or a colour out. Size and place are left out
-only where the scene was drawn without them; background and colour at random, rarely.
+A caption may omit the background, the size, the place or a colour. Size and place are omitted only
+if the scene was drawn without them. Background and colour are rarely omitted, at random.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _PREFIXES = (
     "simple drawing of",
 )
 _BARE = 0.05
-"""Captions that say a colour or a shape alone."""
+"""The share of captions that name only a colour or a shape."""
 _COLOURLESS = 0.05
 _NO_BACKGROUND = 0.10
 _PREFIXED = 0.12
 
 
 def caption(scenes: Scenes, row: int, rng: Random) -> str:
-    """One of many wordings for the scene in `row`."""
+    """A random caption for the scene in `row`."""
     alone = scenes.count[row] == 1
     chance = rng.random()
     if alone and chance < _BARE:
@@ -71,7 +71,7 @@ def caption(scenes: Scenes, row: int, rng: Random) -> str:
 
 
 def full_caption(scenes: Scenes, row: int, rng: Random) -> str:
-    """One that leaves neither background nor colour out."""
+    """A random caption that omits neither background nor colour."""
     subject = _subject(scenes, row, rng, has_colour=True)
     return _on_background(subject, _background(scenes, row, rng), rng)
 
@@ -181,7 +181,7 @@ def _listed(things: Sequence[str], rng: Random, *, sideways: bool) -> str:
 
 
 def _background(scenes: Scenes, row: int, rng: Random) -> str:
-    """Without a word before it."""
+    """The background, without a preposition."""
     one, two = _hue(scenes.background[row], rng), _hue(scenes.second[row], rng)
     match scenes.texture[row]:
         case Texture.PLAIN:
@@ -206,7 +206,7 @@ def _on_background(subject: str, background: str, rng: Random) -> str:
 
 
 def wordings() -> Iterator[str]:
-    """Texts that together have every word a caption can have."""
+    """Texts that together contain every word that a caption may have."""
     yield from (noun for nouns in NOUNS.values() for noun in nouns)
     yield from (hue for hues in HUES.values() for hue in hues)
     yield from (size for sizes in _SIZES.values() for size in sizes)

@@ -1,4 +1,4 @@
-"""Pictures of real outputs with their prompts and seeds.
+"""Draws a sheet of generated pictures with their prompts and seeds.
 
 python -m training.shapes.contact_sheet [OUT.png]
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from training.shapes.export import CHECKPOINT
-from training.shapes.studio import studio
+from training.shapes.studio import open_studio
 
 OUT = Path("docs/images/contact-sheet.png")
 PROMPTS = (
@@ -39,7 +39,7 @@ _CELL = (256, 292)
 _PICTURE = 192
 _MARGIN = 8
 _LINE = 32
-"""Letters of the caption that fit beside each other."""
+"""The most letters in a line of the caption."""
 
 
 def main() -> None:
@@ -53,15 +53,15 @@ def main() -> None:
         {"prompt": prompt, "seed": seed, "cfg_scale": 5.0, "steps": 20}
         for seed, prompt in enumerate(PROMPTS, start=1)
     ]
-    with studio(args.checkpoint) as room:
-        pictures = room.paint(requests)
+    with open_studio(args.checkpoint) as studio:
+        pictures = studio.generate(requests)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet(pictures).save(args.out, optimize=True)
     print(args.out)
 
 
 def contact_sheet(pictures: NDArray[np.uint8]) -> Image.Image:
-    """The pictures of PROMPTS, each above its prompt and seed."""
+    """A sheet of the pictures for PROMPTS, each above its prompt and seed."""
     rows = -(-len(PROMPTS) // _COLUMNS)
     sheet = Image.new("RGB", (_COLUMNS * _CELL[0], rows * _CELL[1]), "white")
     writer, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)

@@ -1,4 +1,4 @@
-"""Scenes to pixels, with soft edges of one pixel."""
+"""Draws scenes as pictures, with soft edges that are one pixel wide."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PALETTE = np.array(list(COLOURS.values()), np.float32) / 255
 """(colours, 3) of 0..1."""
 _COLOUR_JITTER = 0.02
 _STRIPE = 8
-"""Pixels."""
+"""The width of a stripe in pixels."""
 
 _X = np.arange(SIDE, dtype=np.float32)[None, None, :] + 0.5
 _Y = np.arange(SIDE, dtype=np.float32)[None, :, None] + 0.5
 
 
 def draw(scenes: Scenes, rng: Generator) -> NDArray[np.float32]:
-    """(n, 64, 64, 3) of 0..1; `rng` varies each colour a little."""
+    """Pictures (n, 64, 64, 3) of 0..1; `rng` varies each colour a little."""
     pictures = _backgrounds(scenes, rng)
     for slot in range(MOST_SHAPES):
         rows = np.flatnonzero(scenes.count > slot)
@@ -36,7 +36,7 @@ def draw(scenes: Scenes, rng: Generator) -> NDArray[np.float32]:
 def coverage(
     shapes: NDArray[np.int64], centres: NDArray[np.float32], radii: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """(n, 64, 64): how much of each pixel the shape covers, 0..1."""
+    """(n, 64, 64) of 0..1: how much of each pixel the shape covers."""
     found = np.zeros((len(shapes), SIDE, SIDE), np.float32)
     for shape in np.unique(shapes):
         rows = np.flatnonzero(shapes == shape)
@@ -65,7 +65,7 @@ def _varied(colours: NDArray[np.float32], rng: Generator) -> NDArray[np.float32]
 
 
 def _second_share() -> NDArray[np.float32]:
-    """(textures, 64, 64): how much of the background's second colour a pixel has."""
+    """(textures, 64, 64) of 0..1: how much of the second colour each pixel has."""
     place = np.arange(SIDE, dtype=np.float32)
     stripes = (place // _STRIPE) % 2
     ramp = place / (SIDE - 1)

@@ -1,7 +1,7 @@
-"""Says what is on a picture: no network, only distances between colours and between outlines.
+"""Recognises what is on a picture without a network, from colours and outlines.
 
-The background is the border's median colour. What differs from it falls into patches of one colour;
-each patch is held against every shape, drawn with the patch's area and middle.
+The background has the median colour of the border. What differs from it is split into patches of
+one colour. Each patch is compared with every shape, drawn with the patch's area and centre.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Mask = NDArray[np.bool_]
 
 _BORDER = 2
 _UNLIKE_BACKGROUND = 0.2
-"""Distance in RGB of 0..1; the nearest two colours are 0.38 apart."""
+"""The least distance in RGB of 0..1; the two closest colours are 0.38 apart."""
 _ALIKE = 0.15
-"""Neighbours of one patch."""
+"""The largest distance between neighbouring pixels of one patch."""
 _LEAST_PIXELS = 40
 _LEAST_OVERLAP = 0.6
 UNCLEAR = -1
-"""A patch that is like no shape."""
+"""The shape of a patch that resembles none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Something on a background; `shape` and `colour` are places in the scenes' names."""
+    """Something on a background; `shape` and `colour` are indices into the names of scenes."""
 
     shape: int
     colour: int
@@ -46,14 +46,14 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is on a picture, the largest patch first."""
+    """What is on a picture; the largest patch comes first."""
 
     background: int
     patches: tuple[Patch, ...]
 
 
 def judge(picture: Picture) -> Seen:
-    """What is on a 64x64 picture with a plain background."""
+    """Recognise what is on a 64x64 picture with a plain background."""
     ground = _border_colour(picture)
     apart = np.linalg.norm(picture - ground, axis=-1) > _UNLIKE_BACKGROUND
     found = [_patch(picture, ground, mask) for mask in _patches(picture, apart)]
@@ -73,7 +73,7 @@ def _border_colour(picture: Picture) -> NDArray[np.float32]:
 
 
 def _patches(picture: Picture, apart: Mask) -> Iterator[Mask]:
-    """Pixels that hang together by neighbours of like colour."""
+    """Connected pixels, each with a colour like that of its neighbours."""
     down = _linked(picture[:-1], picture[1:], apart[:-1] & apart[1:])
     right = _linked(picture[:, :-1], picture[:, 1:], apart[:, :-1] & apart[:, 1:])
     pixels = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
@@ -93,7 +93,7 @@ def _linked(one: Picture, other: Picture, both: Mask) -> Mask:
 def _patch(picture: Picture, ground: NDArray[np.float32], mask: Mask) -> Patch:
     inner = mask & ~_grown(~mask)
     colour = np.median(picture[inner if inner.any() else mask], axis=0)
-    # Soft edges: how far each pixel is on the way from the background to the patch's colour.
+    # For soft edges: where each pixel is between the colours of background (0) and patch (1).
     way = colour - ground
     share = np.clip((picture - ground) @ way / (way @ way), 0, 1) * _grown(_grown(mask))
     area = float(share.sum())
@@ -122,7 +122,7 @@ def _shape(share: NDArray[np.float32], x: float, y: float, area: float) -> int:
 
 @cache
 def _measures() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(shapes,) areas and (shapes, 2) middles of mass of the shapes of radius 1 at (0, 0)."""
+    """(shapes,) areas and (shapes, 2) centres of mass of the shapes with radius 1 at (0, 0)."""
     radius, middle = 25.0, SIDE / 2
     n = len(SHAPE_NAMES)
     drawn = coverage(

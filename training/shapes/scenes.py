@@ -1,6 +1,6 @@
-"""Scenes: what is on a picture, drawn at random, without the combinations that are held out.
+"""Scenes: what is on a picture. They are drawn at random, without held-out combinations.
 
-All is arrays over scenes, so that thousands are made at once.
+Everything is an array over scenes, so that thousands are drawn at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HELD_OUT_SEED = 64
 
 
 class Texture(IntEnum):
-    """Of the background: `PLAIN` has one colour, the others two."""
+    """The texture of the background: `PLAIN` has one colour, the others have two."""
 
     PLAIN = 0
     HORIZONTAL_STRIPES = 1
@@ -48,7 +48,7 @@ class Texture(IntEnum):
 
 
 class Relation(IntEnum):
-    """How two or three shapes stand, in the order in which they are listed."""
+    """How two or three shapes are arranged, in the order in which they are listed."""
 
     ALONE = 0
     LEFT_OF = 1
@@ -64,18 +64,18 @@ class Size(IntEnum):
 
 CENTRE = 4
 ANYWHERE = 9
-"""Places count from 0 at the top left by rows to 8 at the bottom right."""
+"""Places are numbered by rows, from 0 at the top left to 8 at the bottom right."""
 
 _RADII = np.array([[11, 12.5], [14.5, 16.5], [18.5, 21], [12, 20]])
-"""Pixels, from and to, by size."""
+"""The smallest and the largest radius in pixels, by size."""
 _RADII_OF_TWO = (12.5, 13.7)
 _RADII_OF_THREE = (9.0, 9.8)
 _MIX = (0.46, 0.46, 0.08)
-"""Shares of scenes with one, two and three shapes."""
+"""The shares of scenes with one, two and three shapes."""
 
 
 def _held_out() -> NDArray[np.bool_]:
-    """(shapes, colours, backgrounds): what training never sees."""
+    """(shapes, colours, backgrounds): the combinations that no training uses."""
     size = (len(SHAPES), len(COLOURS), len(COLOURS))
     chosen = np.random.default_rng(_HELD_OUT_SEED).random(size) < _HELD_OUT_SHARE
     return chosen & _visible()
@@ -92,13 +92,13 @@ TRAINED = _visible() & ~HELD_OUT
 
 @dataclass(frozen=True, slots=True)
 class Scenes:
-    """n scenes. `second` is the background's other colour, the first again where it is plain."""
+    """n scenes. `second` is the other colour of the background, or the same if it is plain."""
 
     count: NDArray[np.int64]
     shapes: NDArray[np.int64]
-    """(n, 3) places in SHAPE_NAMES; only the first `count` of a row mean anything."""
+    """(n, 3) indices into SHAPE_NAMES; only the first `count` of a row are used."""
     colours: NDArray[np.int64]
-    """(n, 3)"""
+    """(n, 3) indices into COLOUR_NAMES."""
     centres: NDArray[np.float32]
     """(n, 3, 2) x and y in pixels."""
     radii: NDArray[np.float32]
@@ -125,30 +125,20 @@ def draw_scenes(
     counts: Sequence[float] = _MIX,
     textured: float = 0.06,
 ) -> Scenes:
-    """Scenes whose every (shape, colour, background) is `allowed`.
+    """Scenes in which every (shape, colour, background) is `allowed`.
 
-    `counts` are the shares of one, two and three shapes, `textured` that of backgrounds that are
-    not plain.
+    `counts` are the shares of scenes with one, two and three shapes, and `textured` is the share of
+    scenes whose background is not plain.
     """
     count = rng.choice(np.arange(1, MOST_SHAPES + 1), size=n, p=np.asarray(counts) / sum(counts))
-    texture = np.where(rng.random(n) < textured, rng.integers(1, len(Texture), n), Texture.PLAIN)
-    background = rng.integers(len(COLOURS), size=n)
-    other = (background + rng.integers(1, len(COLOURS), n)) % len(COLOURS)
-    second = np.where(texture == Texture.PLAIN, background, other)
+    texture, background, second = _draw_backgrounds(rng, n, textured)
     shapes, colours = _draw_pairs(rng, allowed, background, second)
     relation = np.where(count == 1, Relation.ALONE, rng.integers(1, len(Relation), n))
     size = np.where(count == 1, rng.integers(len(Size), size=n), Size.ANY)
-    said = rng.random(n) < 0.6
-    place = np.where((count == 1) & said, rng.integers(ANYWHERE, size=n), ANYWHERE)
+    has_place = rng.random(n) < 0.6
+    place = np.where((count == 1) & has_place, rng.integers(ANYWHERE, size=n), ANYWHERE)
     radii = _draw_radii(rng, count, size)
-    centres = np.stack([
-        _alone(rng, radii, place),
-        _in_a_row(rng, count, relation, slot=1),
-        _in_a_row(rng, count, relation, slot=2),
-    ], axis=1)  # fmt: skip
-    centres[:, 0] = np.where(
-        (count == 1)[:, None], centres[:, 0], _in_a_row(rng, count, relation, slot=0)
-    )
+    centres = _draw_centres(rng, count, relation, radii=radii, place=place)
     return Scenes(
         count=count,
         shapes=shapes,
@@ -164,13 +154,23 @@ def draw_scenes(
     )
 
 
+def _draw_backgrounds(
+    rng: Generator, n: int, textured: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(n,) textures, (n,) colours and (n,) second colours of backgrounds."""
+    texture = np.where(rng.random(n) < textured, rng.integers(1, len(Texture), n), Texture.PLAIN)
+    background = rng.integers(len(COLOURS), size=n)
+    other = (background + rng.integers(1, len(COLOURS), n)) % len(COLOURS)
+    return texture, background, np.where(texture == Texture.PLAIN, background, other)
+
+
 def _draw_pairs(
     rng: Generator,
     allowed: NDArray[np.bool_],
     background: NDArray[np.int64],
     second: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(n, 3) shapes and (n, 3) colours, the colours of a scene unlike each other."""
+    """(n, 3) shapes and (n, 3) colours; all colours of a scene are different."""
     n, every = len(background), np.arange(len(background))
     free = np.moveaxis(allowed[:, :, background] & allowed[:, :, second], 2, 0).copy()
     shapes = np.zeros((n, MOST_SHAPES), np.int64)
@@ -195,10 +195,26 @@ def _draw_radii(
     return np.where((count == 3)[:, None], three, one_or_two)
 
 
+def _draw_centres(
+    rng: Generator,
+    count: NDArray[np.int64],
+    relation: NDArray[np.int64],
+    *,
+    radii: NDArray[np.float64],
+    place: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """(n, 3, 2) in pixels: of a shape alone at its place, of several in a row or a column."""
+    alone = _alone(rng, radii, place)
+    second = _in_a_row(rng, count, relation, slot=1)
+    third = _in_a_row(rng, count, relation, slot=2)
+    first = np.where((count == 1)[:, None], alone, _in_a_row(rng, count, relation, slot=0))
+    return np.stack([first, second, third], axis=1)
+
+
 def _alone(
     rng: Generator, radii: NDArray[np.float64], place: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """(n, 2): as far out as the place says, or near the centre where it says nothing."""
+    """(n, 2) in pixels: at the edge or corner of the place, or near the centre without one."""
     n = len(place)
     room = (SIDE / 2 - EXTENT * radii[:, 0])[:, None]
     row, column = np.divmod(np.where(place == ANYWHERE, CENTRE, place), 3)
@@ -211,7 +227,7 @@ def _alone(
 def _in_a_row(
     rng: Generator, count: NDArray[np.int64], relation: NDArray[np.int64], slot: int
 ) -> NDArray[np.float64]:
-    """(n, 2): even shares of the side along the relation, near the middle across it."""
+    """(n, 2) in pixels: evenly spaced along the relation, near the middle across it."""
     n = len(count)
     share = SIDE / np.maximum(count, 2)
     along = share * (slot + 0.5) + rng.uniform(-0.5, 0.5, n)

@@ -1,4 +1,4 @@
-"""What was asked for against what the judge sees."""
+"""Compares what was asked for with what the judge recognises."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from training.shapes.judge import Patch, Picture, judge
 from training.shapes.scenes import Relation, Scenes
 
 _CLEARLY_APART = 8.0
-"""Pixels between the middles of what is left of, or above, another."""
+"""The least distance in pixels between the centres of shapes that are in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One picture: right or not, and the shares of its shapes with the right colour and outline."""
+    """The score of one picture, all values from 0 to 1.
+
+    `colours` and `shapes` are the shares of its shapes that have the right colour and outline.
+    """
 
     background: float
     colours: float
@@ -28,21 +31,21 @@ class Score:
 
 
 def score(picture: Picture, scenes: Scenes, row: int) -> Score:
-    """How well the picture shows the scene in `row`."""
+    """Score a picture of the scene in `row`."""
     seen = judge(picture)
     count = int(scenes.count[row])
     shapes, colours = scenes.shapes[row, :count], scenes.colours[row, :count]
     patches = [*seen.patches[:count], *[None] * (count - len(seen.patches))]
 
     def right(order: Sequence[Patch | None]) -> tuple[int, int]:
-        """How many have the colour of their place, and how many the outline."""
+        """How many patches have the right colour in this order, and how many the right outline."""
         there = [(place, patch) for place, patch in enumerate(order) if patch is not None]
         return (
             sum(patch.colour == colours[place] for place, patch in there),
             sum(patch.shape == shapes[place] for place, patch in there),
         )
 
-    # Which patch is meant by which words: as many right as can be, colours first.
+    # Patches are matched to the shapes so that most are right, first by colour.
     best = max(permutations(patches), key=right)
     right_colours, right_shapes = right(best)
     return Score(

@@ -1,7 +1,7 @@
 """The shapes as signed distances: negative inside, positive outside.
 
-Coordinates have the shape's middle at (0, 0), y down, and its radius as unit; so have distances.
-After I. Quilez, "2D distance functions".
+The centre of a shape is at (0, 0), y points down, and its radius is the unit of all lengths. After
+I. Quilez, "2D distance functions".
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Field: TypeAlias = NDArray[np.float32]
-"""Any number of axes; one value per pixel."""
+"""One value per pixel, with any number of axes."""
 Shape: TypeAlias = Callable[[Field, Field], Field]
 
 EXTENT = 1.12
-"""No shape reaches further from its middle, in radii."""
+"""The largest distance of a point of any shape from its centre, in radii."""
 
 
 def circle(x: Field, y: Field) -> Field:
@@ -29,7 +29,7 @@ def square(x: Field, y: Field) -> Field:
 
 
 def triangle(x: Field, y: Field) -> Field:
-    """Tip up."""
+    """It points up."""
     tip, base, half_width = -0.98, 0.84, 1.05
     height = base - tip
     side = (height * np.abs(x) - half_width * (y - tip)) / np.hypot(height, half_width)

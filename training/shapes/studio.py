@@ -1,4 +1,4 @@
-"""Pictures made by the service's own engine, from the parameters that a user would send."""
+"""Makes pictures with the service's own engine, from the parameters that a user would send."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ _DEADLINE_S = 600.0
 
 
 class Studio:
-    """Takes many requests at once; the engine batches them."""
+    """Makes pictures with one checkpoint; the engine batches requests."""
 
     def __init__(self, engine: Engine, catalogue: Catalogue, checkpoint: str) -> None:
         self._engine = engine
         self._catalogue = catalogue
         self._checkpoint = checkpoint
 
-    def paint(self, requests: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
-        """(n, height, width, 3), a picture per request; 64x64 where it names no size."""
+    def generate(self, requests: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
+        """(n, height, width, 3): one picture per request, 64x64 unless the request gives a size.
+
+        Raises EngineError if one fails.
+        """
         queues = [self._submit(request) for request in requests]
         return np.stack([_picture(queue) for queue in queues])
 
@@ -50,8 +53,8 @@ class Studio:
 
 
 @contextmanager
-def studio(checkpoint: Path, threads: int | None = None) -> Iterator[Studio]:
-    """A studio with an engine of its own; `checkpoint` lies in a models folder's `checkpoints`."""
+def open_studio(checkpoint: Path, threads: int | None = None) -> Iterator[Studio]:
+    """Start an engine for a checkpoint, which is in the folder `checkpoints` of a models folder."""
     models = ModelsFolder(checkpoint.parents[1])
     engine = Engine(models=models, options=DeviceOptions(threads=threads))
     engine.start()

@@ -1,6 +1,6 @@
-"""The text encoder: a small CLIP text model, first trained to tell what a caption asks for.
+"""Trains the text encoder, a small CLIP text model, to recognise what a caption asks for.
 
-That gives the painter's trainer a start in which words already mean something.
+The training of the UNet then starts with encodings that already distinguish the words.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": END,
     "pad_token_id": 1,
 }
-_BATCH = 96
-_RATE = 2e-3
-_STRANGE_WORDS = 0.15
-"""Captions with a few words that no caption has."""
-_MOST_STRANGE = 4
+_BATCH_SIZE = 96
+_LEARNING_RATE = 2e-3
+_WITH_UNKNOWN_TOKENS = 0.15
+"""The share of captions that get a few unknown tokens."""
+_MOST_UNKNOWN_TOKENS = 4
 _NAME = "text_encoder"
 
 
-class Reader(nn.Module):
-    """The encoder with a head per question, for its last layer and for the one before."""
+class CaptionClassifier(nn.Module):
+    """The encoder with heads that classify the scene, for its last layer and the one before."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = small_encoder()
-        answers = sum(_CHOICES)
-        self.heads = nn.ModuleList(nn.Linear(CONFIG["hidden_size"], answers) for _ in range(2))
+        classes = sum(_CLASSES)
+        self.heads = nn.ModuleList(nn.Linear(CONFIG["hidden_size"], classes) for _ in range(2))
 
     def forward(self, rows: Tensor) -> list[tuple[Tensor, ...]]:
-        """Logits per question, once for each of the two layers."""
+        """The logits of each property, once for each of the two layers."""
         return [
-            head(encoded[:, -1]).split(_CHOICES, dim=1)
+            head(encoded[:, -1]).split(_CLASSES, dim=1)
             for head, encoded in zip(self.heads, encode(self.encoder, rows), strict=True)
         ]
 
 
-_CHOICES = (
+_CLASSES = (
     MOST_SHAPES,
     *(len(SHAPE_NAMES) + 1,) * MOST_SHAPES,
     *(len(COLOUR_NAMES) + 1,) * MOST_SHAPES,
@@ -77,10 +77,11 @@ _CHOICES = (
     len(Size),
     ANYWHERE + 1,
 )
+"""The number of classes of each property of a scene, in the order of `_labels`."""
 
 
 def small_encoder() -> CLIPTextModel:
-    """With a row for each trained token only; `with_all_tokens` gives it the rest."""
+    """An encoder with embeddings for the trained tokens only; `with_all_tokens` adds the others."""
     small = CONFIG | {
         "vocab_size": vocabulary.trained_rows(),
         "bos_token_id": int(vocabulary.rows()[START]),
@@ -91,69 +92,72 @@ def small_encoder() -> CLIPTextModel:
 
 
 def with_all_tokens(small: CLIPTextModel) -> dict[str, Tensor]:
-    """The state of an encoder with CLIP's whole vocabulary; unknown tokens share a row."""
+    """The weights of an encoder for all tokens of CLIP; unknown tokens share one embedding."""
     state: dict[str, Tensor] = dict(small.state_dict())
     name = next(each for each in state if each.endswith("token_embedding.weight"))
     return state | {name: state[name][vocabulary.rows()]}
 
 
 def encode(encoder: CLIPTextModel, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 77, width) twice: the last layer, and the one before as clip_skip 2 takes it."""
+    """The hidden states (n, 77, width) of the last layer, and those that clip_skip 2 takes."""
     output = encoder(rows, output_hidden_states=True)
     return output.last_hidden_state, encoder.final_layer_norm(output.hidden_states[-2])
 
 
 def captions_of(scenes: Scenes, rng: Random) -> Tensor:
-    """(n, 77) trained rows of a fresh caption for each scene."""
+    """(n, 77): a new caption for each scene, as indices of trained tokens."""
     texts = [caption(scenes, row, rng) for row in range(len(scenes))]
     rows = vocabulary.rows()[vocabulary.tokens_of(texts)]
     for row in rows:
-        if rng.random() < _STRANGE_WORDS:
-            _insert_strange(row, rng)
+        if rng.random() < _WITH_UNKNOWN_TOKENS:
+            _insert_unknown_tokens(row, rng)
     return rows
 
 
-def _insert_strange(row: Tensor, rng: Random) -> None:
-    """At one place after the start; what moves over the end are only end tokens."""
+def _insert_unknown_tokens(row: Tensor, rng: Random) -> None:
+    """Insert them at one place after the start. Only end tokens are pushed out at the end."""
     length = int((row != vocabulary.rows()[END]).sum())
-    at, count = rng.randint(1, length), rng.randint(1, _MOST_STRANGE)
+    at, count = rng.randint(1, length), rng.randint(1, _MOST_UNKNOWN_TOKENS)
     row[at + count :] = row[at:-count].clone()
     row[at : at + count] = vocabulary.UNKNOWN
 
 
 def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
-    """An encoder with trained rows only, whose encoding of a caption tells the scene."""
+    """A trained `small_encoder`, from whose encoding of a caption the scene can be recognised."""
     torch.manual_seed(seed)
-    reader = Reader()
+    classifier = CaptionClassifier()
     test = draw_scenes(np.random.default_rng((seed, 11)), 512)
     test_rows = captions_of(test, Random(f"{seed} test"))
 
     def loss_of(step: int) -> Tensor:
-        scenes = draw_scenes(np.random.default_rng((seed, 12, step)), _BATCH)
+        scenes = draw_scenes(np.random.default_rng((seed, 12, step)), _BATCH_SIZE)
         rows = captions_of(scenes, Random(f"{seed} reader {step}"))
         losses = [
-            functional.cross_entropy(logits, answer)
-            for layer in reader(rows)
-            for logits, answer in zip(layer, _answers(scenes), strict=True)
+            functional.cross_entropy(logits, labels)
+            for layer in classifier(rows)
+            for logits, labels in zip(layer, _labels(scenes), strict=True)
         ]
         return torch.stack(losses).mean()
 
     def scores_of() -> dict[str, float]:
         right = [
-            (logits.argmax(dim=1) == answer).float().mean()
-            for logits, answer in zip(reader(test_rows)[0], _answers(test), strict=True)
+            (logits.argmax(dim=1) == labels).float().mean()
+            for logits, labels in zip(classifier(test_rows)[0], _labels(test), strict=True)
         ]
         return {"right": float(torch.stack(right).mean()), "worst": float(min(right))}
 
-    Trainer(_NAME, folder, reader, steps, {"": _RATE}).run(loss_of, scores_of)
-    return reader.encoder
+    rates = {"": _LEARNING_RATE}
+    trainer = Trainer(_NAME, folder, classifier, steps=steps, learning_rates=rates)
+    trainer.run(loss_of, scores_of)
+    return classifier.encoder
 
 
-def _answers(scenes: Scenes) -> list[Tensor]:
+def _labels(scenes: Scenes) -> list[Tensor]:
+    """The class of each property of each scene; each tensor is (n,)."""
     present = np.arange(MOST_SHAPES) < scenes.count[:, None]
     shapes = np.where(present, scenes.shapes, len(SHAPE_NAMES))
     colours = np.where(present, scenes.colours, len(COLOUR_NAMES))
-    answers = (
+    labels = (
         scenes.count - 1,
         *shapes.T,
         *colours.T,
@@ -162,4 +166,4 @@ def _answers(scenes: Scenes) -> list[Tensor]:
         scenes.size,
         scenes.place,
     )
-    return [torch.from_numpy(np.ascontiguousarray(answer)) for answer in answers]
+    return [torch.from_numpy(np.ascontiguousarray(each)) for each in labels]

@@ -1,7 +1,7 @@
-"""A trainer of training: steps with a falling learning rate, an average of the weights, a journal.
+"""Trains a model: steps with a learning rate schedule, an average of the weights, and a journal.
 
-Each step takes its randomness from the seed and its own number, so a trainer that was stopped goes
-on as if it had not been.
+The random numbers of a step depend only on the seed and the number of the step. So a training that
+was stopped continues as if it had not been.
 """
 
 from __future__ import annotations
@@ -20,85 +20,89 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 _WARM_UP_STEPS = 100
-_LAST_RATE = 0.02
-_LONGEST_GRADIENT = 1.0
-_AVERAGED = 0.999
+_FINAL_RATE_FACTOR = 0.02
+_MAX_GRADIENT_NORM = 1.0
+_EMA_DECAY = 0.999
 
 
 @dataclass(slots=True)
 class Trainer:
-    """Trains `model` for `steps`; its state lies in `folder`/`name`.pt, its journal beside it."""
+    """Trains `model` for `steps`, with its state in `folder`/`name`.pt and a journal beside it."""
 
     name: str
     folder: Path
     model: nn.Module
-    steps: int
-    rates: Mapping[str, float]
-    """The highest learning rate by the start of a parameter's name; the longest start wins."""
-    save_s: float = 60.0
-    """How often the state is saved and the journal written."""
-    _step: int = 0
-    _seconds: float = 0.0
-    _average: dict[str, Tensor] = field(default_factory=dict)
-    _losses: list[float] = field(default_factory=list)
+    steps: int = field(kw_only=True)
+    learning_rates: Mapping[str, float] = field(kw_only=True)
+    """The highest learning rate by the prefix of a parameter's name; the longest prefix counts."""
+    save_s: float = field(default=60.0, kw_only=True)
+    """Seconds between two saves of the state, at each of which the journal gets a line."""
+    _step: int = field(default=0, init=False)
+    _seconds: float = field(default=0.0, init=False)
+    _ema: dict[str, Tensor] = field(default_factory=dict, init=False)
+    """An exponential moving average of the weights."""
+    _losses: list[float] = field(default_factory=list, init=False)
 
     def run(
         self,
         loss_of: Callable[[int], Tensor],
         scores_of: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        """Train to the end, from where an earlier run was stopped; the average stays in the model.
+        """Train to the end, from the state that is saved, and give the model the averaged weights.
 
-        `scores_of` is asked at each save, while the model holds the average.
+        `loss_of` takes the number of a step. `scores_of` is called at each save, while the model
+        has the averaged weights; the journal gets its scores.
         """
-        optimizer = torch.optim.AdamW(self._groups(), betas=(0.9, 0.99), weight_decay=1e-3)
-        self._average = {name: each.clone() for name, each in self.model.state_dict().items()}
+        optimizer = torch.optim.AdamW(
+            self._parameter_groups(), betas=(0.9, 0.99), weight_decay=1e-3
+        )
+        self._ema = {name: each.clone() for name, each in self.model.state_dict().items()}
         self._resume(optimizer)
         saved = began = time.monotonic()
         with _bar() as bar:
             task = bar.add_task(self.name, total=self.steps, completed=self._step, loss=math.nan)
             while self._step < self.steps:
-                self._losses.append(self._take_step(optimizer, loss_of))
+                self._losses.append(self._train_step(optimizer, loss_of))
                 bar.update(task, completed=self._step, loss=self._losses[-1])
                 if time.monotonic() - saved > self.save_s or self._step == self.steps:
                     self._seconds += time.monotonic() - began
                     self._save(optimizer)
-                    self._note(bar.console, scores_of)
+                    self._log(bar.console, scores_of)
                     saved = began = time.monotonic()
-        self.model.load_state_dict(self._average)
+        self.model.load_state_dict(self._ema)
 
-    def _groups(self) -> list[dict[str, Any]]:
+    def _parameter_groups(self) -> list[dict[str, Any]]:
         groups: dict[str, dict[str, Any]] = {
-            start: {"params": [], "rate": rate} for start, rate in self.rates.items()
+            prefix: {"params": [], "rate": rate} for prefix, rate in self.learning_rates.items()
         }
         for name, parameter in self.model.named_parameters():
-            start = max((each for each in groups if name.startswith(each)), key=len)
-            groups[start]["params"].append(parameter)
+            prefix = max((each for each in groups if name.startswith(each)), key=len)
+            groups[prefix]["params"].append(parameter)
         return list(groups.values())
 
-    def _take_step(
+    def _train_step(
         self, optimizer: torch.optim.Optimizer, loss_of: Callable[[int], Tensor]
     ) -> float:
         for group in optimizer.param_groups:
-            group["lr"] = group["rate"] * self._share_of_rate()
+            group["lr"] = group["rate"] * self._rate_factor()
         loss = loss_of(self._step)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), _LONGEST_GRADIENT)
+        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
         optimizer.step()
         self._step += 1
-        # Early weights are soon forgotten, late ones are averaged over a thousand steps.
-        kept = min(_AVERAGED, self._step / (self._step + 10))
+        # The average forgets early weights soon, and spans a thousand steps later on.
+        decay = min(_EMA_DECAY, self._step / (self._step + 10))
         with torch.no_grad():
             for name, each in self.model.state_dict().items():
-                self._average[name].lerp_(each, 1 - kept)
+                self._ema[name].lerp_(each, 1 - decay)
         return loss.item()
 
-    def _share_of_rate(self) -> float:
-        """Up in a line, then down in half a cosine."""
-        warm = min(1.0, (self._step + 1) / _WARM_UP_STEPS)
-        fall = (1 + math.cos(math.pi * self._step / self.steps)) / 2
-        return warm * (_LAST_RATE + (1 - _LAST_RATE) * fall)
+    def _rate_factor(self) -> float:
+        """Rises linearly while warming up, and falls along half a cosine."""
+        warm_up = min(1.0, (self._step + 1) / _WARM_UP_STEPS)
+        cosine = (1 + math.cos(math.pi * self._step / self.steps)) / 2
+        return warm_up * (_FINAL_RATE_FACTOR + (1 - _FINAL_RATE_FACTOR) * cosine)
 
     @property
     def _path(self) -> Path:
@@ -109,24 +113,24 @@ class Trainer:
             state = torch.load(self._path, weights_only=True)
             self.model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-            self._average, self._step = state["average"], state["step"]
+            self._ema, self._step = state["average"], state["step"]
             self._seconds = state["seconds"]
 
     def _save(self, optimizer: torch.optim.Optimizer) -> None:
         state = {
             "model": self.model.state_dict(),
-            "average": self._average,
+            "average": self._ema,
             "optimizer": optimizer.state_dict(),
             "step": self._step,
             "seconds": self._seconds,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Renamed into place, so that a stop in between costs nothing.
+        # It is renamed when it is complete, so that a stop in between loses nothing.
         unfinished = self._path.with_suffix(".unfinished")
         torch.save(state, unfinished)
         unfinished.replace(self._path)
 
-    def _note(self, console: Console, scores_of: Callable[[], Mapping[str, float]] | None) -> None:
+    def _log(self, console: Console, scores_of: Callable[[], Mapping[str, float]] | None) -> None:
         entry = {
             "step": self._step,
             "seconds": round(self._seconds, 1),
@@ -134,14 +138,14 @@ class Trainer:
         }
         self._losses.clear()
         if scores_of is not None:
-            entry |= {name: round(score, 4) for name, score in self._scored(scores_of).items()}
+            entry |= {name: round(score, 4) for name, score in self._ema_scores(scores_of).items()}
         with self._path.with_suffix(".jsonl").open("a") as journal:
             journal.write(json.dumps(entry) + "\n")
         console.print(self.name, *(f"{key} {value}" for key, value in entry.items()), sep="  ")
 
-    def _scored(self, scores_of: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+    def _ema_scores(self, scores_of: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
         trained = {name: each.clone() for name, each in self.model.state_dict().items()}
-        self.model.load_state_dict(self._average)
+        self.model.load_state_dict(self._ema)
         with torch.no_grad():
             scores = scores_of()
         self.model.load_state_dict(trained)

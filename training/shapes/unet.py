@@ -1,7 +1,7 @@
-"""The noise predictor, trained together with the text encoder that it listens to.
+"""Trains the UNet together with its text encoder.
 
-Latent diffusion: Rombach et al. 2022 (arXiv:2112.10752); guidance without a classifier: Ho and
-Salimans 2022 (arXiv:2207.12598); the weights of the steps: Hang et al. 2023 (arXiv:2303.09556).
+Latent diffusion: Rombach et al. 2022 (arXiv:2112.10752). Classifier-free guidance: Ho and Salimans
+2022 (arXiv:2207.12598). Min-SNR loss weights: Hang et al. 2023 (arXiv:2303.09556).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ CONFIG: dict[str, Any] = {
     "cross_attention_dim": 64,
     "attention_head_dim": 8,
 }
-_BATCH = 32
-_RATE = 1e-3
-_TEXT_RATE = 4e-4
+_BATCH_SIZE = 32
+_LEARNING_RATE = 1e-3
+_TEXT_LEARNING_RATE = 4e-4
 _DROPPED_PROMPTS = 0.1
-_EARLIER_LAYER = 0.1
-"""Rows conditioned as clip_skip 2 does."""
-_MOST_SIGNAL = 5.0
+_CLIP_SKIPS = 0.1
+"""The share of rows that get the text encoder's layer before the last, as with clip_skip 2."""
+_MIN_SNR_GAMMA = 5.0
 _TEST_SCENES = 128
 _NAME = "unet"
 
 
-class Painter(nn.Module):
-    """The two models that learn in this stage."""
+class Denoiser(nn.Module):
+    """The UNet and the text encoder, which are trained together."""
 
     def __init__(self, encoder: CLIPTextModel) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Painter(nn.Module):
 class _Examples:
     scenes: Scenes
     latents: Tensor
-    """(n, 4, 8, 8) of unit spread."""
+    """(n, 4, 8, 8) with unit variance."""
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -67,31 +67,32 @@ class _Examples:
 
 def train_unet(
     folder: Path, vae: AutoencoderKL, encoder: CLIPTextModel, *, steps: int, scenes: int, seed: int
-) -> Painter:
-    """The noise predictor and its text encoder, after `steps` over pictures of `scenes` scenes."""
+) -> Denoiser:
+    """The UNet and the text encoder, trained on the pictures of `scenes` scenes."""
     torch.manual_seed(seed)
-    painter = Painter(encoder)
+    denoiser = Denoiser(encoder)
     examples = _examples(folder / "latents.pt", vae, n=scenes, seed=seed)
     rng = np.random.default_rng((seed, 21))
     drawn = draw_scenes(rng, _TEST_SCENES, allowed=HELD_OUT, textured=0)
     test = _Examples(drawn, latents_of(vae, drawn, seed) * SCALING_FACTOR)
-    noising = DDPMScheduler(**SCHEDULER)
+    scheduler = DDPMScheduler(**SCHEDULER)
 
     def loss_of(step: int) -> Tensor:
-        chosen = np.random.default_rng((seed, 22, step)).integers(len(examples), size=_BATCH)
+        chosen = np.random.default_rng((seed, 22, step)).integers(len(examples), size=_BATCH_SIZE)
         batch = _Examples(examples.scenes.take(chosen), examples.latents[chosen])
-        return _loss(painter, noising, batch, f"{seed} {step}")
+        return _loss(denoiser, scheduler, batch, f"{seed} {step}")
 
     def scores_of() -> dict[str, float]:
-        return {"held_out_loss": _loss(painter, noising, test, f"{seed} test").item()}
+        return {"held_out_loss": _loss(denoiser, scheduler, test, f"{seed} test").item()}
 
-    rates = {"unet": _RATE, "text": _TEXT_RATE}
-    Trainer(_NAME, folder, painter, steps, rates).run(loss_of, scores_of)
-    return painter
+    rates = {"unet": _LEARNING_RATE, "text": _TEXT_LEARNING_RATE}
+    trainer = Trainer(_NAME, folder, denoiser, steps=steps, learning_rates=rates)
+    trainer.run(loss_of, scores_of)
+    return denoiser
 
 
 def _examples(path: Path, vae: AutoencoderKL, *, n: int, seed: int) -> _Examples:
-    """Drawn and encoded once, then kept in `path`."""
+    """Scenes with their latents, which are encoded once and then kept in `path`."""
     drawn = draw_scenes(np.random.default_rng((seed, 23)), n)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,28 +100,28 @@ def _examples(path: Path, vae: AutoencoderKL, *, n: int, seed: int) -> _Examples
     return _Examples(drawn, torch.load(path, weights_only=True))
 
 
-def _loss(painter: Painter, noising: DDPMScheduler, batch: _Examples, seed: str) -> Tensor:
+def _loss(denoiser: Denoiser, scheduler: DDPMScheduler, batch: _Examples, seed: str) -> Tensor:
     rng = Random(seed)
     generator = torch.Generator().manual_seed(rng.getrandbits(62))
-    context = _context(painter.text, batch.scenes, rng)
-    # Evenly over all noise levels, which makes the loss less noisy than independent draws.
+    context = _context(denoiser.text, batch.scenes, rng)
+    # Evenly spaced timesteps make the loss less noisy than independent draws.
     even = (torch.arange(len(batch)) + torch.rand(len(batch), generator=generator)) / len(batch)
-    times = (even * len(noising.betas)).long()
+    times = (even * len(scheduler.betas)).long()
     noise = torch.randn(batch.latents.shape, generator=generator)
-    noisy = noising.add_noise(batch.latents, noise, times)
-    guess = painter.unet(noisy, times, context, return_dict=False)[0]
-    kept = noising.alphas_cumprod[times]
-    signal = kept / (1 - kept)
-    weights = signal.clamp(max=_MOST_SIGNAL) / signal
-    return (weights * (guess - noise).square().mean(dim=(1, 2, 3))).mean()
+    noisy = scheduler.add_noise(batch.latents, noise, times)
+    predicted = denoiser.unet(noisy, times, context, return_dict=False)[0]
+    alphas = scheduler.alphas_cumprod[times]
+    snr = alphas / (1 - alphas)
+    weights = snr.clamp(max=_MIN_SNR_GAMMA) / snr
+    return (weights * (predicted - noise).square().mean(dim=(1, 2, 3))).mean()
 
 
 def _context(encoder: CLIPTextModel, scenes: Scenes, rng: Random) -> Tensor:
-    """(n, 77, width), some of empty prompts, some from the layer before the last."""
+    """(n, 77, width): encoded captions, some replaced by empty ones, some with clip_skip 2."""
     rows = captions_of(scenes, rng)
     empty = vocabulary.rows()[vocabulary.tokens_of([""])]
     dropped = torch.tensor([rng.random() < _DROPPED_PROMPTS for _ in range(len(scenes))])
     rows = torch.where(dropped[:, None], empty, rows)
     last, earlier = encode(encoder, rows)
-    early = torch.tensor([rng.random() < _EARLIER_LAYER for _ in range(len(scenes))])
+    early = torch.tensor([rng.random() < _CLIP_SKIPS for _ in range(len(scenes))])
     return torch.where(early[:, None, None], earlier, last)

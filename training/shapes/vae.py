@@ -1,4 +1,4 @@
-"""The autoencoder: 64x64 pictures to 8x8 latents of 4 channels, and back."""
+"""Trains the autoencoder: 64x64 pictures to 8x8 latents with 4 channels, and back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from training.shapes.scenes import Scenes, draw_scenes
 from training.shapes.trainer import Trainer
 
 SCALING_FACTOR = 0.18215
-"""Stable Diffusion's; the weights are scaled so that it is right for this model too."""
+"""That of Stable Diffusion. The weights are scaled so that it fits this model."""
 CONFIG: dict[str, Any] = {
     "in_channels": 3,
     "out_channels": 3,
     "latent_channels": 4,
-    # 8 groups: of 32 channels the usual 32 would forget how bright a flat colour is.
+    # With the usual 32 groups each of 32 channels is normalised alone: flat colours look alike.
     "norm_num_groups": 8,
     "block_out_channels": [32, 32, 64, 96],
     "layers_per_block": 1,
@@ -31,22 +31,22 @@ CONFIG: dict[str, Any] = {
     "sample_size": 64,
     "scaling_factor": SCALING_FACTOR,
 }
-_BATCH = 8
-_RATE = 1.5e-3
-_SQUARES = 2.0
-_KL = 2e-6
-_EDGES = 2.0
-"""How much more the pixels near an edge count: they are few, and tell the shapes apart."""
-_HINTED_STEPS = 1000
+_BATCH_SIZE = 8
+_LEARNING_RATE = 1.5e-3
+_SQUARED_ERROR_WEIGHT = 2.0
+_KL_WEIGHT = 2e-6
+_EDGE_WEIGHT = 2.0
+"""Added to the weight 1 of pixels near an edge, which are few but show the shape."""
+_HINT_STEPS = 1000
 _FIRST_LOG_VARIANCE = -8.0
 _TEST_PICTURES = 64
-_MEASURED_PICTURES = 512
-_ENCODED_AT_ONCE = 64
+_SCALING_PICTURES = 512
+_ENCODING_BATCH_SIZE = 64
 _NAME = "vae"
 
 
 def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
-    """The trained autoencoder, its latents of unit spread after SCALING_FACTOR."""
+    """The trained autoencoder, whose latents times SCALING_FACTOR have unit variance."""
     torch.manual_seed(seed)
     vae = AutoencoderKL(**CONFIG)
     with torch.no_grad():
@@ -55,19 +55,20 @@ def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
 
     def loss_of(step: int) -> Tensor:
         rng = np.random.default_rng((seed, 2, step))
-        return _loss(vae, _to_tensor(draw(draw_scenes(rng, _BATCH, textured=0.1), rng)), step)
+        return _loss(vae, _to_tensor(draw(draw_scenes(rng, _BATCH_SIZE, textured=0.1), rng)), step)
 
     def scores_of() -> dict[str, float]:
         return {"psnr_db": psnr(vae.decode(vae.encode(test).latent_dist.mode()).sample, test)}
 
-    Trainer(_NAME, folder, vae, steps, {"": _RATE}).run(loss_of, scores_of)
-    scenes = draw_scenes(np.random.default_rng((seed, 3)), _MEASURED_PICTURES)
+    trainer = Trainer(_NAME, folder, vae, steps=steps, learning_rates={"": _LEARNING_RATE})
+    trainer.run(loss_of, scores_of)
+    scenes = draw_scenes(np.random.default_rng((seed, 3)), _SCALING_PICTURES)
     _scale_latents(vae, latents_of(vae, scenes, seed))
     return vae.eval().requires_grad_(False)
 
 
 def pictures(scenes: Scenes, seed: int) -> Tensor:
-    """(n, 3, 64, 64) of -1..1."""
+    """(n, 3, 64, 64) of -1..1: the pictures of scenes."""
     return _to_tensor(draw(scenes, np.random.default_rng((seed, 4))))
 
 
@@ -76,17 +77,17 @@ def _to_tensor(drawn: np.ndarray[Any, Any]) -> Tensor:
 
 
 def latents_of(vae: AutoencoderKL, scenes: Scenes, seed: int) -> Tensor:
-    """(n, 4, 8, 8): the mode of each picture's encoding."""
+    """(n, 4, 8, 8): the mode of the encoding of each picture, not scaled."""
     found = []
     with torch.no_grad():
-        for start in range(0, len(scenes), _ENCODED_AT_ONCE):
-            part = scenes.take(slice(start, start + _ENCODED_AT_ONCE))
+        for start in range(0, len(scenes), _ENCODING_BATCH_SIZE):
+            part = scenes.take(slice(start, start + _ENCODING_BATCH_SIZE))
             found.append(vae.encode(pictures(part, seed + start)).latent_dist.mode())
     return torch.cat(found)
 
 
 def psnr(one: Tensor, other: Tensor) -> float:
-    """Peak signal to noise in dB of pictures of -1..1."""
+    """Peak signal-to-noise ratio of pictures of -1..1, in dB."""
     error = functional.mse_loss(one.clamp(-1, 1) / 2, other / 2).item()
     return -10 * math.log10(error)
 
@@ -95,36 +96,36 @@ def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
     encoding = vae.encode(batch).latent_dist
     decoded = vae.decode(encoding.sample(torch.Generator().manual_seed(step))).sample
     error = decoded - batch
-    wrong = (_importance(batch) * (error.abs() + _SQUARES * error.square())).mean()
-    loss = wrong + _KL * encoding.kl().mean()
-    if step < _HINTED_STEPS:
-        loss = loss + (1 - step / _HINTED_STEPS) * _off_hint(encoding.mean, batch)
+    errors = error.abs() + _SQUARED_ERROR_WEIGHT * error.square()
+    loss = (_pixel_weights(batch) * errors).mean() + _KL_WEIGHT * encoding.kl().mean()
+    if step < _HINT_STEPS:
+        loss = loss + (1 - step / _HINT_STEPS) * _hint_loss(encoding.mean, batch)
     return loss
 
 
-def _off_hint(latents: Tensor, batch: Tensor) -> Tensor:
-    """How far the first latent channels are from the picture made small.
+def _hint_loss(latents: Tensor, batch: Tensor) -> Tensor:
+    """The difference of the first latent channels to the picture made small.
 
-    With this in the beginning, both halves know at once where the colours are.
+    At the beginning this shows encoder and decoder where the colours are.
     """
     small = functional.avg_pool2d(batch, batch.shape[-1] // latents.shape[-1])
     return functional.mse_loss(latents[:, : small.shape[1]], small)
 
 
-def _importance(batch: Tensor) -> Tensor:
-    """(n, 1, h, w) of mean 1."""
+def _pixel_weights(batch: Tensor) -> Tensor:
+    """(n, 1, h, w) with a mean of 1."""
     padded = functional.pad(batch, (1, 1, 1, 1), mode="replicate")
     highest = functional.max_pool2d(padded, 3, stride=1)
     lowest = -functional.max_pool2d(-padded, 3, stride=1)
     edge = ((highest - lowest).amax(dim=1, keepdim=True) > 0.05).to(batch.dtype)
-    weights = 1 + _EDGES * edge
+    weights = 1 + _EDGE_WEIGHT * edge
     return weights / weights.mean()
 
 
 def _scale_latents(vae: AutoencoderKL, latents: Tensor) -> None:
-    """Give each latent channel a mean of 0 and, after SCALING_FACTOR, a spread of 1.
+    """Give each latent channel a mean of 0 and, after SCALING_FACTOR, a variance of 1.
 
-    The two 1x1 convolutions around the latent take the change in, so no picture changes.
+    The two 1x1 convolutions around the latents are changed, so the pictures stay the same.
     """
     channels = latents.shape[1]
     mean = latents.mean(dim=(0, 2, 3))

@@ -1,4 +1,4 @@
-"""CLIP's tokens, of which captions use few: those, and one for all others, are trained."""
+"""The tokens of CLIP that are trained: those of captions, and one for all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.shapes.captions import wordings
 
 SIZE = 49408
 UNKNOWN = 0
-"""The row of every token that no caption has."""
+"""The index of all tokens that no caption has."""
 
 
 @cache
@@ -25,14 +25,14 @@ def tokenizer() -> CLIPTokenizer:
 
 
 def tokens_of(texts: Sequence[str]) -> Tensor:
-    """(n, 77) tokens, just as the engine makes them; a caption fits into one chunk."""
+    """(n, 77): the tokens of captions, as the engine makes them. A caption fits into one chunk."""
     chunks = [chunks_of(text, tokenizer())[0] for text in texts]
     return torch.tensor([[token for token, _ in chunk] for chunk in chunks])
 
 
 @cache
 def _used() -> tuple[int, ...]:
-    # Also followed by commas: the tokenizer knows a word at its end and within another one.
+    # With a comma too, because the tokens of a word may depend on what follows it.
     texts = [text for wording in wordings() for text in (wording, f"{wording},")]
     found = set(tokens_of(texts).flatten().tolist())
     return tuple(sorted(found | {START, END}))
@@ -40,7 +40,7 @@ def _used() -> tuple[int, ...]:
 
 @cache
 def rows() -> Tensor:
-    """(49408,) the trained row of each token."""
+    """(49408,): the index among the trained tokens for each token of CLIP."""
     table = np.full(SIZE, UNKNOWN)
     table[list(_used())] = np.arange(1, len(_used()) + 1)
     return torch.from_numpy(table)

@@ -8,7 +8,7 @@ import pytest
 from training.shapes.export import CHECKPOINT
 from training.shapes.judge import judge
 from training.shapes.scenes import COLOUR_NAMES
-from training.shapes.studio import studio
+from training.shapes.studio import open_studio
 
 MOST_BYTES = 25_000_000
 ASKED = {
@@ -34,8 +34,8 @@ def test_it_draws_the_asked_colour_on_the_asked_background() -> None:
         {"prompt": prompt, "seed": seed, "cfg_scale": 5.0, "steps": 10}
         for seed, prompt in enumerate(ASKED)
     ]
-    with studio(CHECKPOINT) as room:
-        pictures = room.paint(requests)
+    with open_studio(CHECKPOINT) as studio:
+        pictures = studio.generate(requests)
     for picture, (colour, background) in zip(pictures, ASKED.values(), strict=True):
         seen = judge((picture / 255).astype(np.float32))
         assert COLOUR_NAMES[seen.background] == background

@@ -18,9 +18,9 @@ from engine.graph.models_folder import ModelsFolder
 from training.shapes import vocabulary
 from training.shapes.export import export
 from training.shapes.scenes import draw_scenes
-from training.shapes.studio import studio
+from training.shapes.studio import open_studio
 from training.shapes.text_encoder import train_text_encoder
-from training.shapes.unet import Painter, train_unet
+from training.shapes.unet import Denoiser, train_unet
 from training.shapes.vae import SCALING_FACTOR, latents_of, train_vae
 
 STEPS = 2
@@ -38,59 +38,59 @@ def vae(folder: Path) -> AutoencoderKL:
 
 
 @pytest.fixture(scope="module")
-def painter(folder: Path, vae: AutoencoderKL) -> Painter:
+def denoiser(folder: Path, vae: AutoencoderKL) -> Denoiser:
     encoder = train_text_encoder(folder, steps=STEPS, seed=1)
     return train_unet(folder, vae, encoder, steps=STEPS, scenes=SCENES, seed=1)
 
 
 @pytest.fixture(scope="module")
 def exported(
-    vae: AutoencoderKL, painter: Painter, tmp_path_factory: pytest.TempPathFactory
+    vae: AutoencoderKL, denoiser: Denoiser, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("models") / "checkpoints" / "shapes.safetensors"
-    export(vae, painter, out)
+    export(vae, denoiser, out)
     return out
 
 
-def test_latents_have_unit_spread_after_the_usual_factor(vae: AutoencoderKL) -> None:
+def test_latents_have_unit_variance_after_the_scaling_factor(vae: AutoencoderKL) -> None:
     scenes = draw_scenes(np.random.default_rng(5), 256)
     latents = latents_of(vae, scenes, seed=5) * SCALING_FACTOR
     assert torch.allclose(latents.std(dim=(0, 2, 3)), torch.ones(4), atol=0.2)
     assert torch.allclose(latents.mean(dim=(0, 2, 3)), torch.zeros(4), atol=0.2)
 
 
-def test_stages_keep_a_journal(painter: Painter, folder: Path) -> None:
+def test_stages_keep_a_journal(denoiser: Denoiser, folder: Path) -> None:
     for stage in ("vae", "text_encoder", "unet"):
         lines = (folder / f"{stage}.jsonl").read_text().splitlines()
         assert json.loads(lines[-1])["step"] == STEPS
 
 
 def test_the_engine_loads_what_was_exported(
-    exported: Path, vae: AutoencoderKL, painter: Painter
+    exported: Path, vae: AutoencoderKL, denoiser: Denoiser
 ) -> None:
     checkpoint = _loaded(exported)
     assert checkpoint.model.latent_scale == SCALING_FACTOR
-    pairs = ((vae, checkpoint.vae.autoencoder), (painter.unet, checkpoint.model.unet))
+    pairs = ((vae, checkpoint.vae.autoencoder), (denoiser.unet, checkpoint.model.unet))
     for trained, loaded in pairs:
         assert _same(_halved(trained.state_dict()), _halved(loaded.state_dict()))
 
 
 def test_the_exported_encoder_reads_clip_tokens_as_the_trained_one_its_rows(
-    exported: Path, painter: Painter
+    exported: Path, denoiser: Denoiser
 ) -> None:
     tokens = vocabulary.tokens_of(["a tiny star, yellow, top left, over green", ""])
     assert tokens[0, 0] == START
     assert (tokens[1, 1:] == END).all()
     (loaded,) = _loaded(exported).clip.encoders
     with torch.no_grad():
-        own = painter.text.eval()(vocabulary.rows()[tokens]).last_hidden_state
+        own = denoiser.text.eval()(vocabulary.rows()[tokens]).last_hidden_state
         theirs = loaded.text_model(tokens).last_hidden_state
     assert torch.allclose(own, theirs, atol=0.02)
 
 
-def test_the_engine_paints_with_what_was_exported(exported: Path) -> None:
-    with studio(exported) as room:
-        (picture,) = room.paint([{"prompt": "a red circle", "seed": 1, "steps": 2}])
+def test_the_engine_draws_with_what_was_exported(exported: Path) -> None:
+    with open_studio(exported) as studio:
+        (picture,) = studio.generate([{"prompt": "a red circle", "seed": 1, "steps": 2}])
     assert picture.shape == (64, 64, 3)
 
 

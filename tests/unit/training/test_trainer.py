@@ -19,17 +19,19 @@ class Stopped(Exception):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Callable[..., Trainer]:
-    """A line to be learned, saved after each step."""
+    """Makes trainers of a linear layer, which save after each step."""
 
     def make(name: str) -> Trainer:
         torch.manual_seed(1)
-        return Trainer(name, tmp_path, nn.Linear(2, 1), STEPS, {"": 0.1}, save_s=0.0)
+        return Trainer(
+            name, tmp_path, nn.Linear(2, 1), steps=STEPS, learning_rates={"": 0.1}, save_s=0.0
+        )
 
     return make
 
 
 def loss_of(trainer: Trainer, *, stop: int = STEPS) -> Callable[[int], Tensor]:
-    """Of batches that the step alone decides."""
+    """The loss for batches that depend only on the step; raises Stopped at the step `stop`."""
 
     def loss(step: int) -> Tensor:
         if step == stop:
