@@ -1,7 +1,7 @@
-"""ControlNet: a picture that guides the denoising beside the text.
+"""ControlNet: a picture that guides the denoising together with the text.
 
-Zhang et al. 2023 (arXiv:2302.05543): a second network looks at the picture, and what it finds is
-added to what the UNet hands from its way down to its way up.
+Zhang et al. 2023 (arXiv:2302.05543): a second network takes the picture, and its outputs are added
+to the skip connections and to the middle block of the UNet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.errors import EngineError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
-    """A ControlNet with the picture that it is to look at."""
+    """A ControlNet and the picture that it takes, the hint."""
 
     network: Any
     hint: Images
@@ -31,22 +31,26 @@ class Control:
     """The percent (0..1) of the timesteps where it starts and ends."""
     applies_to_uncond: bool = False
     """It applies to the negative conditioning too, unless that has a ControlNet of its own."""
-    _sized: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _resized: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """The hint as (n, 3, height, width), by height and width."""
 
     def applies_at(self, sigma: float, levels: NoiseLevels) -> bool:
         start, end = (levels.percent_to_sigma(percent) for percent in self.percent_range)
         return end <= sigma <= start
 
     def hint_for(self, x: Tensor) -> Tensor:
-        """(batch, 3, height, width) in pixels for latents `x`; several pictures take turns."""
+        """The hint (batch, 3, height, width) in the size of the images of the latents `x`.
+
+        If the hint has several pictures, the latents of the batch take them in turn.
+        """
         height, width = (side * PIXELS_PER_LATENT for side in x.shape[2:])
-        if (height, width) not in self._sized:
-            fitted = resampled(
+        if (height, width) not in self._resized:
+            resized = resampled(
                 self.hint.movedim(-1, 1), width, height, method="nearest-exact", crop="center"
             )
-            self._sized[height, width] = fitted.to(x.device)
-        sized = self._sized[height, width]
-        return sized[torch.arange(len(x), device=x.device) % len(sized)]
+            self._resized[height, width] = resized.to(x.device)
+        hints = self._resized[height, width]
+        return hints[torch.arange(len(x), device=x.device) % len(hints)]
 
 
 def residuals(
@@ -58,11 +62,11 @@ def residuals(
     tokens: Tensor,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What the ControlNets of a UNet call add to it, as arguments of the UNet; none without any.
+    """The residuals of the ControlNets of a UNet call, as arguments for the UNet.
 
-    `controls` are those that apply to each row, `sizes` the latents in each; the others are what
-    the UNet is given, `inputs` beside latents, times and tokens. A network is called once for all
-    rows that it acts on.
+    `controls` are those that apply to each row, and `sizes` are the numbers of latents in each row.
+    The others are the arguments of the UNet: latents, timesteps, texts and `inputs`, which has the
+    rest. Each network is called once for all rows that it applies to.
     """
     if not any(controls):
         return {}
@@ -82,7 +86,7 @@ def residuals(
             return_dict=False,
         )
         strengths = torch.cat([torch.full((len(at), 1, 1, 1), c.strength) for c, at in those])
-        parts = [_spread(part, strengths, at, like=x) for part in (*found[0], found[1])]
+        parts = [_scattered(part, strengths, at, like=x) for part in (*found[0], found[1])]
         sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
     *down, middle = sums
     return {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
@@ -91,7 +95,7 @@ def residuals(
 def _by_network(
     controls: Sequence[Sequence[Control]], rows: Sequence[Tensor]
 ) -> dict[Any, list[tuple[Control, Tensor]]]:
-    """Each network's pictures, with the places of the latents that they guide."""
+    """The controls of each network, each with the indices of the latents that it guides."""
     tasks: defaultdict[Any, list[tuple[Control, Tensor]]] = defaultdict(list)
     for own, at in zip(controls, rows, strict=True):
         for control in own:
@@ -99,8 +103,8 @@ def _by_network(
     return tasks
 
 
-def _spread(part: Tensor, strengths: Tensor, at: Tensor, *, like: Tensor) -> Tensor:
-    """Residuals of some rows among those of all, which get nothing."""
+def _scattered(part: Tensor, strengths: Tensor, at: Tensor, *, like: Tensor) -> Tensor:
+    """Residuals for all latents: those of some at the indices `at`, and zeros for the others."""
     scaled = (part * strengths.to(part)).to(like.dtype)
     return scaled.new_zeros(len(like), *part.shape[1:]).index_add_(0, at, scaled)
 

@@ -50,7 +50,8 @@ def _encode_parts(clip: Clip, parts: Parts, sigmas: Tensor) -> Work[Conditioning
             chunks = chunks_of(stretch.sections, clip.tokenizer, clip.embeddings)
             conditioning = yield from text.encode(clip, chunks, weigh_keeping_mean)
             found += (
-                replace(each, strength=part.weight, sigma_range=sigma_range) for each in conditioning
+                replace(each, strength=part.weight, sigma_range=sigma_range)
+                for each in conditioning
             )
     return tuple(found)
 
