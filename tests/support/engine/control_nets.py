@@ -1,4 +1,4 @@
-"""Tiny ControlNets with random weights, and files of them."""
+"""Tiny ControlNets with random weights, files of them, and random inputs for them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from diffusers import ControlNetModel
 from safetensors.torch import save_file
+from torch import Tensor
 
+from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.loading.layout import unet_names
 from training import make_tiny
 
 
 def tiny_control_net(seed: int, *, std: float = 0.3, **sizes: Any) -> Any:
-    """For the tiny checkpoint, but for `sizes`.
+    """A ControlNet for the tiny checkpoint; `sizes` replace parts of its configuration.
 
-    What training starts from zero is filled here, so that it acts: with weights spread by `std`.
+    The layers that training starts from zero have random weights with the standard deviation `std`
+    here, so that they have an effect.
     """
     shared = ("block_out_channels", "down_block_types", "cross_attention_dim", "attention_head_dim")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -31,7 +34,7 @@ def tiny_control_net(seed: int, *, std: float = 0.3, **sizes: Any) -> Any:
 
 
 def write_in_ldm_keys(network: Any, out: Path, prefix: str = "control_model.") -> None:
-    """One file in Stable Diffusion's key layout, with its sizes beside it."""
+    """Write one file with the keys of Stable Diffusion, and its configuration beside it."""
     state = network.state_dict()
     config = {**network.config, "up_block_types": ["" for _ in network.config.block_out_channels]}
     names = unet_names([key for key in state if not key.startswith("controlnet_")], config)
@@ -57,3 +60,16 @@ def _own_key(key: str) -> str:
         lambda at: f"input_hint_block.{2 * int(at[1]) + 2}",
         new,
     )
+
+
+def picture(seed: int, height: int = 64, width: int = 64) -> Tensor:
+    return torch.rand((1, height, width, 3), generator=torch.Generator().manual_seed(seed))
+
+
+def text(seed: int) -> Conditioning:
+    generator = torch.Generator().manual_seed(seed)
+    return (Condition(torch.randn((1, 77, 64), generator=generator)),)
+
+
+def noise() -> Tensor:
+    return torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(3))

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
+from engine.diffusion.loading.store import ModelStore
+from engine.graph.models_folder import ModelsFolder
+from tests.support.engine.control_nets import tiny_control_net
+from tests.support.engine.workflows import TINY
+
+
+@pytest.fixture(scope="module")
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_root: Path) -> Checkpoint:
+    return load_checkpoint(ModelStore(ModelsFolder(tiny_root), torch.device("cpu"), 2**30), TINY)
+
+
+@pytest.fixture(scope="module")
+def networks() -> tuple[Any, Any]:
+    return tiny_control_net(1), tiny_control_net(2)
