@@ -1,4 +1,4 @@
-"""What diffusers' own pipelines make of the tiny checkpoints, to compare ours with."""
+"""Latents that diffusers' own pipelines make with the tiny checkpoints, to compare ours with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import (
+    AutoencoderKL,
+    EulerDiscreteScheduler,
+    StableDiffusionPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
 from torch import Tensor
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from engine.graph.families import Family
 
@@ -32,7 +41,7 @@ def latents_of(family: Family, folder: Path) -> Tensor:
         "output_type": "latent",
     }
     if family is Family.SDXL_REFINER:
-        # It starts from a picture, to which it adds sigma times the noise of the generator.
+        # This pipeline starts from a picture and adds sigma times the noise of the generator.
         options |= {"image": start - sigma * noise, "strength": 1.0}
         options["generator"] = torch.Generator().manual_seed(SEED)
     else:
@@ -44,50 +53,61 @@ def latents_of(family: Family, folder: Path) -> Tensor:
 
 
 def pipeline_of(family: Family, folder: Path) -> Any:
-    """The pipeline that diffusers has for a family, of a folder's models."""
-    from diffusers import (
-        AutoencoderKL,
-        EulerDiscreteScheduler,
-        StableDiffusionPipeline,
-        StableDiffusionXLImg2ImgPipeline,
-        StableDiffusionXLPipeline,
-        UNet2DConditionModel,
-    )
-    from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+    """The pipeline that diffusers has for a family, with the models of a folder."""
+    match family:
+        case Family.SD2:
+            return _sd2_pipeline(folder)
+        case Family.SDXL:
+            return _sdxl_pipeline(folder)
+        case Family.SDXL_REFINER:
+            return _refiner_pipeline(folder)
+    raise ValueError(family)
 
-    parts: dict[str, Any] = {
+
+def _sd2_pipeline(folder: Path) -> Any:
+    return StableDiffusionPipeline(
+        **_shared_components(folder),
+        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        tokenizer=_tokenizer(pad_token="!"),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def _sdxl_pipeline(folder: Path) -> Any:
+    return StableDiffusionXLPipeline(
+        **_shared_components(folder),
+        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        text_encoder_2=CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2"),
+        tokenizer=_tokenizer(),
+        tokenizer_2=_tokenizer(pad_token="!"),
+        add_watermarker=False,
+    )
+
+
+def _refiner_pipeline(folder: Path) -> Any:
+    return StableDiffusionXLImg2ImgPipeline(
+        **_shared_components(folder),
+        text_encoder=None,
+        text_encoder_2=CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2"),
+        tokenizer=None,
+        tokenizer_2=_tokenizer(pad_token="!"),
+        requires_aesthetics_score=True,
+        add_watermarker=False,
+    )
+
+
+def _shared_components(folder: Path) -> dict[str, Any]:
+    return {
         "unet": UNet2DConditionModel.from_pretrained(folder / "unet"),
         "vae": AutoencoderKL.from_pretrained(folder / "vae"),
         "scheduler": EulerDiscreteScheduler.from_pretrained(
             folder / "scheduler", timestep_spacing="linspace", steps_offset=1
         ),
     }
-    first = {} if family is Family.SDXL else {"pad_token": "!"}
-    tokenizers = {
-        "tokenizer": CLIPTokenizer.from_pretrained(TOKENIZER, model_max_length=77, **first),
-        "tokenizer_2": CLIPTokenizer.from_pretrained(TOKENIZER, model_max_length=77, pad_token="!"),
-    }
-    if family is Family.SD2:
-        return StableDiffusionPipeline(
-            **parts,
-            text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
-            tokenizer=tokenizers["tokenizer"],
-            safety_checker=None,
-            feature_extractor=None,
-            requires_safety_checker=False,
-        )
-    parts |= tokenizers
-    second = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2")
-    if family is Family.SDXL:
-        own = CLIPTextModel.from_pretrained(folder / "text_encoder")
-        return StableDiffusionXLPipeline(
-            **parts, text_encoder=own, text_encoder_2=second, add_watermarker=False
-        )
-    parts["tokenizer"] = None
-    return StableDiffusionXLImg2ImgPipeline(
-        **parts,
-        text_encoder=None,
-        text_encoder_2=second,
-        requires_aesthetics_score=True,
-        add_watermarker=False,
-    )
+
+
+def _tokenizer(**options: str) -> CLIPTokenizer:
+    """CLIP's tokenizer; the encoders of open_clip take the padding "!", which is token 0."""
+    return CLIPTokenizer.from_pretrained(TOKENIZER, model_max_length=77, **options)
