@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone
+from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.pool import WorkerPool
 from actors.worker.job import RunOutcome
+from events.decisions import Start, Submit
+from events.ids import new_id
+from events.job import Job
+from events.log import JobWriter, utc_now
+from events.memory.log import MemoryLog
+from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
+from events.store.records import Endpoint
+from settings.dispatch import DispatchSettings
+from tests.support.jobs import submitted
+from tests.support.polling import eventually
+
+PREFIX = "worker:default:d1:"
+WORKER = f"{PREFIX}0"
+LEASE_S = 0.3
 
 
 class FakeJobActor:
@@ -159,3 +178,66 @@ class FakeCluster:
     def give_room(self, workers: int) -> None:
         self.room += workers
         self._freed.set()
+
+
+class Bench:
+    """A dispatcher of one endpoint, with the queue, the log and the cluster that it works on."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.queue = MemoryJobQueue(lease_s=LEASE_S)
+        self.log = MemoryLog()
+        self.writer = JobWriter(self.log)
+
+    @asynccontextmanager
+    async def dispatching(self, *, slots: int = 1) -> AsyncIterator[EndpointDispatcher]:
+        endpoint = Endpoint("default", jobs_per_worker=slots)
+        settings = DispatchSettings(endpoints_period_s=0.01, worker_idle_s=1000, jobs_per_actor=100)
+        dispatcher = EndpointDispatcher(
+            endpoint,
+            queue=self.queue,
+            writer=self.writer,
+            pool=WorkerPool(
+                endpoint,
+                prefix=PREFIX,
+                cluster=self.cluster,
+                settings=settings,
+                worker_period_s=0.01,
+            ),
+            hold_renew_s=LEASE_S / 3,
+        )
+        task = asyncio.create_task(dispatcher.run())
+        try:
+            yield dispatcher
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def submit(self, *, lane: int = 3, **changes: Any) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted(lane=lane, **changes)))
+        await self.queue.add("default", lane, job_id)
+        return job_id
+
+    async def start(self, job_id: str, actor: FakeJobActor) -> None:
+        """What a job actor does first."""
+        command = Start(actor.writer, max_attempts=3, now=utc_now())
+        await self.writer.execute(command, await self.job(job_id))
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def running(self, job_id: str) -> FakeJobActor:
+        return await eventually(lambda: self.cluster.running(job_id))
+
+    async def finish(self, job_id: str, outcome: RunOutcome = RunOutcome.COMPLETED) -> None:
+        """End a job's run as its actor does: the entry is acknowledged before it answers."""
+        actor = await self.running(job_id)
+        await actor.entries[-1].ack()
+        actor.finish(outcome)
+
+    async def is_queued(self, job_id: str) -> bool:
+        return job_id in await self.queue.job_ids()

@@ -3,95 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from actors.dispatch.endpoint import EndpointDispatcher
 from actors.dispatch.names import slot_name
-from actors.dispatch.pool import WorkerPool
 from actors.worker.job import RunOutcome
-from events.decisions import Cancel, Start, Submit
+from events.decisions import Cancel
 from events.ids import new_id
 from events.job import Job
-from events.log import JobWriter, utc_now
-from events.memory.log import MemoryLog
-from events.memory.queues import MemoryJobQueue
-from events.store.records import Endpoint
 from events.types import Cancelled, Failed
-from settings.dispatch import DispatchSettings
-from tests.support.dispatch import FakeCluster, FakeJobActor
-from tests.support.jobs import submitted
+from tests.support.dispatch import LEASE_S, WORKER, Bench, FakeJobActor
 from tests.support.polling import eventually
-
-PREFIX = "worker:default:d1:"
-WORKER = f"{PREFIX}0"
-LEASE_S = 0.3
-
-
-class Bench:
-    """A dispatcher of one endpoint, with the queue, the log and the cluster that it works on."""
-
-    def __init__(self) -> None:
-        self.cluster = FakeCluster()
-        self.queue = MemoryJobQueue(lease_s=LEASE_S)
-        self.log = MemoryLog()
-        self.writer = JobWriter(self.log)
-
-    @asynccontextmanager
-    async def dispatching(self, *, slots: int = 1) -> AsyncIterator[EndpointDispatcher]:
-        endpoint = Endpoint("default", jobs_per_worker=slots)
-        settings = DispatchSettings(endpoints_period_s=0.01, worker_idle_s=1000, jobs_per_actor=100)
-        dispatcher = EndpointDispatcher(
-            endpoint,
-            queue=self.queue,
-            writer=self.writer,
-            pool=WorkerPool(
-                endpoint,
-                prefix=PREFIX,
-                cluster=self.cluster,
-                settings=settings,
-                worker_period_s=0.01,
-            ),
-            hold_renew_s=LEASE_S / 3,
-        )
-        task = asyncio.create_task(dispatcher.run())
-        try:
-            yield dispatcher
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def submit(self, *, lane: int = 3, **changes: Any) -> str:
-        job_id = new_id()
-        await self.writer.submit(job_id, Submit(submitted(lane=lane, **changes)))
-        await self.queue.add("default", lane, job_id)
-        return job_id
-
-    async def start(self, job_id: str, actor: FakeJobActor) -> None:
-        """What a job actor does first."""
-        command = Start(actor.writer, max_attempts=3, now=utc_now())
-        await self.writer.execute(command, await self.job(job_id))
-
-    async def job(self, job_id: str) -> Job:
-        job = await self.writer.load(job_id)
-        assert job is not None
-        return job
-
-    async def running(self, job_id: str) -> FakeJobActor:
-        return await eventually(lambda: self.cluster.running(job_id))
-
-    async def finish(self, job_id: str, outcome: RunOutcome = RunOutcome.COMPLETED) -> None:
-        """End a job's run as its actor does: the entry is acknowledged before it answers."""
-        actor = await self.running(job_id)
-        await actor.entries[-1].ack()
-        actor.finish(outcome)
-
-    async def is_queued(self, job_id: str) -> bool:
-        return job_id in await self.queue.job_ids()
 
 
 @pytest.fixture
@@ -115,7 +37,9 @@ async def test_lanes_are_served_in_turn(bench: Bench) -> None:
     assert [job_id for job_id in order if job_id in backlog] == backlog
 
 
-async def test_jobs_of_several_lanes_run_at_once_where_there_are_slots(bench: Bench) -> None:
+async def test_jobs_of_several_lanes_run_at_once_where_there_are_slots(
+    bench: Bench,
+) -> None:
     jobs = [await bench.submit(lane=lane) for lane in range(3)]
     async with bench.dispatching(slots=3):
         for job_id in jobs:
@@ -151,7 +75,9 @@ async def test_an_entry_in_hand_stays_ours_while_no_slot_is_free(bench: Bench) -
         await bench.running(job_id)
 
 
-async def test_a_job_that_is_cancelled_while_it_waits_leaves_the_queue(bench: Bench) -> None:
+async def test_a_job_that_is_cancelled_while_it_waits_leaves_the_queue(
+    bench: Bench,
+) -> None:
     bench.cluster.room = 0
     job_id = await bench.submit()
     async with bench.dispatching():
@@ -242,7 +168,9 @@ async def test_a_death_before_the_start_is_told_by_the_lease(bench: Bench) -> No
         assert bench.cluster.engines[WORKER].cancelled == []
 
 
-async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(bench: Bench) -> None:
+async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(
+    bench: Bench,
+) -> None:
     first = await bench.submit(lane=1)
     async with bench.dispatching():
         dead = await bench.running(first)
@@ -279,7 +207,9 @@ async def test_a_job_that_runs_goes_on_under_a_later_delivery(bench: Bench) -> N
     assert bench.cluster.killed == []
 
 
-async def test_an_actor_that_hangs_is_replaced_and_its_job_tried_again(bench: Bench) -> None:
+async def test_an_actor_that_hangs_is_replaced_and_its_job_tried_again(
+    bench: Bench,
+) -> None:
     job_id = await bench.submit()
     async with bench.dispatching():
         hung = await bench.running(job_id)
