@@ -1,0 +1,1 @@
+"""What tests stand on: fakes, real servers, and the data that they are given."""

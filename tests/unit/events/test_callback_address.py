@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from events.callback_address import AddressRule, Target
 from events.errors import AddressNotAllowed
-from tests.support.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
+from tests.support.callbacks.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
 
 PUBLIC = AddressRule()
 LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])

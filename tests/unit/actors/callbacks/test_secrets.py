@@ -9,7 +9,7 @@ from events.log import utc_now
 from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.webhook_secret import webhook_secret
-from tests.support.callbacks import SECRET, api_key
+from tests.support.callbacks.role import SECRET, api_key
 
 
 class Clock:

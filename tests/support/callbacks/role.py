@@ -32,8 +32,8 @@ from serve_app.local.nats_server import NatsServer
 from settings.callbacks import CallbackSettings
 from storage.tokens import url_for
 from tests.support.bus import connected
+from tests.support.callbacks.receiver import DEADLINE_S, Received
 from tests.support.jobs import submitted
-from tests.support.receiver import DEADLINE_S, Received
 
 SECRET = b"a secret of sixteen"
 URL_FOR = url_for("http://images.example", SECRET)

@@ -19,8 +19,8 @@ from events.errors import LogUnavailable
 from events.log import JobWriter, utc_now
 from events.store.read_model import ReadModel
 from events.types import CallbackAttempted, CallbackDelivered
-from tests.support.callbacks import World, eventually, running_world
-from tests.support.receiver import DEADLINE_S
+from tests.support.callbacks.receiver import DEADLINE_S
+from tests.support.callbacks.role import World, eventually, running_world
 
 ADDRESS = "http://example.com/"
 

@@ -6,7 +6,6 @@ import base64
 import ssl
 from collections.abc import Sequence
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ import pytest
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
 from settings.callbacks import CallbackSettings
-from tests.support.proxy import ConnectProxy, running_proxy
-from tests.support.receiver import Receiver
+from tests.support.callbacks.proxy import ConnectProxy, running_proxy
+from tests.support.callbacks.receiver import CERTIFICATE, Receiver
 
 LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
-CERTIFICATE = Path(__file__).parents[1] / "support" / "tls" / "receiver.pem"
 
 
 def through(proxy: ConnectProxy, *, login: str = "", answers: Sequence[str] = ()) -> Sender:

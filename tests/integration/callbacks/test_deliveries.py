@@ -31,7 +31,8 @@ from events.types import (
     RedeliveryRequested,
 )
 from events.webhook_secret import webhook_secret
-from tests.support.callbacks import (
+from tests.support.callbacks.receiver import DEADLINE_S, Receiver, hang, status
+from tests.support.callbacks.role import (
     SECRET,
     SETTINGS,
     TRACEPARENT,
@@ -43,7 +44,6 @@ from tests.support.callbacks import (
     running_world,
 )
 from tests.support.jobs import submitted
-from tests.support.receiver import DEADLINE_S, Receiver, hang, status
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from email.utils import formatdate
 from ipaddress import ip_network
-from pathlib import Path
 
 import pytest
 
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
 from settings.callbacks import CallbackSettings
-from tests.support.receiver import (
+from tests.support.callbacks.receiver import (
+    CERTIFICATE,
     Answer,
     Large,
     Receiver,
@@ -29,7 +29,6 @@ from tests.support.receiver import (
 
 SETTINGS = CallbackSettings(timeout_s=0.5, connect_timeout_s=0.3)
 LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
-CERTIFICATE = Path(__file__).parents[1] / "support" / "tls" / "receiver.pem"
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from events.result import ResultResponse, Status
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import parse
+from tests.support.callbacks.receiver import Receiver, hang, status
 from tests.support.edge import Edge, running_edge
 from tests.support.edge_services import SECRET
-from tests.support.receiver import Receiver, hang, status
 
 
 @pytest.fixture

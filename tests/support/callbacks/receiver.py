@@ -9,11 +9,15 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 DEADLINE_S = 60.0
+
+CERTIFICATE = Path(__file__).with_name("receiver.pem")
+"""For `receiver.test`, with its key; no authority signed it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import pytest
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
 from settings.callbacks import CallbackSettings
-from tests.support.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
-from tests.support.receiver import Receiver, status
+from tests.support.callbacks.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
+from tests.support.callbacks.receiver import Receiver, status
 
 LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
 

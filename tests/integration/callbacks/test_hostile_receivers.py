@@ -1,4 +1,4 @@
-"""The callbacks role and receivers that do everything a receiver should not."""
+"""Receivers that do everything a receiver should not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from events.types import CallbackAttempted, CallbackDelivered, CallbackExhausted, EventData
 from events.webhook_secret import webhook_secret
-from tests.support.callbacks import SECRET, SETTINGS, World, running_world
-from tests.support.receiver import (
+from tests.support.callbacks.receiver import (
+    CERTIFICATE,
     Answer,
     Large,
     Received,
@@ -29,9 +29,9 @@ from tests.support.receiver import (
     reset,
     status,
 )
+from tests.support.callbacks.role import SECRET, SETTINGS, World, running_world
 
 MIB = 1024 * 1024
-CERTIFICATE = Path(__file__).parents[1] / "support" / "tls" / "receiver.pem"
 SHORT = SETTINGS.model_copy(
     update={
         "timeout_s": 0.5,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from events.types import CallbackDelivered, CallbackExhausted
-from tests.support.callbacks import SECRET, World, eventually, running_world
-from tests.support.receiver import Receiver, status
+from tests.support.callbacks.receiver import Receiver, status
+from tests.support.callbacks.role import SECRET, World, eventually, running_world
 
 JOBS = 1000
 KILLS = 3

@@ -1,0 +1,1 @@
+"""For tests of callbacks: the role at work, receivers and a proxy, hostile addresses."""
