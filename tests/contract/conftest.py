@@ -16,7 +16,7 @@ import pytest
 
 from events.store.database import Database
 from events.store.read_model import ReadModel
-from tests.support.history import History
+from tests.support.events import History
 
 
 class Postgres:

@@ -12,8 +12,7 @@ from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from tests.support.history import History
-from tests.support.jobs import submitted
+from tests.support.events import History, submitted
 
 
 async def test_preparing_again_keeps_what_is_there(

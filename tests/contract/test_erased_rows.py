@@ -16,8 +16,8 @@ from events.types import (
     Flavour,
     Started,
 )
-from tests.support.history import MORNING, History, image, stored_images
-from tests.support.jobs import submitted
+from tests.support.database import stored_images
+from tests.support.events import MORNING, History, image, submitted
 
 ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING)
 CONTENT = ("red circle", "job/1/0")

@@ -16,7 +16,7 @@ from events.log import Appended, Conflict, EventLog, EventReader, utc_now
 from events.memory.log import MemoryLog
 from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
 from serve_app.local.nats_server import NatsServer
-from tests.support.jobs import submitted
+from tests.support.events import submitted
 
 
 def event(job_id: str, version: int, data: JobEvent | None = None) -> Event:

@@ -17,7 +17,7 @@ from events.ids import new_id
 from events.log import Appended, utc_now
 from events.types import Event
 from serve_app.local.nats_server import NatsServer
-from tests.support.jobs import submitted
+from tests.support.events import submitted
 
 
 class LossyBus(Bus):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 
 import pytest
 
@@ -13,8 +12,8 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.records import KeyLimits
-from events.types import Event, Started
-from tests.support.jobs import submitted
+from events.types import Started
+from tests.support.events import History, submitted
 
 TIMES = {"sqlite": "DATETIME", "postgresql": "TIMESTAMP WITH TIME ZONE"}
 BACK_TO_THE_FIRST_VERSION = """
@@ -38,17 +37,7 @@ INSERT INTO api_keys VALUES
     ('old', 'alice', 'laptop', 'ab', 'generate read', '2026-03-01 08:30:00', NULL, NULL)
 """
 JOB_ID = new_id()
-EVENTS = [
-    Event(
-        id=new_id(),
-        job_id=JOB_ID,
-        version=number,
-        time=datetime(2026, 3, 1, tzinfo=UTC),
-        data=data,
-        position=number,
-    )
-    for number, data in enumerate([submitted(key_id="old"), Started(attempt=1, actor="a")], 1)
-]
+EVENTS = History().add(JOB_ID, submitted(key_id="old"), Started(attempt=1, actor="a"))
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from events.types import (
     Flavour,
     Started,
 )
-from tests.support.history import MORNING, History, image, stored_images
-from tests.support.jobs import submitted
+from tests.support.database import stored_images
+from tests.support.events import MORNING, History, image, submitted
 
 ENDS = [Completed(images=1), Failed(message="No such checkpoint."), Cancelled()]
 
@@ -176,7 +176,7 @@ async def test_a_crash_after_rows_were_written_leaves_nothing(
     database: Database, model: ReadModel, history: History
 ) -> None:
     job_id = new_id()
-    too_big = image(0).model_copy(update={"size_bytes": 2**70})
+    too_big = image(0, size_bytes=2**70)
     with pytest.raises(Exception, match=r"(?i)int"):  # each driver has its own error and words
         await model.apply(history.add(job_id, submitted(), image(1), too_big), expected=0)
     assert await model.checkpoint() == 0
@@ -205,7 +205,8 @@ async def test_a_job_comes_back_as_it_was_folded(
     asked = submitted(
         request=request, images=2, callback_url="https://example.com/", deadline_s=0.5
     )
-    history.add(job_id, asked, Started(attempt=1, actor="a"), image(1), image(0))
+    history.add(job_id, asked, Started(attempt=1, actor="a"))
+    history.add(job_id, image(1, seed=2**64 - 1), image(0))
     history.add(job_id, AttemptFailed(attempt=1, message="Lost."), CancelRequested())
     if end is not None:
         history.add(job_id, end, at=MORNING + timedelta(minutes=1))

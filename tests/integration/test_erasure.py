@@ -31,11 +31,12 @@ from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
-from events.types import Erased, Event, ImageStored
+from events.types import Erased, Event
 from settings.retention import RetentionSettings
 from storage.images import ImageNotFound, ImageStore
+from tests.support.database import database_in
 from tests.support.engines import ScriptedEngine, picture
-from tests.support.jobs import submitted
+from tests.support.events import image, submitted
 from tests.support.polling import eventually
 
 PROMPT = "a red circle"
@@ -74,10 +75,8 @@ class Bench:
         start = Start("a", max_attempts=3, now=utc_now())
         key = f"{job_id}/1/0.png"
         await self.images.put(key, b"png")
-        image = ImageStored(
-            index=0, attempt=1, key=key, size_bytes=3, digest="sha256:0", width=1, height=1
-        )
-        for command in (start, StoreImage("a", image), Complete("a", images=1)):
+        store = StoreImage("a", image(0, key=key))
+        for command in (start, store, Complete("a", images=1)):
             await self.writer.execute(command, await self.load(job_id))
         return job_id
 
@@ -91,14 +90,6 @@ class Bench:
             return bool(await self.images.get(key))
         except ImageNotFound:
             return False
-
-
-@asynccontextmanager
-async def database_in(folder: Path) -> AsyncIterator[Database]:
-    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
-    await database.prepare()
-    yield database
-    await database.close()
 
 
 @asynccontextmanager

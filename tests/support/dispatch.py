@@ -22,7 +22,7 @@ from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
-from tests.support.jobs import submitted
+from tests.support.events import submitted
 from tests.support.polling import eventually
 
 PREFIX = "worker:default:d1:"

@@ -39,11 +39,11 @@ from tests.support.callbacks.role import (
     URL_FOR,
     World,
     api_key,
-    eventually,
     ids,
     running_world,
 )
-from tests.support.jobs import submitted
+from tests.support.events import submitted
+from tests.support.polling import eventually
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 
 from events.types import CallbackDelivered, CallbackExhausted
 from tests.support.callbacks.receiver import Receiver, status
-from tests.support.callbacks.role import SECRET, World, eventually, running_world
+from tests.support.callbacks.role import SECRET, World, running_world
+from tests.support.polling import eventually
 
 JOBS = 1000
 KILLS = 3
@@ -70,7 +71,7 @@ async def test_each_delivery_ends_once_and_has_one_id(world: World, tmp_path: Pa
                 await healthy.wait_for(part * JOBS // 2 // (KILLS + 2), timeout_s=DEADLINE_S)
         assert await world.queue.job_ids(), "it was killed in the middle"
         async with role(world, tmp_path):
-            await eventually(lambda: is_drained(world), DEADLINE_S)
+            await eventually(lambda: is_drained(world), within_s=DEADLINE_S)
         received = [*healthy.received, *gone.received, *shaky.received]
 
     ends = [(await world.events(job_id))[-1] for job_id in jobs]

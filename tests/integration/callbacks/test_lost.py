@@ -20,7 +20,8 @@ from events.log import JobWriter, utc_now
 from events.store.read_model import ReadModel
 from events.types import CallbackAttempted, CallbackDelivered
 from tests.support.callbacks.receiver import DEADLINE_S
-from tests.support.callbacks.role import World, eventually, running_world
+from tests.support.callbacks.role import World, running_world
+from tests.support.polling import eventually
 
 ADDRESS = "http://example.com/"
 

@@ -41,7 +41,7 @@ from serve_app.local.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from storage.keys import SAFETENSORS
 from tests.support.engines import ScriptedEngine, picture, pictures
-from tests.support.jobs import submitted
+from tests.support.events import submitted
 from tests.support.polling import eventually
 
 LEASE_S = 1.0

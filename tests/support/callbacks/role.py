@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,21 +26,20 @@ from events.log import Appended, EventLog, utc_now
 from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
-from events.types import Completed, Event, EventData, ImageStored, Started
+from events.types import Completed, Event, EventData, Started
 from serve_app.local.nats_server import NatsServer
 from settings.callbacks import CallbackSettings
 from storage.tokens import url_for
 from tests.support.bus import connected
-from tests.support.callbacks.receiver import DEADLINE_S, Received
-from tests.support.jobs import submitted
+from tests.support.callbacks.receiver import Received
+from tests.support.database import database_in
+from tests.support.events import image, submitted
+from tests.support.polling import eventually
 
 SECRET = b"a secret of sixteen"
 URL_FOR = url_for("http://images.example", SECRET)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SETTINGS = CallbackSettings(delays_s=(0, 0.2, 0.2, 0.2), timeout_s=3.0)
-IMAGE = ImageStored(
-    index=0, attempt=1, key="k", size_bytes=9, digest="sha256:0", width=64, height=64, seed=7
-)
 
 
 @dataclass
@@ -68,7 +66,7 @@ class World:
         events = (
             submitted(callback_url=callback_url, **changes),
             Started(attempt=1, actor="a"),
-            IMAGE,
+            image(0),
             Completed(images=1),
         )
         await self.store(self.jobs, job_id, *events, traceparent=traceparent)
@@ -153,13 +151,6 @@ def api_key(id: str, owner: str, **changes: Any) -> ApiKey:
     return ApiKey(**(values | changes))
 
 
-async def eventually(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
-    give_up_at = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < give_up_at, "it did not come to this in time"
-        await asyncio.sleep(0.02)
-
-
 def ids(received: list[Received]) -> list[str]:
     return [request.headers["webhook-id"] for request in received]
 
@@ -168,9 +159,6 @@ def ids(received: list[Received]) -> list[str]:
 async def running_world(folder: Path) -> AsyncGenerator[World]:
     server = NatsServer(folder / "nats", preferred_port=0)
     server.start()
-    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
-    await database.prepare()
-    async with connected(server) as bus:
+    async with database_in(folder) as database, connected(server) as bus:
         yield World(server, bus, database)
-    await database.close()
     server.stop()

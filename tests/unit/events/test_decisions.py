@@ -27,8 +27,7 @@ from events.types import (
     Flavour,
     Started,
 )
-from tests.support.event_histories import START, folded, image
-from tests.support.jobs import submitted
+from tests.support.events import START, folded, image, submitted
 
 SUBMITTED = submitted(images=2, deadline_s=60.0)
 FIRST = Started(attempt=1, actor="a")

@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -18,52 +18,37 @@ from events.types import (
     CallbackDelivered,
     CallbackExhausted,
     CallbackWithheld,
-    Event,
     EventData,
     RedeliveryRequested,
 )
+from tests.support.events import START, history_of
 
-BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
-TRIED = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=BEGAN)
-
-
-def history(*events: EventData) -> list[Event]:
-    return [
-        Event(
-            id=str(version),
-            job_id="job",
-            version=version,
-            time=BEGAN + timedelta(seconds=version),
-            data=data,
-            position=10 * version,
-        )
-        for version, data in enumerate(events, 1)
-    ]
+TRIED = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START)
 
 
 def test_tries_are_counted_and_the_last_says_when_to_come_again() -> None:
-    delivery = fold_delivery(history(TRIED, TRIED))
-    assert (delivery.tries, delivery.retry_at, delivery.ended) == (2, BEGAN, False)
+    delivery = fold_delivery(history_of(TRIED, TRIED))
+    assert (delivery.tries, delivery.retry_at, delivery.ended) == (2, START, False)
     assert (delivery.version, delivery.position) == (2, 20)
 
 
 def test_what_is_withheld_is_no_try_and_its_first_time_stands() -> None:
-    delivery = fold_delivery(history(CallbackWithheld(), TRIED, CallbackWithheld()))
+    delivery = fold_delivery(history_of(CallbackWithheld(), TRIED, CallbackWithheld()))
     assert delivery.tries == 1
-    assert delivery.withheld_at == BEGAN + timedelta(seconds=1)
+    assert delivery.withheld_at == START
 
 
 def test_an_end_stands_until_it_is_asked_for_again() -> None:
     for end in (CallbackDelivered(attempt=1), CallbackExhausted(attempts=1, message="no")):
-        ended = history(CallbackWithheld(), TRIED, end)
+        ended = history_of(CallbackWithheld(), TRIED, end)
         assert fold_delivery(ended).ended
-        anew = fold_delivery(history(CallbackWithheld(), TRIED, end, RedeliveryRequested()))
+        anew = fold_delivery(history_of(CallbackWithheld(), TRIED, end, RedeliveryRequested()))
         assert (anew.ended, anew.tries, anew.retry_at, anew.withheld_at) == (False, 0, None, None)
         assert (anew.version, anew.position) == (4, 40)
 
 
 def test_folding_twice_changes_nothing() -> None:
-    events = history(TRIED, RedeliveryRequested(), TRIED)
+    events = history_of(TRIED, RedeliveryRequested(), TRIED)
     assert fold_delivery(events, fold_delivery(events)) == fold_delivery(events)
 
 
@@ -76,16 +61,16 @@ TAKEN = SendResult(0.25, status=204)
 
 
 def made(result: SendResult) -> RecordTry:
-    return RecordTry(result, DELAYS_S, now=BEGAN, spread=1.0)
+    return RecordTry(result, DELAYS_S, now=START, spread=1.0)
 
 
 def delivery_of(*events: EventData) -> Delivery:
-    return fold_delivery(history(*events))
+    return fold_delivery(history_of(*events))
 
 
 def test_a_try_is_recorded_with_its_number_and_the_time_of_the_next_one() -> None:
     [event] = decide_delivery(made(FAILED), delivery_of(TRIED))
-    retry_at = BEGAN + timedelta(seconds=30)
+    retry_at = START + timedelta(seconds=30)
     assert event == CallbackAttempted(attempt=2, status=500, latency_s=0.25, retry_at=retry_at)
 
 
@@ -113,15 +98,15 @@ def test_a_delivery_with_tries_left_goes_on() -> None:
 
 def test_what_is_withheld_is_recorded_once_and_given_up_after_its_time() -> None:
     withheld = delivery_of(TRIED, CallbackWithheld())
-    since = BEGAN + timedelta(seconds=2)
-    assert decide_delivery(Withhold(BEGAN, 60), delivery_of(TRIED)) == (CallbackWithheld(),)
+    since = START + timedelta(seconds=1)
+    assert decide_delivery(Withhold(START, 60), delivery_of(TRIED)) == (CallbackWithheld(),)
     assert decide_delivery(Withhold(since + timedelta(seconds=59), 60), withheld) == ()
     [end] = decide_delivery(Withhold(since + timedelta(seconds=60), 60), withheld)
     assert isinstance(end, CallbackExhausted)
     assert end.attempts == 1
 
 
-@pytest.mark.parametrize("command", [made(TAKEN), EndAfterTry(made(TAKEN)), Withhold(BEGAN, 0)])
+@pytest.mark.parametrize("command", [made(TAKEN), EndAfterTry(made(TAKEN)), Withhold(START, 0)])
 @pytest.mark.parametrize(
     "end", [CallbackDelivered(attempt=1), CallbackExhausted(attempts=1, message="no")]
 )

@@ -23,8 +23,7 @@ from events.types import (
     Submitted,
     Unknown,
 )
-from tests.support.event_histories import JOB_ID, START, folded, history, image
-from tests.support.jobs import submitted
+from tests.support.events import JOB_ID, START, folded, history_of, image, submitted
 
 ENDS: list[EventData] = [Completed(images=1), Failed(message="No."), Cancelled()]
 
@@ -38,9 +37,9 @@ later_events = st.one_of(
     st.just(Unknown(original_type="darkroom.job.paused.v2")),
     st.sampled_from(ENDS),
 )
-histories = st.lists(later_events, max_size=12).map(lambda events: history(submitted(), *events))
+histories = st.lists(later_events, max_size=12).map(lambda events: history_of(submitted(), *events))
 erasable = st.lists(later_events | st.just(ERASED), max_size=12).map(
-    lambda events: history(submitted(), *events)
+    lambda events: history_of(submitted(), *events)
 )
 places = st.integers(0, 13)
 
@@ -99,7 +98,7 @@ def test_nothing_folds_to_no_job() -> None:
 
 
 def test_events_without_a_submission_fold_to_no_job() -> None:
-    assert fold(history(Started(attempt=1, actor="a"), Cancelled())) is None
+    assert fold(history_of(Started(attempt=1, actor="a"), Cancelled())) is None
 
 
 def test_a_submission_is_a_job_that_waits() -> None:
@@ -144,7 +143,7 @@ def test_an_event_of_a_later_version_is_passed_over() -> None:
 
 @given(histories)
 def test_an_erased_job_is_what_its_last_event_alone_says(events: list[Event]) -> None:
-    erased = history(*(event.data for event in events), ERASED)
+    erased = history_of(*(event.data for event in events), ERASED)
     job = fold(erased[-1:])
     assert fold(erased) == job
     assert job is not None
@@ -156,7 +155,7 @@ def test_an_erased_job_is_what_its_last_event_alone_says(events: list[Event]) ->
 
 @given(histories)
 def test_nothing_comes_back_behind_an_erasure(events: list[Event]) -> None:
-    job = fold(history(submitted(), ERASED, *(event.data for event in events)))
+    job = fold(history_of(submitted(), ERASED, *(event.data for event in events)))
     assert job is not None
     assert job.erased
     assert job.images == ()

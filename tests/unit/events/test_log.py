@@ -21,8 +21,7 @@ from events.types import (
     ImageStored,
     Started,
 )
-from tests.support.event_histories import JOB_ID, START, image
-from tests.support.jobs import submitted
+from tests.support.events import JOB_ID, START, image, submitted
 
 
 class SlowLog(MemoryLog):

@@ -19,8 +19,7 @@ from events.types import (
     ImageStored,
     Started,
 )
-from tests.support.event_histories import JOB_ID, folded, image
-from tests.support.jobs import submitted
+from tests.support.events import JOB_ID, folded, image, submitted
 
 STARTED = Started(attempt=1, actor="a")
 

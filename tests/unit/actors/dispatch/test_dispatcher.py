@@ -15,6 +15,7 @@ from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases
 from events.store.records import Endpoint
+from tests.support.database import database_in
 from tests.support.polling import eventually
 
 DEFAULT = Endpoint("default", jobs_per_worker=7)
@@ -76,10 +77,8 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}")
-    await database.prepare()
-    yield Bench(database)
-    await database.close()
+    async with database_in(tmp_path) as database:
+        yield Bench(database)
 
 
 async def test_the_default_endpoint_is_put_and_every_row_dispatched(bench: Bench) -> None:

@@ -24,11 +24,12 @@ from events.store.read_model import ReadModel
 from events.store.records import Upload
 from events.store.removal import Removal
 from events.store.uploads import Uploads
-from events.types import CallbackDelivered, Event, ImageStored
+from events.types import CallbackDelivered, Event
 from settings.settings import Settings
 from storage.images import ImageNotFound, ImageStore
+from tests.support.database import database_in
+from tests.support.events import image, submitted
 from tests.support.failing_log import FailingLog
-from tests.support.jobs import submitted
 from tests.support.polling import eventually
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -101,10 +102,7 @@ class House:
         await self.writer.execute(start, await self.load(job_id))
         key = f"{job_id}/1/0.png"
         await self.put(key)
-        image = ImageStored(
-            index=0, attempt=1, key=key, size_bytes=3, digest="sha256:0", width=1, height=1
-        )
-        await self.writer.execute(StoreImage("a", image), await self.load(job_id))
+        await self.writer.execute(StoreImage("a", image(0, key=key)), await self.load(job_id))
         return job_id
 
     async def load(self, job_id: str) -> Job:
@@ -164,11 +162,9 @@ ALL = {"image", "delivery", "log", "row"}
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}")
-    await database.prepare()
     (tmp_path / "images").mkdir()
-    yield House(tmp_path / "images", database)
-    await database.close()
+    async with database_in(tmp_path) as database:
+        yield House(tmp_path / "images", database)
 
 
 async def test_a_job_goes_when_its_time_is_over(house: House) -> None:

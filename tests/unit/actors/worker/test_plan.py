@@ -17,7 +17,7 @@ from events.job import Job
 from events.types import Flavour
 from settings.version import VERSION
 from tests.support.engine.workflows import text_to_image
-from tests.support.jobs import submitted
+from tests.support.events import submitted
 
 CHECKPOINT = "example.safetensors"
 

@@ -1,0 +1,99 @@
+"""Events of jobs, and histories of them as a log hands them out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from events.ids import new_id
+from events.job import Job, fold
+from events.types import Event, EventData, Flavour, ImageStored, Submitted
+
+JOB_ID = "0199aaaa-0000-7000-8000-000000000001"
+START = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
+MORNING = START.replace(microsecond=123456)
+"""With microseconds, which a database must keep."""
+
+
+def submitted(**changes: Any) -> Submitted:
+    values: dict[str, Any] = {
+        "flavour": Flavour.DIFFUSION,
+        "owner": "alice",
+        "key_id": "k1",
+        "endpoint": "default",
+        "lane": 3,
+        "request": {"prompt": "a red circle", "seed": 7},
+        "fingerprint": "f",
+        "images": 1,
+    }
+    return Submitted(**(values | changes))
+
+
+def image(index: int, *, attempt: int = 1, **changes: Any) -> ImageStored:
+    values: dict[str, Any] = {
+        "index": index,
+        "attempt": attempt,
+        "key": f"job/{attempt}/{index}",
+        "size_bytes": 2**33,
+        "digest": "sha256:00",
+        "width": 512,
+        "height": 768,
+        "seed": 7 + index,
+    }
+    return ImageStored(**(values | changes))
+
+
+def history_of(*events: EventData) -> list[Event]:
+    """The events of job `JOB_ID`: versions from 1, a second apart from `START` on.
+
+    Between the positions there is room for other jobs.
+    """
+    return [
+        Event(
+            id=f"event-{version}",
+            job_id=JOB_ID,
+            version=version,
+            time=START + timedelta(seconds=version - 1),
+            data=data,
+            position=version * 10,
+        )
+        for version, data in enumerate(events, start=1)
+    ]
+
+
+def folded(events: Iterable[EventData]) -> Job:
+    job = fold(history_of(*events))
+    assert job is not None
+    return job
+
+
+class History:
+    """The events of many jobs: positions rise over all of them, versions within each job."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._versions: Counter[str] = Counter()
+
+    def add(self, job_id: str, *events: EventData, at: datetime = MORNING) -> list[Event]:
+        new: list[Event] = []
+        for data in events:
+            self._versions[job_id] += 1
+            new.append(
+                Event(
+                    id=new_id(),
+                    job_id=job_id,
+                    version=self._versions[job_id],
+                    time=at,
+                    data=data,
+                    position=len(self.events) + len(new) + 1,
+                )
+            )
+        self.events += new
+        return new
+
+    @property
+    def end(self) -> int:
+        """The position of the last event."""
+        return len(self.events)
