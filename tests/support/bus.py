@@ -1,4 +1,4 @@
-"""A real nats-server and a connected bus."""
+"""A real nats-server, a connected bus, and a client of nats-py beside it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.client import Client
 
 from events.bus.bus import Bus
+from events.bus.errors import NoAnswer
+from events.errors import LogUnavailable
 from serve_app.local.nats_server import NatsServer
 
 
@@ -36,3 +40,21 @@ async def connected(server: NatsServer, name: str = "test") -> AsyncIterator[Bus
         yield bus
     finally:
         await bus.close()
+
+
+@asynccontextmanager
+async def operator(server: NatsServer) -> AsyncIterator[Client]:
+    """A client of its own, as an operator would have it."""
+    client = await nats.connect(server.url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def stores(bus: Bus, subject: str = "canary.test") -> bool:
+    """Whether the bus can store a message now."""
+    try:
+        return await bus.store(subject, b"", timeout_s=1) > 0
+    except (LogUnavailable, NoAnswer):
+        return False

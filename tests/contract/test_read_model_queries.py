@@ -1,0 +1,150 @@
+"""What the read model answers, on both databases: SQLite and Postgres."""
+
+from __future__ import annotations
+
+from datetime import timedelta, timezone
+from typing import Any
+
+from events.ids import new_id
+from events.result import Status
+from events.store.read_model import ReadModel
+from events.types import (
+    Cancelled,
+    Completed,
+    Failed,
+    Flavour,
+    Started,
+)
+from tests.support.events import MORNING, History, submitted
+
+
+async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
+    model: ReadModel, history: History
+) -> None:
+    first, second, ended = new_id(), new_id(), new_id()
+    history.add(second, submitted(owner="bob"), at=MORNING + timedelta(minutes=1))
+    history.add(first, submitted(), Started(attempt=1, actor="a"))
+    history.add(ended, submitted(), Cancelled())
+    await model.apply(history.events, expected=0)
+    assert await model.open_job_ids() == [first, second]
+
+
+async def test_open_jobs_are_counted_by_key(model: ReadModel, history: History) -> None:
+    assert await model.open_jobs_by_key() == (0, {})
+    history.add(new_id(), submitted(key_id="ended"), Cancelled())
+    await model.apply(history.events, expected=0)
+    assert await model.open_jobs_by_key() == (2, {})
+    more = [
+        *history.add(new_id(), submitted(key_id="one")),
+        *history.add(new_id(), submitted(key_id="two"), Started(attempt=1, actor="a")),
+        *history.add(new_id(), submitted(key_id="two", owner="bob")),
+    ]
+    await model.apply(more, expected=2)
+    assert await model.open_jobs_by_key() == (6, {"one": 1, "two": 2})
+
+
+async def test_ended_jobs_come_in_log_order_from_a_position_on(
+    model: ReadModel, history: History
+) -> None:
+    ids = [new_id() for _ in range(4)]
+    for id in ids:
+        history.add(id, submitted())
+    for minute, id in enumerate((ids[2], ids[0], ids[1])):
+        history.add(id, Completed(images=0), at=MORNING + timedelta(minutes=minute))
+    await model.apply(history.events, expected=0)
+    found = await model.ended_behind(0, since=MORNING - timedelta(seconds=1), limit=2)
+    assert [job.id for job in found] == [ids[2], ids[0]]
+    rest = await model.ended_behind(found[-1].position, since=MORNING, limit=2)
+    assert [job.id for job in rest] == [ids[1]]
+    late = await model.ended_behind(0, since=MORNING + timedelta(seconds=90), limit=9)
+    assert [job.id for job in late] == [ids[1]]
+
+
+async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
+    ids = [new_id() for _ in range(4)]
+    for minute, place in enumerate([2, 0, 3, 1]):
+        history.add(ids[place], submitted(), at=MORNING + timedelta(minutes=minute))
+    await model.apply(history.events, expected=0)
+    assert [job.id for job in await model.jobs("alice")] == [ids[1], ids[3], ids[0], ids[2]]
+
+
+async def test_listing_compares_instants_not_clocks_on_the_wall(
+    model: ReadModel, history: History
+) -> None:
+    earlier, later = new_id(), new_id()
+    tokyo = timezone(timedelta(hours=9))
+    history.add(later, submitted(), at=MORNING + timedelta(hours=1))
+    history.add(earlier, submitted(), at=MORNING.astimezone(tokyo))
+    await model.apply(history.events, expected=0)
+    assert [job.id for job in await model.jobs("alice")] == [later, earlier]
+
+
+async def test_listing_by_status_flavour_and_endpoint(model: ReadModel, history: History) -> None:
+    running, done, failed, cancelled = (new_id() for _ in range(4))
+    history.add(running, submitted(flavour=Flavour.WORKFLOW))
+    history.add(done, submitted(endpoint="fast"), Completed(images=0))
+    history.add(failed, submitted(), Failed(message="No."))
+    history.add(cancelled, submitted(flavour=Flavour.WORKFLOW, endpoint="fast"), Cancelled())
+    await model.apply(history.events, expected=0)
+
+    async def found(**filters: Any) -> set[str]:
+        return {job.id for job in await model.jobs("alice", **filters)}
+
+    assert await found() == {running, done, failed, cancelled}
+    assert await found(status=Status.RUNNING) == {running}
+    assert await found(status=Status.COMPLETED) == {done}
+    assert await found(status=Status.FAILED) == {failed, cancelled}
+    assert await found(flavour=Flavour.WORKFLOW) == {running, cancelled}
+    assert await found(endpoint="fast") == {done, cancelled}
+    assert await found(endpoint="fast", flavour=Flavour.DIFFUSION) == {done}
+    assert await found(endpoint="elsewhere") == set()
+
+
+async def test_a_listing_follows_a_job_that_ends(model: ReadModel, history: History) -> None:
+    job_id = new_id()
+    await model.apply(history.add(job_id, submitted()), expected=0)
+    await model.apply(history.add(job_id, Completed(images=0)), expected=1)
+    assert await model.jobs("alice", status=Status.RUNNING) == []
+    [job] = await model.jobs("alice", status=Status.COMPLETED)
+    assert job.ended_at == MORNING
+
+
+async def test_pages_have_no_gap_and_no_repeat(model: ReadModel, history: History) -> None:
+    """Also where many jobs were submitted at one instant, and new ones come in between."""
+    ids = [new_id() for _ in range(11)]
+    for number, job_id in enumerate(ids):
+        history.add(job_id, submitted(), at=MORNING + timedelta(microseconds=number // 4))
+        history.add(new_id(), submitted(owner="bob"), at=MORNING)
+    await model.apply(history.events, expected=0)
+    whole = [job.id for job in await model.jobs("alice")]
+    assert sorted(whole) == sorted(ids)
+
+    seen: list[str] = []
+    while page := await model.jobs("alice", limit=3, before=seen[-1] if seen else None):
+        assert len(page) == min(3, len(ids) - len(seen))
+        seen += [job.id for job in page]
+        newer = history.add(new_id(), submitted(), at=MORNING + timedelta(hours=1))
+        await model.apply(newer, expected=history.end - 1)
+    assert seen == whole
+
+
+async def test_pages_keep_to_the_filter(model: ReadModel, history: History) -> None:
+    ids = [new_id() for _ in range(6)]
+    for job_id in ids:
+        history.add(job_id, submitted(), *([Completed(images=0)] if job_id in ids[::2] else []))
+    await model.apply(history.events, expected=0)
+    first = await model.jobs("alice", status=Status.COMPLETED, limit=2)
+    rest = await model.jobs("alice", status=Status.COMPLETED, limit=2, before=first[-1].id)
+    assert sorted(job.id for job in [*first, *rest]) == sorted(ids[::2])
+
+
+async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: History) -> None:
+    mine, others = new_id(), new_id()
+    history.add(mine, submitted(owner="alice"), at=MORNING)
+    history.add(others, submitted(owner="bob"), at=MORNING + timedelta(minutes=1))
+    await model.apply(history.events, expected=0)
+    assert [job.id for job in await model.jobs("alice")] == [mine]
+    assert await model.jobs("ALICE") == []
+    assert await model.jobs("%") == []
+    assert await model.jobs("alice", before=others) == []
+    assert await model.jobs("alice", before=new_id()) == []
