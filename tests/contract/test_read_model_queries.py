@@ -8,13 +8,7 @@ from typing import Any
 from events.ids import new_id
 from events.result import Status
 from events.store.read_model import ReadModel
-from events.types import (
-    Cancelled,
-    Completed,
-    Failed,
-    Flavour,
-    Started,
-)
+from events.types import Cancelled, Completed, Failed, Flavour, Started
 from tests.support.events import MORNING, History, submitted
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -29,7 +27,7 @@ from tests.support.callbacks.receiver import (
     reset,
     status,
 )
-from tests.support.callbacks.role import SECRET, SETTINGS, World, running_world
+from tests.support.callbacks.role import SECRET, SETTINGS, World
 
 MIB = 1024 * 1024
 SHORT = SETTINGS.model_copy(
@@ -41,12 +39,6 @@ SHORT = SETTINGS.model_copy(
     }
 )
 """Five tries; the breaker has its own tests."""
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with running_world(tmp_path) as world:
-        yield world
 
 
 def tries_of(events: list[EventData]) -> list[CallbackAttempted]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-
-import pytest
 
 from actors.callbacks.lost import LostCallbacks
 from actors.dispatch.router import Router
@@ -20,16 +17,10 @@ from events.log import JobWriter, utc_now
 from events.store.read_model import ReadModel
 from events.types import CallbackAttempted, CallbackDelivered
 from tests.support.callbacks.receiver import DEADLINE_S
-from tests.support.callbacks.role import World, running_world
+from tests.support.callbacks.role import World
 from tests.support.polling import eventually
 
 ADDRESS = "http://example.com/"
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with running_world(tmp_path) as world:
-        yield world
 
 
 async def project(world: World, job_ids: Sequence[str]) -> None:
