@@ -15,17 +15,14 @@ from actors.assembly import open_deliveries
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
 from actors.worker.attempt import AttemptLimits
-from actors.worker.job import JobRunner, RunOutcome
-from actors.worker.plan import Plan
+from actors.worker.job import RunOutcome
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamJobQueue
 from events.decisions import Complete, Erase, Start, StoreImage, Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.persistent_log import PersistentLog
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
@@ -35,9 +32,9 @@ from events.types import Erased, Event
 from settings.retention import RetentionSettings
 from storage.images import ImageNotFound, ImageStore
 from tests.support.database import database_in
-from tests.support.engines import ScriptedEngine, picture
 from tests.support.events import image, submitted
 from tests.support.polling import eventually
+from tests.support.worker import ScriptedEngine, job_runner, picture
 
 PROMPT = "a red circle"
 
@@ -84,6 +81,22 @@ class Bench:
         outcome = await self.writer.execute(Erase(), await self.load(job_id))
         assert outcome.job is not None
         assert await self.removal.hide(outcome.job)
+
+    def janitor(self) -> Janitor:
+        """A janitor whose clock is a minute ahead, so that an erasure is due again."""
+        return Janitor(
+            holder="j",
+            leases=Leases(self.database),
+            log=self.log,
+            read_model=self.read_model,
+            uploads=Uploads(self.database),
+            images=self.images,
+            removal=self.removal,
+            settings=RetentionSettings(),
+            longest_job_s=3600.0,
+            longest_pauses_s=0.0,
+            now=lambda: utc_now() + timedelta(minutes=1),
+        )
 
     async def has_image(self, key: str) -> bool:
         try:
@@ -172,17 +185,13 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
     queue = JetStreamJobQueue(bench.bus, lease_s=30)
     await queue.add("default", lane, job_id)
     engine = ScriptedEngine([picture(0), picture(1)], gated=True)
-    runner = JobRunner(
-        actor="a",
-        log=PersistentLog(bench.log, longest_pause_s=0.2),
+    runner = job_runner(
+        engine,
+        log=bench.log,
         images=bench.images,
-        engine=engine,
-        plan=lambda job: Plan({"1": {}}, None, {}),
-        report_progress=ProgressReporter(bench.bus).report,
+        bus=bench.bus,
         limits=AttemptLimits(step_timeout_s=30, model_load_timeout_s=30),
         lease_renew_s=30,  # it will not notice by itself
-        max_attempts=3,
-        now=utc_now,
     )
     async with queue.lane("default", lane) as entries:
         [entry] = await entries.next(most=1, timeout_s=10)
@@ -200,20 +209,7 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
     await eventually(nothing_queued)
     assert [type(event.data) for event in await bench.log.read(job_id)] == [Erased]
     assert await bench.has_image(f"{job_id}/1/1.png")
-    janitor = Janitor(
-        holder="j",
-        leases=Leases(bench.database),
-        log=bench.log,
-        read_model=bench.read_model,
-        uploads=Uploads(bench.database),
-        images=bench.images,
-        removal=bench.removal,
-        settings=RetentionSettings(),
-        longest_job_s=3600.0,
-        longest_pauses_s=0.0,
-        now=lambda: utc_now() + timedelta(minutes=1),
-    )
-    await janitor.round()
+    await bench.janitor().round()
     assert not await bench.has_image(f"{job_id}/1/1.png")
 
 

@@ -1,33 +1,18 @@
-"""One job on one worker, on a real nats-server: who writes, who stops, what is acked."""
+"""One job on one worker, on a real nats-server: what is stored, and how the job ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from actors.worker.attempt import AttemptLimits
-from actors.worker.job import JobRunner, RunOutcome
-from actors.worker.plan import Plan
+from actors.worker.job import RunOutcome
 from engine.errors import CheckpointUnavailable, NodeFailed
 from engine.reports import Errored, Finished, LatentReady, Progress
-from events.bus.bus import Bus
-from events.bus.jetstream_log import JetStreamLog
-from events.bus.progress import ProgressReporter
-from events.bus.queues import JetStreamJobQueue
-from events.decisions import Cancel, Start, Submit
-from events.ids import new_id
-from events.job import Job
-from events.log import JobWriter, utc_now
-from events.persistent_log import PersistentLog
-from events.queue import EntryReader, JobQueue, QueueEntry
+from events.decisions import Cancel
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -40,71 +25,8 @@ from events.types import (
 from serve_app.local.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from storage.keys import SAFETENSORS
-from tests.support.engines import ScriptedEngine, picture, pictures
-from tests.support.events import submitted
 from tests.support.polling import eventually
-
-LEASE_S = 1.0
-LANE = 3
-
-
-@dataclass
-class Bench:
-    """A queue with one lane, and runners that take from it."""
-
-    bus: Bus
-    log: JetStreamLog
-    writer: JobWriter
-    queue: JobQueue
-    lane: EntryReader
-    images: ImageStore
-
-    async def submit(self, **changes: Any) -> str:
-        job_id = new_id()
-        await self.writer.submit(job_id, Submit(submitted(lane=LANE, **changes)))
-        await self.queue.add("default", LANE, job_id)
-        return job_id
-
-    async def entry(self, *, within_s: float = 5.0) -> QueueEntry:
-        entries = await self.lane.next(most=1, timeout_s=within_s)
-        assert entries, "no entry was delivered"
-        return entries[0]
-
-    async def nothing_queued(self) -> bool:
-        return not await self.queue.job_ids()
-
-    async def job(self, job_id: str) -> Job:
-        job = await self.writer.load(job_id)
-        assert job is not None
-        return job
-
-    async def events(self, job_id: str) -> list[type]:
-        return [type(event.data) for event in await self.log.read(job_id)]
-
-    def runner(
-        self, engine: ScriptedEngine, *, actor: str = "a", plan: Callable[[Job], Plan] | None = None
-    ) -> JobRunner:
-        return JobRunner(
-            actor=actor,
-            log=PersistentLog(self.log, longest_pause_s=0.2),
-            images=self.images,
-            engine=engine,
-            plan=plan or (lambda job: Plan({"1": {}}, None, {})),
-            report_progress=ProgressReporter(self.bus).report,
-            limits=AttemptLimits(step_timeout_s=1, model_load_timeout_s=1, heartbeat_s=0.1),
-            lease_renew_s=LEASE_S / 5,
-            max_attempts=3,
-            now=utc_now,
-        )
-
-
-@pytest.fixture
-async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
-    log = JetStreamLog(bus)
-    queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
-    async with queue.lane("default", LANE) as lane:
-        images = ImageStore((tmp_path / "images").as_uri())
-        yield Bench(bus, log, JobWriter(log), queue, lane, images)
+from tests.support.worker import Bench, ScriptedEngine, picture, pictures
 
 
 async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None:
@@ -278,87 +200,6 @@ async def test_a_wedged_engine_is_killed_and_the_job_tried_again(bench: Bench) -
     assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
     assert engine.kills == 1
     assert (await bench.job(job_id)).last_failure is not None
-
-
-async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
-    await bench.submit()
-    entry = await bench.entry()
-    engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
-    run = asyncio.create_task(bench.runner(engine).run(entry))
-    for _ in range(5):
-        engine.advance()
-        assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
-    engine.advance(50)
-    assert await run is RunOutcome.COMPLETED
-
-
-async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: Bench) -> None:
-    job_id = await bench.submit()
-    entry = await bench.entry()
-    engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
-    runner = bench.runner(engine)
-    run = asyncio.create_task(runner.run(entry))
-    await eventually(lambda: engine.orders)
-    await entry.nak()  # as a restarted server does, which forgot the renewals
-    again = await bench.entry()
-    assert runner.take_delivery(again)
-    assert not runner.take_delivery(bench.queue.entry(new_id(), again.token))
-    for _ in range(4):
-        engine.advance()
-        assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
-    engine.advance(50)
-    assert await run is RunOutcome.COMPLETED
-    assert (await bench.job(job_id)).attempts == 1
-    await eventually(bench.nothing_queued)
-
-
-class Stoppable:
-    """A runner's view of the log or of its entry that can be stopped, as SIGSTOP would."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.going = asyncio.Event()
-        self.going.set()
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._inner, name)
-        if not asyncio.iscoroutinefunction(member):
-            return member
-
-        async def wait_first(*args: Any, **options: Any) -> Any:
-            await self.going.wait()
-            return await member(*args, **options)
-
-        return wait_first
-
-
-async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
-    job_id = await bench.submit(images=1)
-    entry = await bench.entry()
-    engine = ScriptedEngine(pictures(1), gated=True)
-    runner = bench.runner(engine, actor="zombie")
-    held, log = Stoppable(entry), Stoppable(PersistentLog(bench.log))
-    runner._log, runner._writer = log, JobWriter(log)
-    engine.advance()
-    zombie = asyncio.create_task(runner.run(held))
-    await eventually(lambda: engine.orders)
-    held.going.clear()
-    log.going.clear()
-
-    again = await bench.entry()  # the lease ran out
-    assert again.job_id == entry.job_id
-    start = Start("heir", max_attempts=3, now=utc_now() + timedelta())
-    await bench.writer.execute(start, await bench.job(job_id))
-    before = await bench.events(job_id)
-    engine.advance(10)
-    held.going.set()
-    log.going.set()
-    assert await zombie is RunOutcome.LOST
-    assert await bench.events(job_id) == before
-    assert await bench.queue.job_ids() == {job_id}
-    # Neither renewed nor acked: the heir's own lease runs out on time.
-    third = await bench.entry(within_s=2 * LEASE_S)
-    assert len({entry.token, again.token, third.token}) == 3
 
 
 async def test_a_job_survives_a_restart_of_the_event_log(

@@ -1,0 +1,97 @@
+"""Leases on a real nats-server: who renews and acknowledges an entry, and who no longer may."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from actors.worker.job import RunOutcome
+from engine.reports import Progress
+from events.decisions import Start
+from events.ids import new_id
+from events.log import JobWriter, utc_now
+from events.persistent_log import PersistentLog
+from tests.support.polling import eventually
+from tests.support.worker import LEASE_S, Bench, ScriptedEngine, pictures
+
+
+async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
+    await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
+    run = asyncio.create_task(bench.runner(engine).run(entry))
+    for _ in range(5):
+        engine.advance()
+        assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
+    engine.advance(50)
+    assert await run is RunOutcome.COMPLETED
+
+
+async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
+    runner = bench.runner(engine)
+    run = asyncio.create_task(runner.run(entry))
+    await eventually(lambda: engine.orders)
+    await entry.nak()  # as a restarted server does, which forgot the renewals
+    again = await bench.entry()
+    assert runner.take_delivery(again)
+    assert not runner.take_delivery(bench.queue.entry(new_id(), again.token))
+    for _ in range(4):
+        engine.advance()
+        assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
+    engine.advance(50)
+    assert await run is RunOutcome.COMPLETED
+    assert (await bench.job(job_id)).attempts == 1
+    await eventually(bench.nothing_queued)
+
+
+class Stoppable:
+    """A runner's view of the log or of its entry that can be stopped, as SIGSTOP would."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.going = asyncio.Event()
+        self.going.set()
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._inner, name)
+        if not asyncio.iscoroutinefunction(member):
+            return member
+
+        async def wait_first(*args: Any, **options: Any) -> Any:
+            await self.going.wait()
+            return await member(*args, **options)
+
+        return wait_first
+
+
+async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
+    job_id = await bench.submit(images=1)
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1), gated=True)
+    runner = bench.runner(engine, actor="zombie")
+    held, log = Stoppable(entry), Stoppable(PersistentLog(bench.log))
+    runner._log, runner._writer = log, JobWriter(log)
+    engine.advance()
+    zombie = asyncio.create_task(runner.run(held))
+    await eventually(lambda: engine.orders)
+    held.going.clear()
+    log.going.clear()
+
+    again = await bench.entry()  # the lease ran out
+    assert again.job_id == entry.job_id
+    start = Start("heir", max_attempts=3, now=utc_now() + timedelta())
+    await bench.writer.execute(start, await bench.job(job_id))
+    before = await bench.events(job_id)
+    engine.advance(10)
+    held.going.set()
+    log.going.set()
+    assert await zombie is RunOutcome.LOST
+    assert await bench.events(job_id) == before
+    assert await bench.queue.job_ids() == {job_id}
+    # Neither renewed nor acked: the heir's own lease runs out on time.
+    third = await bench.entry(within_s=2 * LEASE_S)
+    assert len({entry.token, again.token, third.token}) == 3

@@ -1,0 +1,134 @@
+"""A scripted engine, and job runners that work with it on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.worker.attempt import AttemptLimits
+from actors.worker.engine_host import EngineDied, Order
+from actors.worker.job import JobRunner
+from actors.worker.plan import Plan
+from engine.reports import EngineEvent, Finished, ImageReady, Progress
+from events.bus.bus import Bus
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.progress import ProgressReporter
+from events.decisions import Submit
+from events.ids import new_id
+from events.job import Job
+from events.log import EventLog, JobWriter, utc_now
+from events.persistent_log import PersistentLog
+from events.queue import EntryReader, JobQueue, QueueEntry
+from storage.images import ImageStore
+from tests.support.events import submitted
+
+LANE = 3
+LEASE_S = 1.0
+QUICK = AttemptLimits(step_timeout_s=1, model_load_timeout_s=1, heartbeat_s=0.1)
+
+
+class ScriptedEngine:
+    """Reports what its script holds, and dies where the script holds None.
+
+    A gated engine reports nothing until `advance` lets it.
+    """
+
+    def __init__(self, script: list[EngineEvent | None], *, gated: bool = False) -> None:
+        self.script = script
+        self.orders: list[Order] = []
+        self.kills = 0
+        self._gate = asyncio.Semaphore(0) if gated else None
+
+    def advance(self, events: int = 1) -> None:
+        assert self._gate is not None
+        for _ in range(events):
+            self._gate.release()
+
+    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+        self.orders.append(order)
+        for event in self.script:
+            if self._gate is not None:
+                await self._gate.acquire()
+            if event is None:
+                raise EngineDied("The engine died: killed")
+            yield event
+
+    async def steps_done(self) -> int:
+        return 0
+
+    async def kill(self) -> None:
+        self.kills += 1
+
+
+def picture(index: int = 0, *, seed: int = 7) -> ImageReady:
+    return ImageReady(index, "9", np.full((8, 8, 3), 40 * index, np.uint8), seed)
+
+
+def pictures(count: int) -> list[EngineEvent | None]:
+    """The script of a job that goes well."""
+    return [Progress(1, 1), *(picture(index) for index in range(count)), Finished(count)]
+
+
+def job_runner(
+    engine: ScriptedEngine,
+    *,
+    log: EventLog,
+    images: ImageStore,
+    bus: Bus,
+    actor: str = "a",
+    limits: AttemptLimits = QUICK,
+    lease_renew_s: float = LEASE_S / 5,
+) -> JobRunner:
+    return JobRunner(
+        actor=actor,
+        log=PersistentLog(log, longest_pause_s=0.2),
+        images=images,
+        engine=engine,
+        plan=lambda job: Plan({"1": {}}, None, {}),
+        report_progress=ProgressReporter(bus).report,
+        limits=limits,
+        lease_renew_s=lease_renew_s,
+        max_attempts=3,
+        now=utc_now,
+    )
+
+
+@dataclass
+class Bench:
+    """A queue with one lane, and runners that take from it."""
+
+    bus: Bus
+    log: JetStreamLog
+    writer: JobWriter
+    queue: JobQueue
+    lane: EntryReader
+    images: ImageStore
+
+    async def submit(self, **changes: Any) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted(lane=LANE, **changes)))
+        await self.queue.add("default", LANE, job_id)
+        return job_id
+
+    async def entry(self, *, within_s: float = 5.0) -> QueueEntry:
+        entries = await self.lane.next(most=1, timeout_s=within_s)
+        assert entries, "no entry was delivered"
+        return entries[0]
+
+    async def nothing_queued(self) -> bool:
+        return not await self.queue.job_ids()
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def events(self, job_id: str) -> list[type]:
+        return [type(event.data) for event in await self.log.read(job_id)]
+
+    def runner(self, engine: ScriptedEngine, *, actor: str = "a") -> JobRunner:
+        return job_runner(engine, log=self.log, images=self.images, bus=self.bus, actor=actor)
