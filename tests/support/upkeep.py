@@ -1,0 +1,152 @@
+"""What the janitor looks after: jobs, their images and deliveries, and uploads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from actors.upkeep.janitor import Janitor
+from events.decisions import Cancel, Start, StoreImage, Submit
+from events.ids import new_id
+from events.job import Job
+from events.log import JobWriter
+from events.store.database import Database
+from events.store.leases import Leases
+from events.store.read_model import ReadModel
+from events.store.records import Upload
+from events.store.removal import Removal
+from events.store.uploads import Uploads
+from events.types import CallbackDelivered, Event
+from settings.settings import Settings
+from storage.images import ImageNotFound, ImageStore
+from tests.support.events import image, submitted
+from tests.support.failing_log import FailingLog
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+HOUR = timedelta(hours=1)
+ALL = {"image", "delivery", "log", "row"}
+"""Every place where something of a job may be left; see `House.traces`."""
+
+
+@dataclass
+class Clock:
+    time: datetime = NOON
+
+    def __call__(self) -> datetime:
+        return self.time
+
+
+@dataclass
+class House:
+    """Everything that a janitor looks after."""
+
+    folder: Path
+    database: Database
+    clock: Clock = field(default_factory=Clock)
+    log: FailingLog = field(default_factory=FailingLog)
+    deliveries: FailingLog = field(default_factory=FailingLog)
+
+    def __post_init__(self) -> None:
+        self.read_model = ReadModel(self.database)
+        self.uploads = Uploads(self.database)
+        self.images = ImageStore(self.folder.as_uri())
+        self.writer = JobWriter(self.log, now=self.clock)
+        self.removal = Removal(
+            log=self.log,
+            deliveries=self.deliveries,
+            images=self.images,
+            read_model=self.read_model,
+        )
+
+    def janitor(self, holder: str = "j", *, batch: int = 500, **settings: Any) -> Janitor:
+        given = Settings.load(**({"retention_days": 7, "sweep_grace_s": 3600} | settings))
+        return Janitor(
+            holder=holder,
+            leases=Leases(self.database),
+            log=self.log,
+            read_model=self.read_model,
+            uploads=self.uploads,
+            images=self.images,
+            removal=self.removal,
+            settings=given.retention,
+            longest_job_s=given.dispatch.job_timeout_s,
+            longest_pauses_s=given.callbacks.longest_pauses_s,
+            batch=batch,
+            now=self.clock,
+        )
+
+    async def job(self) -> str:
+        """A job that ended now, with an image and a delivered callback."""
+        job_id = await self.running_job()
+        job = await self.load(job_id)
+        await self.writer.execute(Cancel(), job)
+        await self.writer.execute(Start("b", max_attempts=9, now=NOON), await self.load(job_id))
+        delivered = CallbackDelivered(attempt=1)
+        event = Event(id=new_id(), job_id=job_id, version=1, time=self.clock(), data=delivered)
+        await self.deliveries.append(event, expected=0)
+        return job_id
+
+    async def running_job(self) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted()))
+        start = Start("a", max_attempts=9, now=self.clock())
+        await self.writer.execute(start, await self.load(job_id))
+        key = f"{job_id}/1/0.png"
+        await self.put(key)
+        await self.writer.execute(StoreImage("a", image(0, key=key)), await self.load(job_id))
+        return job_id
+
+    async def load(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def put(self, key: str) -> None:
+        await self.images.put(key, b"png")
+        time_s = self.clock().timestamp()
+        os.utime(self.folder / key, (time_s, time_s))
+
+    async def project(self) -> None:
+        at = await self.read_model.checkpoint()
+        async with self.log.reader(after=at) as reader:
+            assert await self.read_model.apply(await reader.next(0.05), expected=at)
+
+    async def has_file(self, key: str) -> bool:
+        try:
+            return await self.images.get(key) == b"png"
+        except ImageNotFound:
+            return False
+
+    async def traces(self, job_id: str) -> set[str]:
+        """Where something of the job is left."""
+        found = {
+            "image": await self.has_file(f"{job_id}/1/0.png"),
+            "delivery": await self.deliveries.read(job_id),
+            "log": await self.log.read(job_id),
+            "row": await self.read_model.job(job_id),
+        }
+        return {place for place, left in found.items() if left}
+
+    async def upload(self, name: str) -> str:
+        upload_id = new_id()
+        key = f"uploads/{upload_id}.png"
+        await self.put(key)
+        await self.uploads.add(
+            Upload(
+                id=upload_id,
+                owner="alice",
+                name=name,
+                digest="sha256:0",
+                storage_key=key,
+                width=1,
+                height=1,
+                size_bytes=3,
+                created_at=self.clock(),
+                used_at=self.clock(),
+            )
+        )
+        return key
