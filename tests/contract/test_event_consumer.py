@@ -1,0 +1,149 @@
+"""What every consumer of the whole log promises: in memory and on JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from events.bus.bus import Bus
+from events.bus.consumer import JetStreamConsumer
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.streams import JOBS, ConsumerSpec, job_subject
+from events.ids import new_id
+from events.log import Appended, EventConsumer, EventLog, utc_now
+from events.memory.log import MemoryConsumer, MemoryLog
+from events.types import Event
+from serve_app.local.nats_server import NatsServer
+from tests.support.bus import operator
+from tests.support.events import submitted
+from tests.support.polling import eventually
+
+SPEC = ConsumerSpec(JOBS, "test", "jobs.*.*", ack_wait_s=1.0, max_ack_pending=100)
+
+
+@dataclass
+class Source:
+    """A log, and a consumer of it."""
+
+    log: EventLog
+    consumer: EventConsumer
+
+    async def add(self, count: int) -> list[Event]:
+        """Store the first event of each of `count` jobs."""
+        return [await self._add_one() for _ in range(count)]
+
+    async def _add_one(self) -> Event:
+        event = Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
+        outcome = await self.log.append(event, expected=0)
+        assert isinstance(outcome, Appended)
+        return outcome.event
+
+
+def in_memory() -> Source:
+    log = MemoryLog()
+    return Source(log, MemoryConsumer(log))
+
+
+def on_jetstream(bus: Bus) -> Source:
+    return Source(JetStreamLog(bus), JetStreamConsumer(bus, SPEC))
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+def source(request: pytest.FixtureRequest) -> Source:
+    if request.param == "memory":
+        return in_memory()
+    return on_jetstream(request.getfixturevalue("bus"))
+
+
+class Handler:
+    """Remembers what it was given; it never comes to the end of an event in `blocked`."""
+
+    def __init__(self) -> None:
+        self.begun: list[Event] = []
+        self.handled: list[Event] = []
+        self.blocked: set[str] = set()
+        """By id."""
+
+    async def __call__(self, event: Event) -> None:
+        self.begun.append(event)
+        if event.id in self.blocked:
+            await asyncio.Event().wait()
+        self.handled.append(event)
+
+
+@asynccontextmanager
+async def running(source: Source, handler: Handler) -> AsyncGenerator[None]:
+    task = asyncio.create_task(source.consumer.run(handler))
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_every_event_is_handed_over_also_those_stored_later(source: Source) -> None:
+    stored, handler = await source.add(3), Handler()
+    async with running(source, handler):
+        await eventually(lambda: len(handler.handled) == 3)
+        stored += await source.add(2)
+        await eventually(lambda: len(handler.handled) == 5)
+    assert {event.id for event in handler.handled} == {event.id for event in stored}
+    assert sorted(handler.handled, key=lambda event: event.position) == stored
+
+
+async def test_an_event_that_takes_long_does_not_stop_those_beside_it(source: Source) -> None:
+    [first, *others], handler = await source.add(5), Handler()
+    handler.blocked = {first.id}
+    async with running(source, handler):
+        await eventually(lambda: len(handler.handled) == 4)
+    assert {event.id for event in handler.handled} == {event.id for event in others}
+
+
+async def test_an_event_that_was_in_work_when_the_consumer_ended_comes_again(
+    source: Source,
+) -> None:
+    [event], handler = await source.add(1), Handler()
+    handler.blocked = {event.id}
+    async with running(source, handler):
+        await eventually(lambda: handler.begun == [event])
+    assert handler.handled == []
+    handler.blocked.clear()
+    async with running(source, handler):
+        await eventually(lambda: handler.handled == [event])
+
+
+async def test_an_event_that_was_handled_does_not_come_again_on_jetstream(
+    nats_server: NatsServer, bus: Bus
+) -> None:
+    source, handler = on_jetstream(bus), Handler()
+    await source.add(3)
+    async with running(source, handler):
+        await eventually(lambda: len(handler.handled) == 3)
+        await eventually(lambda: is_settled(nats_server))
+    [later] = await source.add(1)
+    again = Handler()
+    async with running(source, again):
+        await eventually(lambda: again.handled == [later])
+
+
+async def is_settled(server: NatsServer) -> bool:
+    """Every delivery is acknowledged."""
+    async with operator(server) as client:
+        info = await client.jetstream().consumer_info(SPEC.stream, SPEC.name)
+    return info.num_ack_pending == 0
+
+
+async def test_a_message_that_is_no_event_is_passed_over_on_jetstream(
+    nats_server: NatsServer, bus: Bus
+) -> None:
+    source, handler = on_jetstream(bus), Handler()
+    await bus.store(job_subject(new_id()), b"not an event", timeout_s=5)
+    stored = await source.add(1)
+    async with running(source, handler):
+        await eventually(lambda: handler.handled == stored)
+        await eventually(lambda: is_settled(nats_server))
