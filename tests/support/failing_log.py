@@ -5,7 +5,7 @@ from __future__ import annotations
 from events.errors import OutcomeUnknown
 from events.log import Appended, Conflict
 from events.memory.log import MemoryLog
-from events.types import Event
+from events.types import Event, MalformedEvent
 
 
 class FailingLog(MemoryLog):
@@ -20,6 +20,8 @@ class FailingLog(MemoryLog):
         self.read_error: Exception | None = None
         self.purge_error: Exception | None = None
         self.stores_first = False
+        self.unreadable: set[str] = set()
+        """Jobs that have an event which is none of ours."""
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         if self.append_error is None:
@@ -31,6 +33,8 @@ class FailingLog(MemoryLog):
     async def read(self, job_id: str) -> list[Event]:
         if self.read_error is not None:
             raise self.read_error
+        if job_id in self.unreadable:
+            raise MalformedEvent("not an event")
         return await super().read(job_id)
 
     async def purge(self, job_id: str, *, keep: int = 0) -> None:
