@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -9,6 +10,9 @@ from events.delivery import fold_delivery
 from events.log import EventLog, utc_now
 from events.queue import CallbackQueue
 from events.store.read_model import ReadModel
+from events.types import MalformedEvent
+
+logger = logging.getLogger(__name__)
 
 _PAGE = 500
 
@@ -43,7 +47,13 @@ class LostCallbacks:
         await self._look_for_more()
         count = 0
         for job_id in self._open - await self._queue.job_ids():
-            delivery = fold_delivery(await self._deliveries.read(job_id))
+            try:
+                delivery = fold_delivery(await self._deliveries.read(job_id))
+            except MalformedEvent:  # it must not stop the others
+                logger.exception(
+                    "unreadable delivery", extra={"action": "requeue", "job_id": job_id}
+                )
+                continue
             if delivery.ended:
                 self._open.discard(job_id)
             else:

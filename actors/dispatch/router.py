@@ -57,26 +57,30 @@ class Router:
                 step = self._queue_callback
             case _:
                 return
-        try:
-            # The entry may come back meanwhile: to repeat the step is harmless.
-            await keep_trying(
-                lambda: step(event.job_id),
-                on=(LogUnavailable, LogFull, ReadTimeout),
-                fields={"action": "route", "job_id": event.job_id},
-            )
-        except MalformedEvent:  # one job that cannot be read must not stop the others
-            fields = {"action": "route", "job_id": event.job_id}
-            logger.exception("unreadable job", extra=fields)
+        # The entry may come back meanwhile: to repeat the step is harmless.
+        await keep_trying(
+            lambda: step(event.job_id),
+            on=(LogUnavailable, LogFull, ReadTimeout),
+            fields={"action": "route", "job_id": event.job_id},
+        )
 
     async def _queue_job(self, job_id: str) -> None:
-        job = await self._writer.load(job_id)
+        job = await self._load(job_id)
         if job is not None and job.end is None:
             await self._add(job)
 
     async def _queue_callback(self, job_id: str) -> None:
-        job = await self._writer.load(job_id)
+        job = await self._load(job_id)
         if job is not None and job.submitted.callback_url is not None:
             await self._callbacks.add(job_id)
+
+    async def _load(self, job_id: str) -> Job | None:
+        """None for a job that is unknown or cannot be read: it must not stop the others."""
+        try:
+            return await self._writer.load(job_id)
+        except MalformedEvent:
+            logger.exception("unreadable job", extra={"action": "route", "job_id": job_id})
+            return None
 
     async def _add(self, job: Job) -> None:
         await self._queue.add(job.submitted.endpoint, job.submitted.lane, job.id)

@@ -17,7 +17,7 @@ from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Star
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.memory.log import MemoryConsumer, MemoryLog
+from events.memory.log import MemoryConsumer
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.database import Database
 from events.store.read_model import ReadModel
@@ -60,7 +60,7 @@ class Bench:
         self.database = database
         self.read_model = ReadModel(database)
         self.log = FailingLog()
-        self.deliveries = MemoryLog()
+        self.deliveries = FailingLog()
         self.writer = JobWriter(self.log)
         self.queue = FailingJobQueue()
         self.callbacks = MemoryCallbackQueue()
@@ -274,3 +274,19 @@ async def test_what_cannot_be_put_back_now_is_put_back_later(bench: Bench) -> No
         await bench.queue.remove("default", LANE, job_id)
         await eventually(lambda: bench.waits(job_id))
     assert errors == []
+
+
+async def test_what_cannot_be_read_keeps_nothing_else_from_being_put_back(bench: Bench) -> None:
+    unreadable, lost = await bench.job(), await bench.job()
+    of_unreadable = await bench.job(*COMPLETED, callback_url=ADDRESS)
+    uncalled = await bench.job(*COMPLETED, callback_url=ADDRESS)
+    await bench.project()
+    bench.log.unreadable |= {unreadable, of_unreadable, uncalled}  # so that nothing is routed
+    bench.deliveries.unreadable.add(of_unreadable)
+    async with bench.routing(requeue_period_s=0.01):
+        await bench.routed()
+        for _ in range(3):
+            await bench.queue.remove("default", LANE, lost)
+            await eventually(lambda: bench.waits(lost))
+            await eventually(lambda: is_called_back(bench, uncalled))
+            await bench.lose_callback(uncalled)
