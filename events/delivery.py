@@ -117,7 +117,8 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
         case RecordTry():
             return (tried(command, attempt=delivery.tries + 1),)
         case EndAfterTry(tried=made):
-            return _end(made.step(delivery.tries), delivery.tries)
+            # No try: somebody asked for the delivery once more after this one was recorded.
+            return _end(made.step(delivery.tries), delivery.tries) if delivery.tries else ()
         case Withhold():
             return _withhold(command, delivery)
 

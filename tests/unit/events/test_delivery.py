@@ -122,3 +122,11 @@ def test_a_redelivery_is_requested_only_where_a_try_was_made() -> None:
         )
     anew = delivery_of(TRIED, RedeliveryRequested())
     assert decide_delivery(RequestRedelivery(), anew) == ()
+
+
+@pytest.mark.parametrize("result", [FAILED, TAKEN, GONE])
+def test_a_redelivery_that_was_requested_during_a_try_is_not_ended_by_it(
+    result: SendResult,
+) -> None:
+    anew = delivery_of(TRIED, RedeliveryRequested())
+    assert decide_delivery(EndAfterTry(made(result)), anew) == ()
