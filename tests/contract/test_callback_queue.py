@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import timedelta, timezone
 
 import pytest
 
@@ -71,3 +71,52 @@ async def test_readers_together_hold_no_more_than_is_allowed(queue: CallbackQueu
             return len(await due.next(most=5, timeout_s=1)) == 1
 
         await eventually(one_more)
+
+
+async def test_two_readers_hold_no_more_than_is_allowed_between_them(queue: CallbackQueue) -> None:
+    for _ in range(5):
+        await queue.add(new_id())
+    async with (
+        queue.due(most_held=3, hold_s=30) as one,
+        queue.due(most_held=3, hold_s=30) as other,
+    ):
+        assert len(await one.next(most=2, timeout_s=5)) == 2
+        assert len(await other.next(most=5, timeout_s=5)) == 1
+        assert await one.next(most=5, timeout_s=0.3) == []
+
+
+async def test_what_is_held_stays_with_its_holder_until_it_is_given_back(
+    queue: CallbackQueue,
+) -> None:
+    await queue.add("a-job")
+    async with queue.due(most_held=10, hold_s=HOLD_S) as due:
+        [entry] = await due.next(most=1, timeout_s=5)
+        for _ in range(4):
+            await entry.renew()
+            assert await due.next(most=1, timeout_s=0.4 * HOLD_S) == []
+        await entry.nak()
+        [again] = await due.next(most=1, timeout_s=0.8 * HOLD_S)
+        assert again.job_id == "a-job"
+
+
+async def test_what_is_parked_until_a_time_that_is_over_is_due(queue: CallbackQueue) -> None:
+    tokyo = timezone(timedelta(hours=9))
+    await queue.park("a-job", (utc_now() - timedelta(minutes=1)).astimezone(tokyo))
+    async with queue.due(most_held=10, hold_s=30) as due:
+        [entry] = await due.next(most=1, timeout_s=5)
+        assert entry.job_id == "a-job"
+        await entry.ack()
+    assert await queue.job_ids() == set()
+
+
+async def test_what_is_parked_is_due_again_although_it_was_added_meanwhile(
+    queue: CallbackQueue,
+) -> None:
+    await queue.park("a-job", utc_now() + timedelta(seconds=1))
+    await queue.add("a-job")
+    async with queue.due(most_held=10, hold_s=30) as due:
+        [added] = await due.next(most=5, timeout_s=0.7)
+        await added.ack()
+        assert await queue.job_ids() == {"a-job"}
+        [parked] = await due.next(most=5, timeout_s=5)
+        assert parked.job_id == "a-job"

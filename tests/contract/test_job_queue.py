@@ -130,3 +130,38 @@ async def test_a_reader_that_waits_hears_of_a_new_entry(queue: JobQueue) -> None
         assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
         await queue.add("default", LANE, "a-job")
         assert (await asyncio.wait_for(waiting, 5)).job_id == "a-job"
+
+
+async def test_of_two_readers_that_wait_one_is_given_the_entry(queue: JobQueue) -> None:
+    async with queue.lane("default", LANE) as one, queue.lane("default", LANE) as other:
+        waiting = [asyncio.create_task(each.next(most=1, timeout_s=0.8)) for each in (one, other)]
+        await asyncio.wait(waiting, timeout=0.2)
+        await queue.add("default", LANE, "a-job")
+        found = [entry.job_id for each in waiting for entry in await each]
+    assert found == ["a-job"]
+
+
+async def test_an_entry_that_is_gone_acts_on_no_later_one_of_its_job(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        gone = await taken(entries)
+        await gone.ack()
+        await queue.add("default", LANE, "a-job")
+        await gone.ack()
+        later = await taken(entries)
+        await gone.nak()
+        await gone.renew()
+        assert await entries.next(most=1, timeout_s=0.5 * LEASE_S) == []
+        await later.ack()
+    assert await queue.job_ids() == set()
+
+
+async def test_an_entry_that_is_removed_from_its_holder_is_gone(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        await queue.remove("default", LANE, "a-job")
+        await entry.nak()
+        assert await entries.next(most=1, timeout_s=1.5 * LEASE_S) == []
+        await queue.add("default", LANE, "a-job")
+        assert (await taken(entries)).job_id == "a-job"

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from events.types import (
     CallbackWithheld,
     EventData,
     RedeliveryRequested,
+    Unknown,
 )
 from tests.support.events import START, history_of
 
@@ -45,6 +47,12 @@ def test_an_end_stands_until_it_is_asked_for_again() -> None:
         anew = fold_delivery(history_of(CallbackWithheld(), TRIED, end, RedeliveryRequested()))
         assert (anew.ended, anew.tries, anew.retry_at, anew.withheld_at) == (False, 0, None, None)
         assert (anew.version, anew.position) == (4, 40)
+
+
+def test_an_event_of_a_later_version_is_counted_and_passed_over() -> None:
+    unknown = Unknown(original_type="darkroom.callback.paused.v1")
+    delivery = fold_delivery(history_of(TRIED, unknown))
+    assert delivery == replace(fold_delivery(history_of(TRIED)), version=2, position=20)
 
 
 def test_folding_twice_changes_nothing() -> None:
@@ -74,6 +82,13 @@ def test_a_try_is_recorded_with_its_number_and_the_time_of_the_next_one() -> Non
     assert event == CallbackAttempted(attempt=2, status=500, latency_s=0.25, retry_at=retry_at)
 
 
+def test_the_pause_behind_a_try_is_lengthened_by_its_spread() -> None:
+    spread = RecordTry(FAILED, DELAYS_S, now=START, spread=1.5)
+    [event] = decide_delivery(spread, delivery_of())
+    assert isinstance(event, CallbackAttempted)
+    assert event.retry_at == START + timedelta(seconds=7.5)
+
+
 @pytest.mark.parametrize("result", [TAKEN, GONE])
 def test_a_last_try_names_no_next_one(result: SendResult) -> None:
     [event] = decide_delivery(made(result), delivery_of())
@@ -90,6 +105,13 @@ def test_a_delivery_ends_with_its_last_try() -> None:
     [end] = decide_delivery(EndAfterTry(made(FAILED)), delivery_of(TRIED, TRIED, TRIED))
     assert isinstance(end, CallbackExhausted)
     assert end.attempts == 3
+
+
+def test_an_address_that_was_refused_is_tried_once() -> None:
+    refused = SendResult(0.0, error="10.0.0.1 is not a public address", refused=True)
+    [end] = decide_delivery(EndAfterTry(made(refused)), delivery_of(TRIED))
+    message = "Stopped at try 1: 10.0.0.1 is not a public address."
+    assert end == CallbackExhausted(attempts=1, message=message)
 
 
 def test_a_delivery_with_tries_left_goes_on() -> None:

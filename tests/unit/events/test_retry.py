@@ -93,3 +93,34 @@ async def test_a_pause_is_half_to_all_of_what_is_asked(pauses: list[float]) -> N
     for _ in range(100):
         await pause(2)
     assert all(1 <= asked_s <= 2 for asked_s in pauses)
+
+
+async def test_an_answer_is_an_answer_though_it_is_none(pauses: list[float]) -> None:
+    async def nothing() -> None:
+        return None
+
+    assert await keep_trying(nothing, on=Exception) is None
+    assert pauses == []
+
+
+async def test_a_call_that_is_cancelled_is_not_repeated(pauses: list[float]) -> None:
+    call = Flaky(LogUnavailable())
+
+    async def cancelled() -> str:
+        await call()
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_trying(cancelled, on=Exception)
+    assert (call.calls, len(pauses)) == (2, 1)
+
+
+async def test_a_pause_can_be_cancelled() -> None:
+    trying = asyncio.create_task(
+        keep_trying(Flaky(*[LogUnavailable()] * 9), on=LogUnavailable, first_pause_s=60)
+    )
+    done, _ = await asyncio.wait({trying}, timeout=0.01)
+    assert not done
+    trying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(trying, 5)
