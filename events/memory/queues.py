@@ -130,7 +130,7 @@ class MemoryEntries:
     def _room(self, most: int) -> int:
         if self._most_held is None:
             return most
-        return min(most, self._most_held - self._messages.held(self._key))
+        return max(0, min(most, self._most_held - self._messages.held(self._key)))
 
 
 class MemoryJobQueue:

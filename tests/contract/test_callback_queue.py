@@ -85,6 +85,17 @@ async def test_two_readers_hold_no_more_than_is_allowed_between_them(queue: Call
         assert await one.next(most=5, timeout_s=0.3) == []
 
 
+async def test_a_reader_that_allows_less_takes_nothing_while_more_is_held(
+    queue: CallbackQueue,
+) -> None:
+    for _ in range(10):
+        await queue.add(new_id())
+    async with queue.due(most_held=3, hold_s=30) as one:
+        assert len(await one.next(most=3, timeout_s=5)) == 3
+        async with queue.due(most_held=1, hold_s=30) as other:
+            assert await other.next(most=5, timeout_s=0.3) == []
+
+
 async def test_what_is_held_stays_with_its_holder_until_it_is_given_back(
     queue: CallbackQueue,
 ) -> None:
