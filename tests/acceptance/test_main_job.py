@@ -203,7 +203,7 @@ async def test_a_subscriber_sees_each_stored_event_once_and_none_that_was_refuse
 
 
 def test_the_reader_may_replay_and_may_not_publish(service: Service) -> None:
-    """What else it may not is in tests/integration/test_nats_server.py."""
+    """What else it may not do is tested in tests/integration/test_nats_server.py."""
     import nats
 
     job_id = service.submit("diffusion", diffusion(steps=1))

@@ -21,7 +21,7 @@ from tests.support.events import MORNING, History, image, submitted
 
 ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING)
 CONTENT = ("red circle", "job/1/0")
-"""Of a request and of an image's key: what an erased job's rows must not hold."""
+"""Parts of a request and of an image's key, which an erased job's rows must not hold."""
 
 
 def a_whole_job(history: History, job_id: str) -> list[Event]:

@@ -21,7 +21,7 @@ from tests.support.events import submitted
 
 
 class LossyBus(Bus):
-    """The next stores and reads fail as they are told to; a lost answer was stored."""
+    """Its next stores and reads fail with the errors that are listed; NoAnswer stores first."""
 
     store_faults: list[Exception]
     read_faults: list[Exception]

@@ -42,7 +42,7 @@ EVENTS = History().add(JOB_ID, submitted(key_id="old"), Started(attempt=1, actor
 
 @pytest.fixture
 async def old_database_url(database_url: str) -> str:
-    """With a key, and a job that is open."""
+    """The URL of a database of the first version, with a key and an open job."""
     newest = Database(database_url)
     await newest.prepare()
     await ReadModel(newest).apply(EVENTS[:1], expected=0)

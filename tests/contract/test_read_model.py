@@ -113,7 +113,7 @@ async def test_a_batch_applied_twice_changes_nothing(
 async def test_events_that_a_row_has_seen_do_not_change_it(
     model: ReadModel, history: History
 ) -> None:
-    """Not even where the checkpoint is behind the rows."""
+    """This holds even where the checkpoint is behind the rows."""
     job_id = new_id()
     history.add(job_id, submitted(), Started(attempt=1, actor="a"), Completed(images=0))
     await model.apply(history.events, expected=0)

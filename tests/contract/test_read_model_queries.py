@@ -104,7 +104,7 @@ async def test_a_listing_follows_a_job_that_ends(model: ReadModel, history: Hist
 
 
 async def test_pages_have_no_gap_and_no_repeat(model: ReadModel, history: History) -> None:
-    """Also where many jobs were submitted at one instant, and new ones come in between."""
+    """This holds where many jobs were submitted at one instant and new ones come in between."""
     ids = [new_id() for _ in range(11)]
     for number, job_id in enumerate(ids):
         history.add(job_id, submitted(), at=MORNING + timedelta(microseconds=number // 4))

@@ -1,4 +1,4 @@
-"""Rows of uploads, over both databases."""
+"""Rows of uploads on both databases."""
 
 from __future__ import annotations
 

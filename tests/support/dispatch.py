@@ -112,13 +112,13 @@ class FakeCluster:
 
     gpus: float = 0.0
     room: int = 100
-    """For how many workers there is room."""
+    """How many workers there is room for."""
     broken: set[str] = field(default_factory=set)
     """Job actors that do not start, by name."""
     failing_kills: int = 0
     """How many kills fail from now on."""
     groups: dict[str, bool] = field(default_factory=dict)
-    """By name of the worker: whether it has its place or waits for room."""
+    """Whether a worker has its place (or waits for room), by its name."""
     engines: dict[str, FakeEngine] = field(default_factory=dict)
     actors: dict[str, FakeJobActor] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)

@@ -21,7 +21,7 @@ class FailingLog(MemoryLog):
         self.purge_error: Exception | None = None
         self.stores_first = False
         self.unreadable: set[str] = set()
-        """Jobs that have an event which is none of ours."""
+        """Jobs with an event that cannot be decoded."""
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         if self.append_error is None:
@@ -43,7 +43,7 @@ class FailingLog(MemoryLog):
         await super().purge(job_id, keep=keep)
 
     def lose_answers(self) -> None:
-        """What is appended from now on is stored, but nobody hears of it."""
+        """What is appended from now on is stored, but its answer is lost."""
         self.append_error, self.stores_first = OutcomeUnknown(), True
 
     def recover(self) -> None:

@@ -97,7 +97,7 @@ async def test_an_entry_whose_job_is_in_work_already_is_not_sent_beside_it(world
 
 
 async def has_two_entries(world: World, job_id: str) -> bool:
-    """Both due."""
+    """Two entries of the job are due."""
     return await world.bus.pending(CALLBACKS, "callbacks.>") == {due_subject(job_id): 2}
 
 

@@ -21,7 +21,7 @@ LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
 
 
 class Dials:
-    """Python's own audit of `socket.connect`; a hook cannot be taken out, so it can be idle."""
+    """Counts connects by an audit hook of Python, which cannot be removed and so can be idle."""
 
     def __init__(self) -> None:
         self.addresses: list[Any] | None = None

@@ -46,7 +46,7 @@ def tries_of(events: list[EventData]) -> list[CallbackAttempted]:
 
 
 def verify(request: Received) -> None:
-    """By the receiver's own package; then with each byte of the body changed in turn."""
+    """Check the signature as a receiver does; with any byte of the body changed it is wrong."""
     webhook = Webhook(webhook_secret(SECRET, "k1"))
     webhook.verify(request.body, request.headers)
     for place in range(len(request.body)):
@@ -151,7 +151,7 @@ async def test_memory_stays_flat_however_much_is_answered(world: World) -> None:
 
 
 async def _highest_rss(process: psutil.Process) -> int:
-    """Until it is cancelled."""
+    """The most memory in use until the task is cancelled, in bytes."""
     highest = 0
     try:
         while True:

@@ -31,7 +31,7 @@ asyncio.run(run_callbacks(Settings.load()))
 
 @asynccontextmanager
 async def role(world: World, folder: Path) -> AsyncGenerator[None]:
-    """In a process of its own, which is killed at the end."""
+    """Run the role in a process of its own, which is killed at the end."""
     settings = {
         "DARKROOM_NATS_URL": world.server.url,
         "DARKROOM_DATA_DIR": str(folder),

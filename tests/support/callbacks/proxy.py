@@ -11,11 +11,11 @@ from typing import Any
 
 @dataclass
 class ConnectProxy:
-    """Connects whoever asks to the address asked for, unless `refusal` is its answer."""
+    """Connects its clients to the addresses that they ask for, or answers `refusal` instead."""
 
     refusal: bytes | None = None
     requests: list[dict[str, str]] = field(default_factory=list)
-    """Of each CONNECT the headers, its target under `target`."""
+    """The headers of each CONNECT, with its target under `target`."""
     port: int = 0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

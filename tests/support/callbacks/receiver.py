@@ -30,7 +30,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Gives its `answers` in order, the last one from then on."""
+    """Gives its `answers` in order, and then the last one again and again."""
 
     answers: list[Answer] = field(default_factory=lambda: [status(200)])
     ssl_context: ssl.SSLContext | None = None
@@ -47,7 +47,7 @@ class Receiver:
             0,
             backlog=1024,
             ssl=self.ssl_context,
-            # A sender may leave without TLS's own goodbye; asyncio waits 30 s for it.
+            # A sender may leave without closing TLS first; asyncio would wait 30 s for that.
             ssl_shutdown_timeout=0.2 if self.ssl_context else None,
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
@@ -136,14 +136,14 @@ async def hang(writer: asyncio.StreamWriter) -> None:
 
 
 async def reset(writer: asyncio.StreamWriter) -> None:
-    """RST in place of an answer."""
+    """Resets the connection in place of an answer."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()
 
 
 async def drip_headers(writer: asyncio.StreamWriter) -> None:
-    """One byte at a time, without end."""
+    """Sends one byte of headers at a time, without end."""
     writer.write(b"HTTP/1.1 200 OK\r\nX: ")
     while True:
         writer.write(b"x")
@@ -176,7 +176,7 @@ class Large:
 
 
 async def flood_headers(writer: asyncio.StreamWriter) -> None:
-    """Headers without end, as fast as they are taken."""
+    """Sends headers without end, as fast as they are taken."""
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"X-Header: " + b"x" * 4000 + b"\r\n")
@@ -184,7 +184,7 @@ async def flood_headers(writer: asyncio.StreamWriter) -> None:
 
 
 async def flood_interim(writer: asyncio.StreamWriter) -> None:
-    """Interim answers without end."""
+    """Sends interim answers without end."""
     while True:
         writer.write(b"HTTP/1.1 103 Early Hints\r\nX-Header: " + b"x" * 1000 + b"\r\n\r\n")
         await writer.drain()

@@ -61,7 +61,7 @@ class World:
     async def ended_job(
         self, callback_url: str | None, *, traceparent: str | None = TRACEPARENT, **changes: Any
     ) -> str:
-        """A completed job with one image, its callback on the queue."""
+        """Store a completed job with one image, and put its callback on the queue."""
         job_id = new_id()
         events = (
             submitted(callback_url=callback_url, **changes),
@@ -116,7 +116,7 @@ class World:
         rule: AddressRule | None = None,
         deliveries: EventLog | None = None,
     ) -> AsyncGenerator[None]:
-        """The role, running."""
+        """Run the role until the end of the context."""
         loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
         sender = Sender(rule or loopback, settings=settings)
         role = Callbacks(

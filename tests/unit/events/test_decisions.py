@@ -135,7 +135,7 @@ def test_a_cancel_is_requested_once() -> None:
 
 @pytest.mark.parametrize("late", [start(), start(after_s=90), start(max_attempts=1)])
 def test_a_start_meets_a_cancel_first(late: Start) -> None:
-    """Whatever else speaks against the attempt: the caller is told what the caller did."""
+    """The caller reads of the cancel, even where time or attempts have run out, too."""
     assert decide(late, folded(IS_LEAVING)) == (Cancelled(),)
     assert decide(late, folded([*IS_LEAVING, LOST])) == (Cancelled(),)
 

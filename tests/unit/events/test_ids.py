@@ -25,7 +25,7 @@ def test_an_idempotency_key_gives_one_id() -> None:
 
 
 def test_derived_ids_never_change() -> None:
-    """A key that was used before an upgrade must find its job behind it."""
+    """A key that was used before an upgrade must still find its job after it."""
     assert derived_id(SECRET, "alice", "order-7") == "c59a5408-edd8-81f3-b754-1a7459853bc7"
 
 

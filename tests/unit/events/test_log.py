@@ -25,7 +25,7 @@ from tests.support.events import JOB_ID, START, image, submitted
 
 
 class SlowLog(MemoryLog):
-    """Lets every other writer go first, so that they meet."""
+    """Lets the other writers go first, so that their appends conflict."""
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         for _ in range(3):
@@ -145,7 +145,7 @@ async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(
 
 
 async def test_a_writer_that_meets_a_cancel_goes_on(log: MemoryLog, writer: JobWriter) -> None:
-    """Fenced is only who was replaced: the writer's image is stored behind the request."""
+    """Only a writer that was replaced is fenced; this one's image is stored after the request."""
     job = await run(writer, actor="a")
     await writer.execute(Cancel(), job)
     outcome = await writer.execute(StoreImage(actor="a", image=image(0)), job)

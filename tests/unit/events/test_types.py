@@ -1,4 +1,4 @@
-"""The wire form. Its golden files change by hand alone: every stored log was written so."""
+"""The wire form. Its golden files are changed by hand only: every stored log has this form."""
 
 from __future__ import annotations
 

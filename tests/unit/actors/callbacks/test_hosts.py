@@ -22,7 +22,7 @@ def some_hosts(
 
 
 async def visit(hosts: Hosts, name: str, until: asyncio.Event | None = None) -> float:
-    """One callback that lasts until the event; what it was told."""
+    """Make one callback that lasts until the event; how long it was told to wait, in seconds."""
     async with hosts.turn(name) as turn:
         if not turn.wait_s and until is not None:
             await until.wait()
@@ -82,7 +82,7 @@ async def test_a_receiver_that_answers_fast_has_more_room() -> None:
 
 
 async def inside_of(hosts: Hosts) -> int:
-    """How many come in until one is told to come later."""
+    """How many callbacks there is room for until one is told to come later."""
     done = asyncio.Event()
     inside: list[asyncio.Task[float]] = []
     while not (visitor := await started(hosts, "fast", done)).done():

@@ -1,4 +1,4 @@
-"""Which workers a dispatcher takes over: those that were made from what it would make them from."""
+"""Which workers a dispatcher takes over: those made from its own endpoint, settings and version."""
 
 from __future__ import annotations
 

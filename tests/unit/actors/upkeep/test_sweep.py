@@ -49,7 +49,7 @@ async def test_a_sweep_goes_on_where_it_stopped(house: House) -> None:
 
 
 async def sweep(janitor: Janitor) -> None:
-    """More rounds than a walk through all files takes, and the one that begins anew."""
+    """Run more rounds than a walk through all files takes, so that the next walk begins, too."""
     for _ in range(5):
         await janitor.round()
 
