@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ async def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
         with pytest.raises(DatabaseUnavailable):
             await ReadModel(database).checkpoint()
         await database.close()
+    await threads_of_failed_connections()
+
+
+async def threads_of_failed_connections() -> None:
+    """Wait for their end: aiosqlite does not, and they need the test's event loop."""
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            await asyncio.to_thread(thread.join, 10)
 
 
 async def test_a_database_without_tables_is_unavailable(database_url: str) -> None:
