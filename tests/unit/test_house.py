@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -78,7 +79,7 @@ def test_every_room_says_what_lives_there() -> None:
         for path in files()
         if path.name == "__init__.py"
         and path.parts[0] in PACKAGES
-        and "\n" in (ast.get_docstring(syntax(path)) or "\n")
+        and not (ast.get_docstring(syntax(path)) or "").split("\n\n")[0].endswith(".")
     ]
     assert silent == []
 
@@ -106,3 +107,18 @@ def imported_names(path: Path) -> frozenset[str]:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     )
+
+
+def test_the_map_names_every_module() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = dict(
+        re.findall(r"^\*\*(\w+)/\*\*(.*?)(?=^\*\*\w+/\*\*|^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    )
+    unnamed = [
+        str(path)
+        for path in files()
+        if path.parts[0] in PACKAGES
+        and not path.name.startswith("__")
+        and f"`{path.name}`" not in rooms[path.parts[0]]
+    ]
+    assert unnamed == []
