@@ -36,6 +36,7 @@ from events.store.read_model import ReadModel
 from events.store.records import Endpoint
 from events.store.removal import Removal
 from events.store.uploads import Uploads
+from settings.callbacks import CallbackSettings
 from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
@@ -54,11 +55,7 @@ async def run_router(settings: Settings) -> None:
             queue=messaging.callback_queue,
             read_model=read_model,
             deliveries=messaging.deliveries,
-            period_s=longest_delivery_s(
-                delays_s=settings.callbacks.delays_s,
-                jitter=settings.callbacks.jitter,
-                withheld_s=settings.callbacks.withheld_s,
-            ),
+            period_s=_longest_delivery_s(settings.callbacks),
         ),
         requeue_period_s=settings.dispatch.requeue_period_s,
     )
@@ -84,7 +81,7 @@ async def run_results(settings: Settings) -> None:
         ),
         settings=settings.retention,
         longest_job_s=settings.dispatch.job_timeout_s,
-        longest_pauses_s=settings.callbacks.longest_pauses_s,
+        longest_delivery_s=_longest_delivery_s(settings.callbacks),
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(Results(log=log, read_model=read_model).run())
@@ -140,6 +137,12 @@ async def run_callbacks(settings: Settings) -> None:
     )
     await messaging.connected()
     await callbacks.run()
+
+
+def _longest_delivery_s(settings: CallbackSettings) -> float:
+    return longest_delivery_s(
+        delays_s=settings.delays_s, jitter=settings.jitter, withheld_s=settings.withheld_s
+    )
 
 
 def _holder() -> str:

@@ -44,7 +44,10 @@ class Requires(SecurityBase):
         return key
 
 
-Generator = Annotated[ApiKey, Depends(Requires(Scope.GENERATE))]
-Reader = Annotated[ApiKey, Depends(Requires(Scope.READ))]
-Canceller = Annotated[ApiKey, Depends(Requires(Scope.CANCEL))]
-Admin = Annotated[ApiKey, Depends(Requires(Scope.ADMIN))]
+READ = Depends(Requires(Scope.READ))
+"""One for a router and its handlers, so that FastAPI asks it once for a request."""
+
+GenerateKey = Annotated[ApiKey, Depends(Requires(Scope.GENERATE))]
+ReadKey = Annotated[ApiKey, READ]
+CancelKey = Annotated[ApiKey, Depends(Requires(Scope.CANCEL))]
+AdminKey = Annotated[ApiKey, Depends(Requires(Scope.ADMIN))]

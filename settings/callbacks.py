@@ -53,8 +53,3 @@ class CallbackSettings(Group):
     other keys."""
     tests_per_minute: PositiveInt = 10
     """How many test callbacks one owner may send per minute."""
-
-    @property
-    def longest_pauses_s(self) -> float:
-        """All pauses before the tries of a delivery together, each at its longest."""
-        return (1 + self.jitter) * sum(self.delays_s)

@@ -25,12 +25,12 @@ class RetentionSettings(Group):
     janitor_period_s: PositiveFloat = 60.0
     """How often the service looks for what it must remove."""
 
-    def job_retention(self, *, longest_pauses_s: float) -> timedelta | None:
+    def job_retention(self, *, longest_delivery_s: float) -> timedelta | None:
         """How long a job is kept after its end; None: for good.
 
-        Its callback needs it too, for as long as the pauses between the tries last.
+        Its callback needs it too, until its delivery has surely ended.
         """
-        kept_s = max(self.retention_days * _DAY_S, longest_pauses_s)
+        kept_s = max(self.retention_days * _DAY_S, longest_delivery_s)
         return timedelta(seconds=kept_s) if self.retention_days else None
 
     def upload_retention(self, *, longest_job_s: float) -> timedelta | None:

@@ -51,11 +51,11 @@ class Janitor:
         removal: Removal,
         settings: RetentionSettings,
         longest_job_s: float,
-        longest_pauses_s: float,
+        longest_delivery_s: float,
         batch: int = 500,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`longest_pauses_s`: between the tries of a callback, all together.
+        """`longest_delivery_s`: within this time the delivery of a callback has ended.
 
         `batch`: how many jobs, uploads and files one round looks at.
         """
@@ -68,7 +68,7 @@ class Janitor:
         self._removal = removal
         self._settings = settings
         self._longest_job_s = longest_job_s
-        self._longest_pauses_s = longest_pauses_s
+        self._longest_delivery_s = longest_delivery_s
         self._batch = batch
         self._now = now
         self._files: AsyncGenerator[list[StoredFile]] | None = None
@@ -112,7 +112,7 @@ class Janitor:
         return settled
 
     async def _remove_old_jobs(self, most: int) -> int:
-        keep = self._settings.job_retention(longest_pauses_s=self._longest_pauses_s)
+        keep = self._settings.job_retention(longest_delivery_s=self._longest_delivery_s)
         if keep is None:
             return 0
         removed = 0

@@ -15,7 +15,7 @@ from events.job import Job
 from events.log import DeliveryWriter, utc_now
 from events.types import CallbackAttempted, CallbackExhausted, Event
 from serve_app.access.permissions import require_callback_host
-from serve_app.auth import Generator, Reader
+from serve_app.auth import GenerateKey, ReadKey
 from serve_app.errors import ApiError, retry_after
 from serve_app.job_state import owned_job
 from serve_app.openapi.error_responses import documented
@@ -89,7 +89,7 @@ def _too_many(description: str) -> dict[int | str, dict[str, Any]]:
 
 
 @router.get("/jobs/{id}/callbacks", response_model_exclude_none=True, responses=documented(404))
-async def show_callbacks(id: str, key: Reader, replica: ReplicaDep) -> CallbackReport:
+async def show_callbacks(id: str, key: ReadKey, replica: ReplicaDep) -> CallbackReport:
     """Every try to deliver a job's callback."""
     job = await owned_job(replica.services, id, key)
     return _report(job, await replica.services.deliveries.read(job.id))
@@ -101,7 +101,7 @@ async def show_callbacks(id: str, key: Reader, replica: ReplicaDep) -> CallbackR
     response_model_exclude_none=True,
     responses=documented(404) | _conflict("The job has no callback address, or has not ended"),
 )
-async def redeliver(id: str, key: Generator, replica: ReplicaDep) -> CallbackReport:
+async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackReport:
     """Deliver a job's callback once more, at once and with all its tries.
 
     Under the same `webhook-id`. Asked for again before a try was made, it changes nothing.
@@ -124,7 +124,7 @@ async def redeliver(id: str, key: Generator, replica: ReplicaDep) -> CallbackRep
     responses=_too_many("The key's rate, or more tests in a minute than are allowed"),
 )
 async def send_sample(
-    key: Generator,
+    key: GenerateKey,
     replica: ReplicaDep,
     callback_url: Annotated[
         str,

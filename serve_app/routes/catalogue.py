@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from engine.graph.families import Family, family_of
 from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
-from events.store.records import Scope
-from serve_app.auth import Reader, Requires
+from serve_app.auth import READ, ReadKey
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 
@@ -23,7 +22,7 @@ _LISTED_UPLOADS = 1000
 router = APIRouter(
     prefix="/v1",
     tags=["catalogue"],
-    dependencies=[Depends(Requires(Scope.READ))],
+    dependencies=[READ],
     responses=documented(401, 403, 500, 503),
 )
 
@@ -100,7 +99,7 @@ async def list_schedulers() -> SchedulerList:
 
 
 @router.get("/object_info")
-async def object_info(key: Reader, replica: ReplicaDep) -> dict[str, Any]:
+async def object_info(key: ReadKey, replica: ReplicaDep) -> dict[str, Any]:
     """Every node type, in the shape of ComfyUI's `GET /object_info`, with the caller's uploads."""
     services = replica.services
     newest = await services.uploads.page(key.owner, limit=_LISTED_UPLOADS)

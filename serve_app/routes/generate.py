@@ -12,7 +12,7 @@ from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.acceptance.generate_request import GenerateRequest
-from serve_app.auth import Generator
+from serve_app.auth import GenerateKey
 from serve_app.body import parse_json, read_body
 from serve_app.openapi.callback_docs import callback_routes
 from serve_app.openapi.error_responses import documented
@@ -77,7 +77,7 @@ def _route(path: str, flavour: Flavour) -> Callable[[Handler], Handler]:
 @_route("/workflow/v1/generate", Flavour.WORKFLOW)
 async def generate_workflow(
     request: Request,
-    key: Generator,
+    key: GenerateKey,
     replica: ReplicaDep,
     *,
     endpoint: EndpointId = "default",
@@ -102,7 +102,7 @@ async def generate_workflow(
 @_route("/diffusion/v1/generate", Flavour.DIFFUSION)
 async def generate_diffusion(
     request: Request,
-    key: Generator,
+    key: GenerateKey,
     replica: ReplicaDep,
     *,
     endpoint: EndpointId = "default",

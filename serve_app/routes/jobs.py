@@ -16,7 +16,7 @@ from events.job import Job
 from events.log import Outcome
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
-from serve_app.auth import Canceller, Reader
+from serve_app.auth import CancelKey, ReadKey
 from serve_app.errors import ApiError
 from serve_app.job_state import current_job, owned_job
 from serve_app.openapi.error_responses import documented
@@ -80,7 +80,7 @@ class CancelAnswer(BaseModel):
 
 @router.get("", response_model_exclude_none=True)
 async def list_jobs(
-    key: Reader,
+    key: ReadKey,
     replica: ReplicaDep,
     *,
     status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
@@ -106,7 +106,7 @@ async def list_jobs(
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_job(id: str, key: Reader, replica: ReplicaDep) -> JobDetail:
+async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
     """Request, result, attempts and timings of a job."""
     job = await owned_job(replica.services, id, key)
     submitted = job.submitted
@@ -125,7 +125,7 @@ async def show_job(id: str, key: Reader, replica: ReplicaDep) -> JobDetail:
 
 
 @router.post("/{id}/cancel", responses=documented(404))
-async def cancel_job(id: str, key: Canceller, replica: ReplicaDep) -> CancelAnswer:
+async def cancel_job(id: str, key: CancelKey, replica: ReplicaDep) -> CancelAnswer:
     """Stop a job. Repeating it changes nothing."""
     services = replica.services
     job = await owned_job(services, id, key)
@@ -137,7 +137,7 @@ async def cancel_job(id: str, key: Canceller, replica: ReplicaDep) -> CancelAnsw
 
 @router.delete("/{id}", responses={202: {"model": EraseAnswer}, **documented(404)})
 async def erase_job(
-    id: str, key: Canceller, replica: ReplicaDep, response: Response
+    id: str, key: CancelKey, replica: ReplicaDep, response: Response
 ) -> EraseAnswer:
     """Erase prompt and images of a job, for good; one that has not ended is cancelled first.
 

@@ -24,7 +24,7 @@ from serve_app.access.key_bodies import (
     NewKeyInfo,
 )
 from serve_app.access.rotation import rotate
-from serve_app.auth import Admin
+from serve_app.auth import AdminKey
 from serve_app.body import read_as
 from serve_app.openapi.error_responses import documented
 from serve_app.refusals import KeyNotFound
@@ -43,7 +43,7 @@ router = APIRouter(
 
 @router.get("", response_model_exclude_none=True)
 async def list_keys(
-    _admin: Admin,
+    _admin: AdminKey,
     replica: ReplicaDep,
     *,
     owner: Annotated[Name | None, Query(description="This owner's alone")] = None,
@@ -68,7 +68,7 @@ async def list_keys(
     openapi_extra={"requestBody": CREATE_BODY},
 )
 async def create_key(
-    request: Request, response: Response, admin: Admin, replica: ReplicaDep
+    request: Request, response: Response, admin: AdminKey, replica: ReplicaDep
 ) -> NewKeyInfo:
     """Make a key. Only this answer has it, and the secret that signs its callbacks."""
     services = replica.services
@@ -87,7 +87,7 @@ async def create_key(
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_key(id: str, _admin: Admin, replica: ReplicaDep) -> KeyInfo:
+async def show_key(id: str, _admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
     """A key, without its secret."""
     return KeyInfo.of(await _existing_key(replica.services, id), now=utc_now())
 
@@ -98,7 +98,7 @@ async def show_key(id: str, _admin: Admin, replica: ReplicaDep) -> KeyInfo:
     responses=documented(404, 413, 415),
     openapi_extra={"requestBody": CHANGE_BODY},
 )
-async def change_key(id: str, request: Request, admin: Admin, replica: ReplicaDep) -> KeyInfo:
+async def change_key(id: str, request: Request, admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
     """Change name, scopes, expiry or limits; what is absent stays."""
     services = replica.services
     body = await read_as(request, KeyChanges, max_bytes=services.http_settings.max_body_bytes)
@@ -110,7 +110,7 @@ async def change_key(id: str, request: Request, admin: Admin, replica: ReplicaDe
 
 
 @router.delete("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def revoke_key(id: str, admin: Admin, replica: ReplicaDep) -> KeyInfo:
+async def revoke_key(id: str, admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
     """Revoke a key; holds on every replica within 10 s. Repeating it changes nothing."""
     services = replica.services
     await _existing_key(services, id)
@@ -128,7 +128,7 @@ async def revoke_key(id: str, admin: Admin, replica: ReplicaDep) -> KeyInfo:
 async def rotate_key(
     id: str,
     response: Response,
-    admin: Admin,
+    admin: AdminKey,
     replica: ReplicaDep,
     *,
     grace_s: Annotated[

@@ -13,7 +13,7 @@ from events.log import Subscription
 from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
 from events.types import End, Flavour
-from serve_app.auth import Reader, caller
+from serve_app.auth import ReadKey, caller
 from serve_app.job_state import owned_job
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import Replica, ReplicaDep
@@ -48,7 +48,7 @@ router = APIRouter(
 @router.get("/api/v1/workflow/result", response_model=None)
 @router.get("/workflow/v1/result", response_model=None)
 async def workflow_result(
-    request: Request, key: Reader, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
+    request: Request, key: ReadKey, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
 ) -> Response:
     """The state of a workflow job."""
     flavour = Flavour.WORKFLOW
@@ -58,7 +58,7 @@ async def workflow_result(
 @router.get("/api/v1/diffusion/result", response_model=None)
 @router.get("/diffusion/v1/result", response_model=None)
 async def diffusion_result(
-    request: Request, key: Reader, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
+    request: Request, key: ReadKey, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
 ) -> Response:
     """The state of a diffusion job."""
     flavour = Flavour.DIFFUSION

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import Upload
-from serve_app.auth import Generator, Reader
+from serve_app.auth import GenerateKey, ReadKey
 from serve_app.body import bounded, too_large
 from serve_app.errors import ApiError, not_found
 from serve_app.openapi.error_responses import documented
@@ -69,7 +69,7 @@ class UploadPage(BaseModel):
 
 
 @router.post("", responses=documented(413, 415), openapi_extra=_FORM)
-async def upload_image(request: Request, key: Generator, replica: ReplicaDep) -> UploadItem:
+async def upload_image(request: Request, key: GenerateKey, replica: ReplicaDep) -> UploadItem:
     """Upload an input image or latent. The same name again stands for the new file from then on.
 
     An image is kept as a PNG of its pixels alone, a latent as its tensor alone. Form fields beside
@@ -82,7 +82,7 @@ async def upload_image(request: Request, key: Generator, replica: ReplicaDep) ->
 
 @router.get("", response_model_exclude_none=True)
 async def list_uploads(
-    key: Reader,
+    key: ReadKey,
     replica: ReplicaDep,
     *,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
@@ -98,7 +98,7 @@ async def list_uploads(
 
 
 @router.delete("/{name}", status_code=204, response_class=Response, responses=documented(404))
-async def remove_upload(name: str, key: Generator, replica: ReplicaDep) -> None:
+async def remove_upload(name: str, key: GenerateKey, replica: ReplicaDep) -> None:
     """Remove an input image. Jobs that were accepted with it still get it."""
     if not await replica.services.uploads.remove(key.owner, name, utc_now()):
         raise not_found("There is no such upload.")

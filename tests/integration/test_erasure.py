@@ -94,7 +94,7 @@ class Bench:
             removal=self.removal,
             settings=RetentionSettings(),
             longest_job_s=3600.0,
-            longest_pauses_s=0.0,
+            longest_delivery_s=0.0,
             now=lambda: utc_now() + timedelta(minutes=1),
         )
 

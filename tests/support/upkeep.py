@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.upkeep.janitor import Janitor
 from events.decisions import Cancel, Start, StoreImage, Submit
+from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter
@@ -74,7 +75,11 @@ class House:
             removal=self.removal,
             settings=given.retention,
             longest_job_s=given.dispatch.job_timeout_s,
-            longest_pauses_s=given.callbacks.longest_pauses_s,
+            longest_delivery_s=longest_delivery_s(
+                delays_s=given.callbacks.delays_s,
+                jitter=given.callbacks.jitter,
+                withheld_s=given.callbacks.withheld_s,
+            ),
             batch=batch,
             now=self.clock,
         )

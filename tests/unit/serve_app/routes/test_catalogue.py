@@ -1,5 +1,9 @@
 import httpx
+import pytest
 
+from events.log import utc_now
+from events.store.records import KeyLimits, Scope
+from serve_app.access.api_keys import mint
 from tests.support.edge import Edge
 from tests.support.generate_bodies import CHECKPOINT
 
@@ -34,3 +38,18 @@ async def test_health_says_whether_jobs_are_taken(edge: Edge) -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["details"] == "the event log is not connected"
         assert (await anyone.get("/health/live")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["models", "samplers", "schedulers", "object_info"])
+async def test_a_request_takes_one_of_the_keys_rate(edge: Edge, path: str) -> None:
+    text, key = mint(
+        "alice",
+        "test",
+        [Scope.READ],
+        created_at=utc_now(),
+        limits=KeyLimits(rate_per_s=0.001, burst=1),
+    )
+    await edge.services.keys.add(key)
+    async with edge.client_with(text) as client:
+        answers = [(await client.get(f"/v1/{path}")).status_code for _ in range(2)]
+    assert answers == [200, 429]
