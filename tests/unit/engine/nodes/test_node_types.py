@@ -1,13 +1,37 @@
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from pkgutil import iter_modules
 
+import pytest
+
 from engine import nodes
-from engine.graph.declarations import gather_nodes
+from engine.graph.declarations import NodeType, gather_nodes
+
+FROM_ANOTHER_BODY = {"step_seed_offset"}
+"""What the body of the WebUI's sampler gives to that of `KSampler`, and no graph can."""
 
 
 def test_every_module_of_the_package_adds_its_nodes() -> None:
     names = [each.name for each in iter_modules(nodes.__path__)]
     declared = gather_nodes(*(import_module(f"{nodes.__name__}.{name}") for name in names))
     assert {each.class_type for each in declared} == {each.class_type for each in nodes.NODE_TYPES}
+
+
+@pytest.mark.parametrize("declared", nodes.NODE_TYPES, ids=lambda declared: declared.class_type)
+def test_a_body_takes_the_inputs_that_its_node_declares(declared: NodeType) -> None:
+    signature = inspect.signature(declared.body)
+    signature.bind("the context", **dict.fromkeys(declared.all_inputs))
+    signature.bind("the context", **dict.fromkeys(declared.inputs))  # the others have defaults
+    context, *taken = (
+        each.name for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+    )
+    assert context == "context"
+    assert set(taken) - FROM_ANOTHER_BODY <= set(declared.all_inputs)
+
+
+@pytest.mark.parametrize("declared", nodes.NODE_TYPES, ids=lambda declared: declared.class_type)
+def test_a_node_says_what_it_does_and_where_it_belongs(declared: NodeType) -> None:
+    assert declared.description
+    assert declared.category
