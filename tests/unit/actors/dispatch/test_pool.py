@@ -121,6 +121,25 @@ async def test_a_free_slot_is_taken_on_a_worker_that_has_the_checkpoint(
         assert other.checkpoints == {"a"}
 
 
+async def test_a_checkpoint_counts_for_more_than_the_order_of_the_workers(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_pool(cluster, min_workers=2, jobs_per_worker=1), Demand()) as pool:
+        found = {}
+        for job_id in ("job-1", "job-2"):
+            worker, slot = await eventually(lambda: pool.idle_slot(None))
+            slot.reserve(entry(job_id))
+            found[worker.name] = worker, slot
+        for index, checkpoint in enumerate(("b", "a")):
+            worker, slot = found[f"{PREFIX}{index}"]
+            slot.release()
+            assert pool.idle_slot(checkpoint) == (worker, slot)
+            slot.reserve(entry(checkpoint))
+        for _, slot in found.values():
+            slot.release()
+        assert pool.idle_slot("a") == found[f"{PREFIX}1"]
+
+
 async def test_a_successor_takes_over_workers_and_the_jobs_on_them(cluster: FakeCluster) -> None:
     async with kept(new_pool(cluster, min_workers=2), Demand()):
         await eventually(lambda: len(cluster.actors) == 4)
