@@ -10,6 +10,7 @@ from events.decisions import (
     Complete,
     ConfirmCancel,
     Erase,
+    Expire,
     FailAttempt,
     Start,
     StoreImage,
@@ -117,6 +118,15 @@ def test_no_start_at_the_deadline_or_behind_it(events: list[EventData]) -> None:
     assert isinstance(decide(start(after_s=59.999), folded(events))[0], Started)
     for after_s in (60, 3600):
         [end] = decide(start(after_s=after_s), folded(events))
+        assert end == Failed(message="Timed out: the job did not end within 60 s.")
+
+
+@pytest.mark.parametrize("events", [WAITS, WAITS_AGAIN])
+def test_a_job_that_waits_expires_at_the_deadline_and_not_before(events: list[EventData]) -> None:
+    job = folded(events)
+    assert decide(Expire(now=START + timedelta(seconds=59.999)), job) == ()
+    for after_s in (60, 3600):
+        [end] = decide(Expire(now=START + timedelta(seconds=after_s)), job)
         assert end == Failed(message="Timed out: the job did not end within 60 s.")
 
 
