@@ -34,6 +34,15 @@ async def test_a_completed_job_has_its_images(edge: Edge, client: httpx.AsyncCli
         assert item["url"].startswith(f"http://darkroom.test/files/{job_id}/0.png?token=")
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_no_cache_keeps_a_result(edge: Edge, client: httpx.AsyncClient, ended: bool) -> None:
+    job_id = await submit(client)
+    if ended:
+        await edge.run(job_id)
+    answer = await client.get(result_url(job_id))
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
 async def test_a_finished_image_shows_while_the_rest_runs(
     edge: Edge, client: httpx.AsyncClient
 ) -> None:
