@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
+from weakref import ref
 
 import pytest
 
@@ -125,3 +126,25 @@ def test_closing_closes_the_nodes_in_flight() -> None:
     next(execution)
     execution.close()
     assert sorted(closed) == ["a", "b"]
+
+
+def test_an_output_is_let_go_once_its_last_reader_has_ended() -> None:
+    class Value:
+        pass
+
+    made: list[ref[Value]] = []
+
+    def make(_: object, name: str) -> tuple[Value]:
+        value = Value()
+        made.append(ref(value))
+        return (value,)
+
+    nodes = (node("a", "Make"), node("b", "Ask", "a"), node("c", "Ask", "a", "b"))
+    bodies = cast("Any", {**BODIES, "Make": make})
+    nodes += (node("d", "Ask", "c"), node("s", "Save", "d"))
+    execution = execute(Graph(nodes), CONTEXT, on_output=lambda *_: None, bodies=bodies)
+    (request,) = next(execution)
+    (request,) = execution.send([(request, "B")])
+    assert made[0]() is not None
+    execution.send([(request, "C")])
+    assert made[0]() is None
