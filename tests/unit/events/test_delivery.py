@@ -50,7 +50,7 @@ def test_an_end_stands_until_it_is_asked_for_again() -> None:
 
 
 def test_an_event_of_a_later_version_is_counted_and_passed_over() -> None:
-    unknown = Unknown(original_type="darkroom.callback.paused.v1")
+    unknown = Unknown(original_type="darkroom.callback.of_a_later_version.v9")
     delivery = fold_delivery(history_of(TRIED, unknown))
     assert delivery == replace(fold_delivery(history_of(TRIED)), version=2, position=20)
 

@@ -34,7 +34,7 @@ later_events = st.one_of(
     st.builds(image, st.integers(0, 3), attempt=st.integers(1, 4)),
     st.builds(AttemptFailed, attempt=st.integers(1, 4), message=st.text(max_size=5)),
     st.just(CancelRequested()),
-    st.just(Unknown(original_type="darkroom.job.paused.v2")),
+    st.just(Unknown(original_type="darkroom.job.of_a_later_version.v9")),
     st.sampled_from(ENDS),
 )
 histories = st.lists(later_events, max_size=12).map(lambda events: history_of(submitted(), *events))
@@ -136,7 +136,7 @@ def test_a_job_comes_to_one_end(late: EventData) -> None:
 
 
 def test_an_event_of_a_later_version_is_passed_over() -> None:
-    unknown = Unknown(original_type="darkroom.job.paused.v1")
+    unknown = Unknown(original_type="darkroom.job.of_a_later_version.v9")
     job = folded([submitted(), unknown])
     assert job == replace(folded([submitted()]), version=2, position=20)
 
