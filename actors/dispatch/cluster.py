@@ -39,7 +39,7 @@ class JobActor(Protocol):
         """Run the job of an entry. Raises ActorDied."""
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
-        """The entry was delivered again: False where the actor does not answer in time, or does
+        """The entry was delivered again: False if the actor does not answer in time, or does
         not run its job.
         """
 
@@ -48,7 +48,7 @@ class EngineActor(Protocol):
     """The engine of one worker."""
 
     async def check(self) -> None:
-        """Returns where it answers. Raises EngineGone, ActorUnavailable."""
+        """Returns if it answers. Raises EngineGone, ActorUnavailable."""
 
     def cancel(self, job_id: str, attempt: int) -> None:
         """End a run whose job actor is gone. Waits for no answer."""

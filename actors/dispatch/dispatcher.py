@@ -62,7 +62,7 @@ class Dispatcher:
             await self._stop_all()
 
     async def _has_lease(self) -> bool:
-        """A database that is away for a moment takes nothing from a lease that still holds."""
+        """While the database is not available, a lease that has not run out is still held."""
         asked_at = time.monotonic()
         try:
             mine = await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)

@@ -120,14 +120,14 @@ class EndpointDispatcher:
             await self._hold(lane, _Held(job, entry))
 
     async def _is_running(self, job: Job, entry: QueueEntry) -> bool:
-        """Its lease ran out: the event log was away, or its actor hangs."""
+        """Its lease ran out: the event log was not available, or its actor hangs."""
         found = self._pool.running(job.id)
         if found is None:
             return False
         worker, slot = found
         if await slot.take_delivery(entry, timeout_s=self._hold_renew_s):
             return True
-        logger.warning("replacing", extra={"action": "zombie", "job_id": job.id})
+        logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
         worker.cancel_run(job.id, job.attempts)
         if slot.job_id == job.id:
             slot.replace()
@@ -169,7 +169,7 @@ class EndpointDispatcher:
             logger.warning("job actor died", extra=fields)
             outcome = None
         if slot.entry is not held.entry:
-            return  # Replaced as a zombie: the job was delivered anew, perhaps to this very slot.
+            return  # Its actor hung and was replaced; the job came again, perhaps to this slot.
         if outcome is RunOutcome.RETRY:
             worker.mark_unready()
         if outcome is None:

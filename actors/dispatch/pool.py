@@ -42,7 +42,7 @@ class WorkerPool:
         self._changed = asyncio.Event()
 
     def idle_slot(self, checkpoint: str | None) -> tuple[Worker, Slot] | None:
-        """A free slot, on a worker that has the checkpoint where there is one."""
+        """A free slot, on a worker that has the checkpoint if there is one."""
         free = [
             (checkpoint not in worker.checkpoints, index)
             for index, worker in self._workers.items()

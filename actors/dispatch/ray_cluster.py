@@ -52,7 +52,7 @@ ENGINE_ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "MALLOC_TOP_PAD_": "1000000000",
-    # Threads wait for each other by spinning, and where others are busy on the cores that takes the
+    # Threads wait for each other by spinning, and if others are busy on the cores that takes the
     # cores from those they wait for. So for microseconds only: a small UNet call takes 6.9 ms
     # instead of 6.7 on two free cores, and 27 instead of 72 beside two busy processes; to sleep at
     # once (OMP_WAIT_POLICY) takes 26 and 47.

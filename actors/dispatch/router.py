@@ -1,7 +1,7 @@
 """Router: reads the log in order and puts what must happen next on its queue.
 
 `Submitted` goes to the endpoint's queue, an end with a `callback_url` to the callback queue, each
-only where its subject holds no entry yet, so an entry that waits or runs is never doubled. Both
+only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Both
 queues are projections: everything here may be repeated, by two routers at once too.
 """
 

@@ -41,7 +41,7 @@ class Worker:
         """What its engine was asked for since it started."""
         self.slots: list[Slot] = []
         self.is_ready = False
-        """Its engine answers. Where it does not, the worker is given no job."""
+        """Whether its engine answers. If it does not, the worker is given no job."""
         self.idle_since = time.monotonic()
         self._cluster = cluster
         self._slot_count = slots

@@ -190,7 +190,7 @@ class Attempt:
         await self._write(StoreImage(self._actor, image))
 
     async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Waits out a store that is away: the lease goes on, and ends it at the deadline."""
+        """Try again while the store is not available, until the lease ends at the deadline."""
         return await keep_trying(
             call,
             on=ImageStoreUnavailable,
@@ -207,11 +207,9 @@ class Attempt:
     # The lease.
 
     async def _hold_lease(self, lease: Lease) -> Loss:
-        return await lease.keep(
-            self._job, is_wedged=self._is_wedged, seconds_left=self._seconds_left
-        )
+        return await lease.keep(self._job, is_stuck=self._is_stuck, seconds_left=self._seconds_left)
 
-    def _is_wedged(self) -> bool:
+    def _is_stuck(self) -> bool:
         limits = self._limits
         allowed_s = limits.step_timeout_s if self._stepping else limits.model_load_timeout_s
         return not self._is_handling and time.monotonic() - self._heard_at > allowed_s
@@ -220,7 +218,7 @@ class Attempt:
         return (self._job.deadline - self._now()).total_seconds()
 
     async def _listen(self) -> None:
-        """Hears the device: while it works for the neighbours, it is not wedged."""
+        """Watch the device: while it works for other runs, the engine is not stuck."""
         heard = -1
         while True:
             try:
@@ -242,7 +240,7 @@ class Attempt:
             case Loss.DEADLINE:
                 text = timed_out_message(self._job)
                 await self._write(FailAttempt(self._actor, text, final=True))
-            case Loss.WEDGED:
+            case Loss.STUCK:
                 await self._engine.kill()
                 text = f"The engine made no progress for {self._limits.step_timeout_s:g} s."
                 await self._write(FailAttempt(self._actor, text, final=False))

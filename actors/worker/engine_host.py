@@ -45,7 +45,7 @@ class EngineClient(Protocol):
         """Raises EngineDied."""
 
     async def kill(self) -> None:
-        """End a wedged engine; a fresh one takes its place."""
+        """End a stuck engine; a fresh one takes its place."""
 
 
 class EngineHost:
@@ -119,7 +119,7 @@ class EngineHost:
             self._runs.pop(job_id)[1].cancel()
 
     async def steps_done(self) -> int:
-        """Counts device calls: tells a busy engine from a wedged one."""
+        """Counts device calls: tells a busy engine from a stuck one."""
         return self._engine.steps_done
 
 

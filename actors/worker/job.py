@@ -83,7 +83,7 @@ class JobRunner:
         return await self._settle(job, lease.entry)
 
     def take_delivery(self, entry: QueueEntry) -> bool:
-        """The entry was delivered again: True where its job runs here, and goes on under it."""
+        """The entry was delivered again: True if its job runs here, and goes on with this entry."""
         lease = self._leases.get(entry.job_id)
         if lease is not None:
             lease.entry = entry

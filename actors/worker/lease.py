@@ -1,7 +1,7 @@
 """A job's lease on its queue entry, and the fence in front of every renewal.
 
 Holding an entry is no fence: whoever holds an earlier delivery can still renew or acknowledge the
-next one. So before every renewal the holder reads the job's last event, and stops where the job has
+next one. So before every renewal the holder reads the job's last event, and stops if the job has
 ended or another actor has started it. The same read notices a request to cancel.
 """
 
@@ -23,7 +23,7 @@ class Loss(StrEnum):
     NOT_MINE = "another actor has the job, or it has ended"
     CANCELLED = "the caller asked to cancel"
     DEADLINE = "the job's time is up"
-    WEDGED = "the engine makes no progress"
+    STUCK = "the engine makes no progress"
 
 
 class Lease:
@@ -44,15 +44,15 @@ class Lease:
         self._renew_s = renew_s
 
     async def keep(
-        self, job: Job, *, is_wedged: Callable[[], bool], seconds_left: Callable[[], float]
+        self, job: Job, *, is_stuck: Callable[[], bool], seconds_left: Callable[[], float]
     ) -> Loss:
         """Renew until there is a reason to stop; that reason."""
         checked = job
         while True:
             if seconds_left() <= 0:
                 return Loss.DEADLINE
-            if is_wedged():
-                return Loss.WEDGED
+            if is_stuck():
+                return Loss.STUCK
             started = time.monotonic()
             last = await self._log.last(job.id)
             if last is None:

@@ -32,7 +32,7 @@ class Plan:
 def planner(
     catalogue: Catalogue, limits: Limits, default_checkpoint: str | None
 ) -> Callable[[Job], Plan]:
-    """A function from job to plan. It raises EngineError where the request no longer holds."""
+    """A function from job to plan. It raises EngineError if the request no longer holds."""
 
     def plan(job: Job) -> Plan:
         request = job.submitted.request

@@ -14,7 +14,7 @@ _COMPRESSION = 4
 
 
 def encode_png(pixels: NDArray[np.uint8], text: Mapping[str, str]) -> bytes:
-    """`pixels`: (height, width, 3). `text` becomes iTXt where it is not Latin-1."""
+    """`pixels`: (height, width, 3). `text` becomes iTXt if it is not Latin-1."""
     info = PngInfo()
     for name, value in text.items():
         info.add_text(name[:79], value)

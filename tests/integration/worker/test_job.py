@@ -192,7 +192,7 @@ async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
     assert end == Failed(message="Timed out: the job did not end within 0.5 s.")
 
 
-async def test_a_wedged_engine_is_killed_and_the_job_tried_again(bench: Bench) -> None:
+async def test_a_stuck_engine_is_killed_and_the_job_tried_again(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
