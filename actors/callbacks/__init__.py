@@ -1,1 +1,1 @@
-"""Results brought to the callback URL: one try, what follows it, and the role that does both."""
+"""Delivery of results to callback URLs: single tries, retries, and the role that runs them."""

@@ -1,10 +1,11 @@
-"""A circuit breaker of one receiver: while it fails time after time, it is left alone.
+"""A circuit breaker of one receiver: while the receiver keeps failing, nothing is sent to it.
 
 Closed, every callback is tried. After some failures in a row it opens, and none is tried until its
-time is over; then one is, alone, as a probe. A probe that fails opens it for twice as long, up to
-a limit; any answer closes it (M. Nygard, Release It!, "Circuit Breaker").
+time is over; then a single one is, as a probe. A probe that fails opens it for twice as long, up
+to a limit; any answer closes it (M. Nygard, Release It!, "Circuit Breaker").
 
-It lives in memory: who starts anew, or runs beside another, finds out again what a receiver does.
+It lives in memory: after a restart, and in each instance, it has to be learned again whether a
+receiver fails.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from settings.callbacks import CallbackSettings
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
     failures: int
-    """In a row, after which it opens."""
+    """Failures in a row after which it opens."""
     open_s: float
     """How long it is open the first time."""
     longest_open_s: float
     jitter: float
-    """Each time is longer or shorter by up to this part."""
+    """Each time is made longer or shorter by up to this fraction."""
 
     @classmethod
     def of(cls, settings: CallbackSettings) -> BreakerLimits:
@@ -42,7 +43,7 @@ class Breaker:
         self._clock = clock
         self._failures = 0
         self._period_s = 0.0
-        """How long it is, or was last, open; 0 while closed."""
+        """How long the present or latest opening lasts; 0 while closed."""
         self._open_until = 0.0
         self._probing = False
 
@@ -51,10 +52,10 @@ class Breaker:
         return self._period_s == 0
 
     def withheld_s(self) -> float:
-        """0 where a try may be made now, else after how long to come again.
+        """0 if a try may be made now, else after how many seconds to come again.
 
-        Those that come again are spread, and behind the time itself, so that few find the probe
-        still under way.
+        Waiting callbacks come back spread out, and a little after the breaker's time, so that few
+        meet the probe.
         """
         if self.is_closed:
             return 0.0
@@ -66,12 +67,12 @@ class Breaker:
         return left_s + random.uniform(0, self._limits.jitter) * self._period_s
 
     def begin(self) -> bool:
-        """A try is made now; whether it is the probe."""
+        """Note that a try begins now; return whether it is the probe."""
         self._probing = not self.is_closed
         return self._probing
 
     def end(self, answered: bool | None, *, probe: bool) -> None:
-        """`answered`: whether the receiver works; None where the try came to nothing."""
+        """`answered`: whether the receiver works; None if the try did not show it."""
         if probe:
             self._probing = False
         if answered:

@@ -1,4 +1,4 @@
-"""Where the address of a caller's URL is checked: between resolving its name and connecting."""
+"""Checks the address of a caller's URL, after its name is resolved and before connecting."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RESOLVER_THREADS = 32
 class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Connects to one receiver: resolves its name once, checks every answer, dials a checked one.
 
-    Through a `proxy`, where there is one. TLS is httpcore's business and verifies the name, not the
-    address.
+    It connects through `proxy`, if there is one. TLS is left to httpcore, which verifies the name,
+    not the address.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
     async def connect_tcp(  # noqa: PLR0917 - httpcore's signature
         self,
-        host: str,  # noqa: ARG002 - the target's
+        host: str,  # noqa: ARG002 - the target has it
         port: int,
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
         local_address: str | None = None,
@@ -88,7 +88,7 @@ class Resolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """Raises OSError; it is socket.gaierror that says why."""
+        """Raises OSError; its subclass socket.gaierror gives the reason."""
         answers = await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         )

@@ -1,9 +1,9 @@
 """How many callbacks go to one receiver at once, and when those beyond may come again.
 
-A few wait aside for their turn, so that a receiver that answers fast is kept busy. The others are
-to be parked, each until its own turn can be expected from how long the receiver takes, so that a
-receiver that hangs holds neither the window nor the queue. While a receiver's breaker is open, all
-are.
+A few wait in memory ("aside") for their turn, so that a receiver that answers fast is kept busy.
+The others are to be parked, each until the time at which its turn is expected, so that a receiver
+that hangs blocks neither other receivers nor the queue. While a receiver's breaker is open, all of
+its callbacks are to be parked.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FORGETTING = 1.2
 
 @dataclass(slots=True)
 class Turn:
-    """A callback's turn at a receiver, or after how long to come again."""
+    """A callback's turn at a receiver, or how long to wait before coming again."""
 
     wait_s: float = 0.0
-    """0 where it is its turn."""
+    """0 if it is its turn."""
     is_withheld: bool = False
-    """Not for others that are before it, but by the breaker."""
+    """It waits because the breaker is open, not because others are before it."""
     answered: bool | None = None
-    """To be set by whoever had the turn: whether the receiver works."""
+    """Whether the receiver works; whoever had the turn sets it."""
 
 
 @dataclass(slots=True)
@@ -43,17 +43,17 @@ class _Host:
     inside: int = 0
     """Callbacks that are being sent or wait aside."""
     best_s: float | None = None
-    """What one took at best of late; None before the first has ended.
+    """Shortest recent time of a callback; None before the first has ended.
 
-    Not the mean, which in a burst says how busy we are rather than how fast the receiver is.
+    Not the mean, which in a burst shows how busy this service is, not how fast the receiver is.
     """
     began: dict[object, float] = field(default_factory=dict)
-    """When those that are being sent began, the oldest first."""
+    """Start times of the callbacks that are being sent, the oldest first."""
     booked_until: float = 0.0
     """Until when the parked ones will keep the receiver busy."""
 
     def expected_s(self, now: float) -> float:
-        """How long one takes; where one is under way for long already, at least as long."""
+        """How long a callback takes, or the age of the oldest one if that is high already."""
         age_s = now - next(iter(self.began.values()), now)
         if age_s > _LONGEST_ASIDE_S:
             return age_s
@@ -139,7 +139,7 @@ class Hosts:
     def _book(self, host: _Host) -> float:
         """The next time at which the receiver can be expected to be free.
 
-        Before its first answer nobody knows, so they come again soon, spread over some time.
+        Before its first answer this is unknown, so callbacks come again soon, spread out.
         """
         now = self._clock()
         expected_s = host.expected_s(now)

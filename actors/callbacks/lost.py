@@ -1,4 +1,4 @@
-"""Puts back deliveries that lost their entry: the callback queue can always be built again."""
+"""Puts deliveries whose entry was lost back on the callback queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE = 500
 class LostCallbacks:
     """Remembers which deliveries are open, and how far it has looked for more.
 
-    Each delivery is read from the log once it has left the queue, and forgotten where it has ended.
+    Each delivery is read from the log once it has left the queue, and forgotten if it has ended.
     """
 
     def __init__(
@@ -40,10 +40,13 @@ class LostCallbacks:
         self._now = now
         self._open: set[str] = set()
         self._position = 0
-        """In the log, of the last event of the last job that was looked at."""
+        """Log position of the last event of the last job that was looked at."""
 
     async def put_back(self) -> int:
-        """How many. Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout."""
+        """Put lost entries back; how many.
+
+        Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout.
+        """
         await self._look_for_more()
         count = 0
         for job_id in self._open - await self._queue.job_ids():
@@ -62,7 +65,7 @@ class LostCallbacks:
         return count
 
     async def _look_for_more(self) -> None:
-        """By position, in which the projection runs, so that one that lags leaves out nothing."""
+        """Look in log order, as the projection does, so that nothing is missed if it lags."""
         since = self._now() - self._period
         while jobs := await self._read_model.ended_behind(self._position, since=since, limit=_PAGE):
             self._open |= {job.id for job in jobs if job.submitted.callback_url is not None}

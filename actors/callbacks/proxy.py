@@ -1,7 +1,7 @@
 """An outbound proxy, through which checked addresses are reached by CONNECT (RFC 9110, 9.3.6).
 
 It is given the address that was checked and never the name, which it could resolve to another one.
-TLS goes through it to the receiver, so of https it sees nothing but the address.
+TLS goes through it to the receiver, so of an https request it sees only the address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Proxy:
 
     @classmethod
     def at(cls, url: str) -> Proxy:
-        """From `http://host:port` or `http://user:password@host:port`, as the settings have it."""
+        """From `http://host:port` or `http://user:password@host:port`, the form of the setting."""
         parts = urlsplit(url)
         assert parts.hostname
         assert parts.port
@@ -69,7 +69,7 @@ class Proxy:
 
 
 async def _require_tunnel(stream: httpcore.AsyncNetworkStream) -> None:
-    """Nothing may follow the head of the answer: the receiver does not speak first."""
+    """Raises httpcore.ConnectError unless the answer is a head with status 2xx and no more."""
     answer = b""
     while not answer.endswith(_HEAD_END):
         chunk = await stream.read(4096)

@@ -7,19 +7,20 @@ between any two steps loses nothing:
 | dies after                          | the entry comes again and finds                           |
 |-------------------------------------|-----------------------------------------------------------|
 | sending                             | no new event: sends again, with the same id               |
-| `CallbackAttempted`, it was taken   | no end: sends again, with the same id                     |
+| `CallbackAttempted`, it succeeded   | no end: sends again, with the same id                     |
 | `CallbackAttempted` with `retry_at` | it is early: parks it, or late: tries                     |
 | `CallbackDelivered` or `…Exhausted` | the end: acknowledges                                     |
 | parking                             | it is early: parks it again, which replaces the first     |
 
 (parking before `CallbackAttempted` would lose the count of tries, acknowledging before parking the
 delivery itself). Two instances that send the same callback both append under the position they
-folded: one meets a conflict, folds what came, and records its own try behind it or stops at the end
-it finds. While the log is away, an answer that was received waits to be recorded.
+folded: one meets a conflict, folds the new events, and records its own try after them, or stops if
+they end the delivery. While the log is not available, an answer that was received waits to be
+recorded.
 
-A receiver that fails time after time is left alone (`callback_breaker.py`). What its breaker keeps
-from it is no try and uses none up, so it has an end of its own: `CallbackWithheld` records when
-that began, and a delivery that is still kept back `DARKROOM_CALLBACK_WITHHELD_S` later is given up.
+While a receiver keeps failing, its breaker withholds its callbacks (`breaker.py`). That is no try
+and uses none up, so it has a limit of its own: `CallbackWithheld` records when it began, and a
+delivery that is still withheld `DARKROOM_CALLBACK_WITHHELD_S` later is given up.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_S = 10.0
 _CLOCKS_DIFFER_S = 1.0
-"""An entry that is early by less is due: the server's clock decides when it comes."""
+"""An entry that comes early by less than this is due: it comes by the server's clock."""
 
 
 class Callbacks:
@@ -80,7 +81,7 @@ class Callbacks:
             breaker=BreakerLimits.of(settings),
         )
         self._held: dict[str, QueueEntry] = {}
-        """By job: an entry that comes while its job is in work is passed over, and comes again."""
+        """By job. A second entry of a job that is being handled is ignored, and comes again."""
         self._room = asyncio.Event()
 
     async def run(self) -> None:
@@ -97,7 +98,7 @@ class Callbacks:
 
     async def _pull(self, tasks: asyncio.TaskGroup) -> None:
         in_flight = self._settings.in_flight
-        # Those that wait for their host's turn are held, too, by this instance or another.
+        # Entries that wait for their receiver's turn count as held, in this instance and others.
         most_held = 4 * in_flight
         async with self._queue.due(most_held=most_held, hold_s=self._hold_s) as entries:
             while True:
@@ -123,7 +124,7 @@ class Callbacks:
             self._room.set()
 
     async def _deliver(self, entry: QueueEntry) -> None:
-        """Raises LogUnavailable, LogFull where the entry could not be parked."""
+        """Raises LogUnavailable, LogFull if the entry could not be parked."""
         job_id = entry.job_id
         delivery = await self._writer.load(job_id)
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
@@ -136,7 +137,7 @@ class Callbacks:
         await entry.ack()
 
     async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
-        """Deliver, unless it is too early or not its turn; when to come again."""
+        """Deliver, unless it is too early or not its turn. Return when to come again."""
         early = timedelta(seconds=_CLOCKS_DIFFER_S)
         if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
             return delivery.retry_at
@@ -163,7 +164,7 @@ class Callbacks:
         return await self._sender.send(url, body, headers)
 
     async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
-        """When to come again; None where it has been kept back for so long that it is given up."""
+        """When to come again; None if it was withheld for so long that it is given up."""
         longest_s = self._settings.withheld_s
         command = Withhold(now=utc_now(), longest_s=longest_s)
         delivery, _ = await self._writer.execute(command, job, delivery)

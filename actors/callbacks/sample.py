@@ -24,7 +24,7 @@ class SampleCallback:
         self._url_for = url_for
 
     async def send(self, url: str, key: ApiKey) -> CallbackAttempted:
-        """What came of it, as of a job's only try. Raises AddressNotAllowed."""
+        """Send it once; the outcome in the form of a job's try. Raises AddressNotAllowed."""
         job_id = new_id()
         body = self._result(job_id).body()
         secrets = await self._secrets.of(key.owner, key.id)
@@ -35,7 +35,7 @@ class SampleCallback:
         return tried(RecordTry(result, delays_s=(0,), now=utc_now()), attempt=1)
 
     def _result(self, job_id: str) -> ResultResponse:
-        """Of a job that there never was; its picture is not there either."""
+        """A made-up result; neither the job nor its image exists."""
         now = utc_now()
         image = ImageResult(
             status=Status.COMPLETED,

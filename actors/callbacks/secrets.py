@@ -1,7 +1,7 @@
-"""Whose secrets sign a delivery: the submitting key's, and those of its owner's other keys.
+"""The secrets that sign a delivery: the submitting key's, and those of its owner's other keys.
 
-While keys are rotated, a receiver knows the old secret or the new one; it takes a delivery that
-either has signed (Standard Webhooks, `webhook-signature`).
+While keys are rotated, a receiver knows the old secret or the new one; it accepts a delivery that
+is signed with either (Standard Webhooks, `webhook-signature`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from events.webhook_secret import webhook_secret
 _TTL_S = 5.0
 _MOST_REMEMBERED = 10_000
 _PATIENCE_S = 1.0
-"""A database that hangs holds up no delivery for longer."""
+"""A delivery waits no longer than this for a database that hangs."""
 
 
 class SigningSecrets:
-    """`most` at a time. The keys are remembered for 5 s, and for longer while the database is away.
+    """Derives up to `most` secrets per delivery.
 
-    It derives the secrets, so it can sign without a database; the other keys are then left out.
+    The ids of keys are kept for 5 s, and for longer while the database is not available.
+    Secrets are derived, so it can sign without a database; unknown other keys are left out.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class SigningSecrets:
         self._most = most
         self._clock = clock
         self._live: dict[str, tuple[float, list[str]]] = {}
-        """By owner: until when the ids count as known."""
+        """By owner: the clock's time until which the ids count as known, and the ids."""
         self._asking: dict[str, asyncio.Task[list[str]]] = {}
-        """By owner: of the many deliveries that find the ids too old, one asks."""
+        """By owner: one query, for all deliveries that find the ids too old."""
 
     async def of(self, owner: str, key_id: str) -> list[str]:
         """The secret of `key_id`, live or not, and those of the owner's newest others."""

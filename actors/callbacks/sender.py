@@ -1,8 +1,8 @@
-"""One signed HTTP request to an address that a caller chose, and nothing that follows from it.
+"""Sends one signed HTTP request to an address that a caller chose, and returns its outcome.
 
-On httpcore, which httpx stands on: there are no cookies, redirects, proxies of the environment or
-decompression to be switched off, and its network backend lets the address be checked that is
-connected to (`guarded_backend.py`).
+It uses httpcore, the base of httpx: that has no cookies, redirects, proxies of the environment or
+decompression to be switched off, and its network backend can check the address before connecting
+(`guarded_backend.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def webhook_headers(
     """The headers of Standard Webhooks, signed with each of `secrets` (`whsec_...`) at `now` (UTC).
 
     `webhook-id` names the end of the job, of which there is one: it is the same on every try and
-    for every instance of this service, so a receiver can drop repeats by it. Where the caller began
+    for every instance of this service, so a receiver can drop repeats by it. If the caller began
     no trace (https://www.w3.org/TR/trace-context), the job's own id is the trace's.
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
@@ -109,7 +109,7 @@ class Sender:
         self._resolver.close()
 
     def host(self, url: str) -> str:
-        """One name per receiver, however its URL is spelt; the URL itself where it is refused."""
+        """One name per receiver, however its URL is spelt; the URL itself if it is refused."""
         try:
             target = self._rule.check_url(url)
         except AddressNotAllowed:
@@ -117,9 +117,9 @@ class Sender:
         return f"{target.scheme}://{target.host}:{target.port}"
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
-        """POST `body`. Whatever the receiver does is a value; a redirect is an answer like others.
+        """POST `body`. Failures are returned, not raised; a redirect is an answer like others.
 
-        Once the status is known, what becomes of the rest of the answer does not matter.
+        Once the status is known, it does not matter if reading the rest of the answer fails.
         """
         began = time.monotonic()
         answer: httpcore.Response | None = None
@@ -191,7 +191,7 @@ class Sender:
 
 
 async def _skim(answer: httpcore.Response, most_bytes: int) -> None:
-    """Read a short answer whole, so that its connection is kept, and a long one's start."""
+    """Read a short answer whole, which keeps its connection, and a long one's start."""
     size = 0
     async for chunk in answer.aiter_stream():
         size += len(chunk)
@@ -209,7 +209,7 @@ def _own_headers(url: str) -> list[tuple[str, str]]:
 
 
 def _path(url: str) -> str:
-    """Path and query as they were given, but for what is not ASCII."""
+    """Path and query as they were given, with characters that are not ASCII escaped."""
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return quote(path, safe=string.punctuation)
