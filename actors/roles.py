@@ -146,7 +146,7 @@ def _longest_delivery_s(settings: CallbackSettings) -> float:
 
 
 def _holder() -> str:
-    """Of leases: this instance and no other."""
+    """A name for lease rows, unique to this process."""
     return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
 
 

@@ -6,7 +6,7 @@ ServiceError
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
 ├── HistoryGone         the events that a write builds on were removed from the log
-├── DatabaseUnavailable the database is away
+├── DatabaseUnavailable the database is not available
 └── AddressNotAllowed   a URL that this service must not call
 """
 

@@ -32,7 +32,7 @@ def derived_id(secret: bytes, owner: str, idempotency_key: str) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """True for the canonical spelling of a UUID alone: safe in subjects, paths and keys."""
+    """True only for the canonical spelling of a UUID: safe in subjects, paths and keys."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -40,7 +40,7 @@ def is_job_id(text: str) -> bool:
 
 
 def partition_of(job_id: str) -> int:
-    """0..15, from the id alone, so that one stream can be split without new subjects."""
+    """0..15, only from the id, so that one stream can be split without new subjects."""
     return hashlib.blake2b(job_id.encode(), digest_size=1).digest()[0] % PARTITIONS
 
 

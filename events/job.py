@@ -45,7 +45,7 @@ class Job:
     end: End | None = None
     ended_at: datetime | None = None
     erased: bool = False
-    """Its content is gone: `submitted` names owner, flavour and endpoint alone."""
+    """Its content is gone: `submitted` has only owner, flavour and endpoint."""
 
     @property
     def deadline(self) -> datetime:

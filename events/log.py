@@ -28,20 +28,20 @@ class Conflict:
     """Others wrote first; nothing was stored."""
 
     events: tuple[Event, ...]
-    """What stands after the expected position."""
+    """The events after the expected position."""
 
 
 class Subscription(Protocol):
     async def next(self, timeout_s: float) -> Event | None:
-        """The next stored event; None where none came in time.
+        """The next stored event; None if none came in time.
 
-        Raises LogUnavailable where nothing comes any more: watch again.
+        Raises LogUnavailable if nothing can come any more: watch again.
         """
 
 
 class EventReader(Protocol):
     async def next(self, timeout_s: float) -> list[Event]:
-        """The next events in log order, none twice; empty where none came in time."""
+        """The next events in log order, none twice; empty if none came in time."""
 
 
 class EventConsumer(Protocol):
@@ -65,7 +65,7 @@ class EventLog(Protocol):
         """
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every event of the job, oldest first; empty where it is unknown.
+        """Every event of the job, oldest first; empty if the job is unknown.
 
         Raises LogUnavailable, ReadTimeout.
         """
@@ -77,7 +77,7 @@ class EventLog(Protocol):
         """Remove all events of the job but the last `keep`. Raises LogUnavailable."""
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
-        """Follow the whole log from the position behind `after`."""
+        """Follow the whole log from the position after `after`."""
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """What is stored for one job from now on."""
@@ -88,7 +88,7 @@ def utc_now() -> datetime:
 
 
 class Folded(Protocol):
-    """A state that knows how far it was folded."""
+    """A state with the version and position of the last event folded into it."""
 
     @property
     def version(self) -> int: ...
@@ -102,7 +102,7 @@ E = TypeVar("E", bound=EventData)
 
 
 class Writer(Generic[S]):
-    """Decides on a state and appends; after a conflict folds what came and decides again."""
+    """Decides on a state and appends; after a conflict folds the new events and decides again."""
 
     def __init__(
         self,
@@ -125,23 +125,23 @@ class Writer(Generic[S]):
         *,
         traceparent: str | None = None,
     ) -> tuple[S, tuple[E, ...]]:
-        """The state behind the events, and those of them that were stored here.
+        """The state after the events, and the events that this call stored.
 
         Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone.
         """
         added: list[E] = []
         while decided := decide(state):
             for data in decided:
-                behind: Folded | None = state
+                previous: Folded | None = state
                 event = Event(
                     id=self._new_id(),
                     job_id=job_id,
-                    version=(behind.version if behind else 0) + 1,
+                    version=(previous.version if previous else 0) + 1,
                     time=self._now(),
                     data=data,
                     traceparent=traceparent,
                 )
-                expected = behind.position if behind else 0
+                expected = previous.position if previous else 0
                 outcome = await self._log.append(event, expected=expected)
                 if isinstance(outcome, Conflict):
                     state = self._fold_news(outcome, state, expected)
@@ -153,7 +153,7 @@ class Writer(Generic[S]):
         return state, tuple(added)
 
     def _fold_news(self, conflict: Conflict, state: S, expected: int) -> S:
-        """To decide again on the same state would be refused again, without end."""
+        """Raises ReadTimeout if there are none: the same decision would be refused without end."""
         folded = self._fold(conflict.events, state)
         ahead: Folded | None = folded
         if ahead is None or ahead.position <= expected:
@@ -188,7 +188,7 @@ class JobWriter:
     async def submit(
         self, job_id: str, command: Submit, *, traceparent: str | None = None
     ) -> Outcome:
-        """`added` is empty where a job of this id is there already."""
+        """`added` is empty if a job of this id exists already."""
         return await self._execute(job_id, command, None, traceparent=traceparent)
 
     async def execute(self, command: Command, job: Job) -> Outcome:
@@ -216,7 +216,7 @@ class DeliveryWriter:
     async def execute(
         self, command: DeliveryCommand, job: Job, delivery: Delivery
     ) -> tuple[Delivery, tuple[DeliveryEvent, ...]]:
-        """The delivery of `job` after the command, and the events that were added here."""
+        """The delivery of `job` after the command, and the events that this call added."""
         decide = partial(decide_delivery, command)
         return await self._writer.write(job.id, delivery, decide, traceparent=job.traceparent)
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class PersistentLog:
-    """For the writers of accepted jobs: waits out a log that is away or full, without limit.
+    """For the writers of accepted jobs: waits without limit while the log is not available or full.
 
     The same bytes are sent again under the same expected sequence, so nothing is stored twice.
     """

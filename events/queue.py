@@ -28,7 +28,7 @@ class QueueEntry(Protocol):
         """Opens this entry again in another process (`JobQueue.entry`)."""
 
     async def ack(self) -> None:
-        """Take it off the queue. Where the server does not answer, it is delivered again."""
+        """Take it off the queue. If the server does not answer, it is delivered again."""
 
     async def nak(self) -> None:
         """Give it back, to be delivered again at once."""
@@ -41,7 +41,7 @@ class EntryReader(Protocol):
     """Takes entries off the head of a queue, for one holder."""
 
     async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
-        """The next entries, `most` at most; empty where none came in time.
+        """The next entries, `most` at most; empty if none came in time.
 
         Raises LogUnavailable.
         """
@@ -51,10 +51,10 @@ class JobQueue(Protocol):
     """Jobs that wait or run, by endpoint and lane."""
 
     async def add(self, endpoint: str, lane: int, job_id: str) -> None:
-        """Does nothing where the job waits or runs. Raises LogUnavailable, LogFull."""
+        """Does nothing if the job waits or runs. Raises LogUnavailable, LogFull."""
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
-        """Does nothing where there is no entry. Raises LogUnavailable."""
+        """Does nothing if there is no entry. Raises LogUnavailable."""
 
     async def depth(self, endpoint: str) -> int:
         """Entries that wait or run. May be a second old. Raises LogUnavailable."""
@@ -73,7 +73,7 @@ class CallbackQueue(Protocol):
     """Deliveries of callbacks that wait, due now or later."""
 
     async def add(self, job_id: str) -> None:
-        """Due at once. Does nothing where it is due already. Raises LogUnavailable, LogFull."""
+        """Due at once. Does nothing if it is due already. Raises LogUnavailable, LogFull."""
 
     async def park(self, job_id: str, until: datetime) -> None:
         """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull."""

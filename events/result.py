@@ -1,4 +1,4 @@
-"""The result body, which is the callback body too: one function behind both. Pure."""
+"""The result body, which is the callback body too: one function makes both. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from settings.keys import KeySettings
 
 
 class Replica:
-    """The services, and what this replica alone keeps in memory: caches, limits, running tasks."""
+    """The services, and what only this replica keeps in memory: caches, limits, running tasks."""
 
     def __init__(
         self, services: Services, *, open_jobs_period_s: float = OPEN_JOBS_PERIOD_S

@@ -21,7 +21,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ListStream, ObjectMeta  # not there at run time
+    from obstore import GetOptions, ListStream, ObjectMeta  # only in the stubs, not at run time
 
 
 class ImageStoreError(Exception):
@@ -45,8 +45,8 @@ class StoredFile:
 class ImageStore:
     """`url`: `file:///folder`, `s3://bucket/prefix`, `gs://...`, `az://...`; `memory://` for tests.
 
-    obstore is called from threads and not by its own asyncio functions: those finish on a thread
-    of the store's that may wait for the interpreter while it exits, which aborts the process
+    obstore is called from threads and not by its own asyncio functions. Those finish on a thread
+    of obstore, which may wait for the interpreter while it exits; that aborts the process
     (Python 3.11, obstore 0.12: about every second exit).
     """
 
@@ -62,11 +62,11 @@ class ImageStore:
         return await asyncio.to_thread(self._get, key, part)
 
     async def delete(self, key: str) -> None:
-        """Remove the image; nothing happens where there is none. Raises ImageStoreUnavailable."""
+        """Remove the image; nothing happens if there is none. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._delete, key)
 
     async def delete_folder(self, folder: str) -> None:
-        """Remove every image below. Raises ImageStoreUnavailable."""
+        """Remove every image below `folder`. Raises ImageStoreUnavailable."""
         async for files in self.files(folder):
             for file in files:
                 await self.delete(file.key)
@@ -83,13 +83,13 @@ class ImageStore:
         try:
             return [StoredFile(each["path"], each["last_modified"]) for each in next(found, ())]
         except FileNotFoundError:
-            return []  # a folder that is not there, or went while it was read
+            return []  # no such folder, or it was removed while it was read
         except (BaseError, OSError) as error:
             raise ImageStoreUnavailable(_reason("list", "files", error)) from error
 
     def _put(self, key: str, data: bytes) -> None:
         try:
-            # One part: a put in parts leaves pieces behind in a bucket when it is interrupted.
+            # In one request: an interrupted multipart upload leaves parts in the bucket.
             obstore.put(self._store, key, data, use_multipart=False)
             if self._folder is not None:
                 _sync(self._folder / key, self._folder)
@@ -115,7 +115,7 @@ class ImageStore:
 
 
 def _open(url: str) -> tuple[ObjectStore, Path | None]:
-    """The store, and its folder where it is a local one."""
+    """The store, and its folder if it is a local one."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         folder = Path(unquote(parts.path))

@@ -1,4 +1,4 @@
-"""Names and keys of stored files. Nothing that a caller chose is part of one."""
+"""Names and keys of stored files. They contain nothing that a caller chose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SUFFIXES = {PNG: "png", SAFETENSORS: "latent"}
 
 
 def file_name(index: int, media_type: str | None) -> str:
-    """Of a job's file; None: an image."""
+    """The name of a job's file; `media_type` None means a PNG image."""
     return f"{index}.{_SUFFIXES[media_type or PNG]}"
 
 

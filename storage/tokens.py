@@ -1,4 +1,4 @@
-"""The token in an image's URL: who has the URL may fetch the image, and nobody can guess it."""
+"""The token in an image's URL: whoever has the URL may fetch the image, and nobody can guess it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file_token(secret: bytes, job_id: str, name: str) -> str:
 
 
 def is_file_token(token: str, *, secret: bytes, job_id: str, name: str) -> bool:
-    """In constant time."""
+    """Whether `token` is the file's, compared in constant time."""
     expected = file_token(secret, job_id, name)
     return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), expected.encode())
 

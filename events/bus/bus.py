@@ -33,7 +33,7 @@ SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 
 _QUICK_TIMEOUT_S = 1.0
-"""For what a request asks on its way: it does without the answer rather than wait."""
+"""Time-out of optional look-ups during a request."""
 
 
 class Bus(Connection):
@@ -91,7 +91,7 @@ class Bus(Connection):
         return ack.seq
 
     async def store_first(self, subject: str, data: bytes, *, timeout_s: float = 5) -> bool:
-        """Publish to a subject that holds nothing yet; False where it holds something.
+        """Publish to a subject that holds nothing yet; False if it holds something.
 
         Raises LogUnavailable, LogFull, NoAnswer.
         """
@@ -121,9 +121,9 @@ class Bus(Connection):
     async def batch(
         self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
     ) -> list[Message]:
-        """Up to `count` messages of one subject behind `after` (ADR-31 batch get, any replica).
+        """Up to `count` messages of one subject after `after` (ADR-31 batch get, any replica).
 
-        Raises LogUnavailable. Fewer than `count` where a replica lags or the time ran out.
+        Raises LogUnavailable. Fewer than `count` if a replica lags or the time ran out.
         """
         inbox = self._client.new_inbox()
         request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
@@ -168,7 +168,7 @@ class Bus(Connection):
         await self.call(self._js.add_consumer(spec.stream, config))
 
     async def add_follower(self, stream: str, *, after: int) -> str:
-        """An ephemeral consumer that needs no acks, from behind `after`; its name."""
+        """An ephemeral consumer that needs no acks, from after `after` on; its name."""
         config = nats.js.api.ConsumerConfig(
             deliver_policy=nats.js.api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=after + 1,
@@ -195,7 +195,7 @@ class Bus(Connection):
             await puller.close()
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
-        """Acknowledge and wait until the server has it; False where it did not say so in time."""
+        """Acknowledge and wait until the server has it; False if it did not say so in time."""
         if not self.is_connected:
             return False
         try:

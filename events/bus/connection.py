@@ -1,8 +1,8 @@
 """The connection to NATS: made in the background, and made again for as long as it takes.
 
-Why not nats-py's defaults: they buffer publishes while the server is away (and store them later, as
-ghosts of requests that were refused) and give up reconnecting after two minutes. And whatever the
-settings, nats-py closes a connection for good when the server sends an error.
+Why not nats-py's defaults: they buffer publishes while the server is not available (and store them
+later, although the requests were refused) and give up reconnecting after two minutes. And whatever
+the settings, nats-py closes a connection for good when the server sends an error.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ DISCONNECTED = (
     nats.js.errors.NoStreamResponseError,
     OSError,
 )
-"""Every way in which nats-py says that there is no connection, or nobody behind it."""
+"""Every way in which nats-py says that there is no connection, or that nobody answers on it."""
 
 
 class WrongLastSequence(Exception):

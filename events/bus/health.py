@@ -42,7 +42,7 @@ class JetStreamHealth:
         return self._fill.value
 
     async def ready(self) -> str | None:
-        """None where the log takes writes, else why not: a full disk shows in a write alone."""
+        """None if the log takes writes, else why not: only a write shows that a disk is full."""
         if not self._bus.is_connected:
             return str(LogUnavailable())
         if time.monotonic() >= self._ready.until:

@@ -151,7 +151,7 @@ class JetStreamReader:
     """Follows a stream without a durable consumer: the caller keeps the position.
 
     A message lost on the way shows as a gap in the consumer's own sequence; then, and after every
-    failure, a new consumer begins behind the last position that was returned.
+    failure, a new consumer begins after the last position that was returned.
     """
 
     def __init__(self, bus: Bus, stream: str, *, after: int, batch: int = 500) -> None:
@@ -170,7 +170,7 @@ class JetStreamReader:
         await self._stack.aclose()
 
     async def next(self, timeout_s: float) -> list[Event]:
-        """Empty where nothing came in time, or the log is away."""
+        """Empty if nothing came in time, or the log is not available."""
         try:
             puller = self._puller or await self._open()
             messages = await puller.next(batch=self._batch, timeout_s=timeout_s)

@@ -103,7 +103,7 @@ class Feed:
             await _unsubscribe(self._subscription)
 
     def end(self) -> None:
-        """The connection is closed for good: nothing comes behind what has arrived."""
+        """Make `get` raise after the last message."""
         self._arrived.put_nowait(None)
 
     async def get(self) -> Message:

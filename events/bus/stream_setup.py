@@ -39,7 +39,7 @@ class StreamSetup:
         return ready
 
     async def _prepare_stream(self, js: JetStreamContext, spec: StreamSpec) -> None:
-        """Updated once alone: who reconnects must not undo what a newer process has set."""
+        """Updated only once: a process that reconnects must not undo what a newer one has set."""
         config = self._stream_config(spec)
         try:
             await js.add_stream(config)

@@ -34,7 +34,7 @@ _PREPARE_LOCK = 0x6461726B  # any number that no other application locks in this
 
 @contextmanager
 def _reached() -> Generator[None]:
-    """Every way in which the drivers say that the database is away becomes DatabaseUnavailable."""
+    """Turn the drivers' errors of a database that is not available into DatabaseUnavailable."""
     try:
         yield
     except (DBAPIError, PoolExhausted, OSError) as error:
@@ -52,8 +52,8 @@ def _is_about_a_row(error: Exception) -> bool:
 class Database:
     """Connections to one database, opened when first used.
 
-    Everything that uses it raises DatabaseUnavailable where it is away, locked, full
-    or not prepared yet.
+    Every method raises DatabaseUnavailable if the database cannot be reached, is locked or full,
+    or is not prepared yet.
     """
 
     def __init__(self, url: str, *, busy_timeout_s: float = 10.0) -> None:
@@ -87,7 +87,7 @@ class Database:
             await connection.execute(checkpoint.on_conflict_do_nothing())
 
     async def _write_ahead(self) -> None:
-        """Set SQLite's journal mode, which asks for the whole file and waits for nobody."""
+        """Set SQLite's journal mode, which locks the file and fails at once if it is in use."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
@@ -101,7 +101,7 @@ class Database:
             await pause(0.05)
 
     async def prepare_persistently(self) -> None:
-        """`prepare`, again until the database is there: a role must not end because it is late."""
+        """`prepare`, again until the database answers: a role may start before its database."""
         await keep_trying(
             self.prepare,
             on=DatabaseUnavailable,
@@ -143,7 +143,7 @@ class Database:
     ) -> sqlite.Insert | postgresql.Insert:
         """An INSERT that replaces the row of the same primary key.
 
-        With `newer_by` only a row that has less in that column.
+        With `newer_by`, only if the row there has a lower value in that column.
         """
         statement = self.insert(table)
         rest = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
@@ -153,7 +153,7 @@ class Database:
 
     @property
     def clock_s(self) -> sa.ColumnElement[float]:
-        """The database's own clock as Unix time: holders of a lease need not agree on theirs."""
+        """The database's own clock as Unix time, because holders' clocks may differ."""
         return _CLOCKS_S[self._engine.dialect.name]
 
 

@@ -49,14 +49,14 @@ class ApiKeys:
         return [row.id for row in await self._database.fetch(newest_first.limit(most))]
 
     async def change(self, key_id: str, **columns: Any) -> ApiKey | None:
-        """The key with these columns changed, None where it is unknown."""
+        """Change these columns; the changed key, or None if it is unknown."""
         change = sa.update(API_KEYS).where(API_KEYS.c.id == key_id).values(_joined(columns))
         async with self._database.write() as connection:
             row = (await connection.execute(change.returning(*API_KEYS.columns))).first()
         return None if row is None else _api_key(row)
 
     async def rotate(self, old: ApiKey, new: ApiKey, *, old_ends_at: datetime) -> bool:
-        """Add `new` in the place of `old`; False where `old` is no longer as it was read."""
+        """Add `new` in the place of `old`; False if `old` has changed since it was read."""
         unchanged = (API_KEYS.c[name].is_not_distinct_from(v) for name, v in _row(old).items())
         end = sa.update(API_KEYS).where(*unchanged)
         async with self._database.write() as connection:
@@ -71,7 +71,7 @@ class ApiKeys:
         return True
 
     async def revoke(self, key_id: str, at: datetime) -> bool:
-        """False where the key is unknown or revoked already; the first time stands."""
+        """False if the key is unknown or revoked already; the first `revoked_at` stays."""
         live = (API_KEYS.c.id == key_id) & API_KEYS.c.revoked_at.is_(None)
         revoke = sa.update(API_KEYS).where(live).values(revoked_at=at)
         return await self._database.execute(revoke) > 0

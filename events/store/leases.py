@@ -1,4 +1,4 @@
-"""Leases: who does what only one process should do at a time."""
+"""Leases: rows that say which process does a task at the moment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from events.store.tables import LEASES
 
 
 class Leases:
-    """Who does what only one should do, for a short while. It spares work; it is no fence."""
+    """Short leases, so that usually one process does a task.
+
+    Two may overlap; correctness does not depend on it.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
-        """Take it, or renew it, for `ttl_s` from now; False while it is another's."""
+        """Take or renew it for `ttl_s` seconds from now; False while another holder has it."""
         now_s = self._database.clock_s
         row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
         taken = await self._database.execute(
@@ -30,6 +33,6 @@ class Leases:
         return taken > 0
 
     async def release(self, name: str, holder: str) -> None:
-        """Give it up; nothing happens where it is another's."""
+        """Give it up; nothing happens if another holder has it."""
         mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
         await self._database.execute(sa.delete(LEASES).where(mine))

@@ -1,4 +1,4 @@
-"""Jobs as the results projection has folded them, in SQL, with the position it has come to."""
+"""Jobs as the results projection has folded them, in SQL, with the position that it has reached."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ENDED = (_ERASED, Status.COMPLETED.value, Status.FAILED.value)
 
 
 class ReadModel:
-    """Jobs as `Results` has folded them so far, and how far that is."""
+    """Jobs as `Results` has folded them so far, and the position of the last event folded."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def checkpoint(self) -> int:
-        """Position of the last event that the rows have seen; 0 before the first."""
+        """Position of the last event folded into the rows; 0 before the first."""
         query = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
         [row] = await self._database.fetch(query)
         return int(row.seq)
@@ -38,12 +38,12 @@ class ReadModel:
     async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
         """Fold `events`, those that follow position `expected`, into the rows, all or nothing.
 
-        False where the checkpoint is not `expected`: another instance is ahead, nothing was done.
+        False if the checkpoint is not `expected`: another instance is ahead, nothing was done.
         """
         if not events:
             return await self.checkpoint() == expected
         async with self._database.write() as connection:
-            # First, for it locks the row: who comes second waits here and then finds it moved.
+            # First, because it locks the row: a second process waits here and then finds it moved.
             moved = await connection.execute(
                 sa.update(CHECKPOINTS)
                 .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT, CHECKPOINTS.c.seq == expected)
@@ -61,12 +61,12 @@ class ReadModel:
         return True
 
     async def erase(self, job: Job) -> None:
-        """Put `job`, which is erased, in the place of its row, ahead of the projection."""
+        """Replace the row of `job`, which is erased, before the projection does."""
         async with self._database.write() as connection:
             await self._put(connection, [job])
 
     async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
-        """Over older rows alone: between reading a row and writing it, its job may be erased."""
+        """Replace only older rows: between reading a row and writing it, its job may be erased."""
         if jobs:
             upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version)
             await connection.execute(upsert, [_job_row(job) for job in jobs])
@@ -81,13 +81,13 @@ class ReadModel:
             await connection.execute(insert, rows)
 
     async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
-        """Erased jobs of which something may be left, with the time of their erasure."""
+        """Erased jobs that are due for a clean-up, with the time of their erasure."""
         due = sa.select(ERASURES.c.job_id, ERASURES.c.erased_at).where(ERASURES.c.due_at <= now)
         rows = await self._database.fetch(due.order_by(ERASURES.c.due_at).limit(limit))
         return [(row.job_id, row.erased_at) for row in rows]
 
     async def settle_erasure(self, job_id: str, *, again_at: datetime | None) -> None:
-        """It was seen to; None: for the last time."""
+        """Schedule the next clean-up of an erased job, or forget it (`again_at` None)."""
         mine = ERASURES.c.job_id == job_id
         settle: sa.UpdateBase = sa.delete(ERASURES).where(mine)
         if again_at is not None:
@@ -96,14 +96,14 @@ class ReadModel:
 
     async def ended_before(self, time: datetime, *, limit: int) -> list[str]:
         """Jobs of every owner that ended before `time`; the first created first."""
-        # A job ends after it was created, which is what there is an index for.
+        # A job ends after it was created, and there is an index of the creation time.
         old = (JOBS.c.created_at < time) & (JOBS.c.ended_at < time)
         query = sa.select(JOBS.c.id).where(JOBS.c.status.in_(_ENDED), old)
         rows = await self._database.fetch(query.order_by(JOBS.c.created_at).limit(limit))
         return [row.id for row in rows]
 
     async def remove(self, job_id: str) -> None:
-        """Take a job's rows out; nothing happens where there are none."""
+        """Delete a job's rows; nothing happens if there are none."""
         async with self._database.write() as connection:
             for column in (IMAGES.c.job_id, ERASURES.c.job_id, JOBS.c.id):
                 await connection.execute(sa.delete(column.table).where(column == job_id))
@@ -120,7 +120,7 @@ class ReadModel:
         return [row.id for row in await self._database.fetch(oldest_first)]
 
     async def open_jobs_by_key(self) -> tuple[int, dict[str, int]]:
-        """The checkpoint, and how many jobs of each key have not ended there: of one instant.
+        """The checkpoint, and how many jobs of each key have not ended; both from one snapshot.
 
         Rows of an older version have no key until their next event.
         """
@@ -135,7 +135,7 @@ class ReadModel:
         return rows[0].seq, {row.key_id: row.jobs for row in rows if row.key_id is not None}
 
     async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
-        """Jobs of every owner that ended after `since`, in log order, behind `position` in it."""
+        """Jobs of every owner that ended after `since`, in log order, from after `position` on."""
         query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
         rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
         return [_from_state(row.state) for row in rows]
@@ -156,7 +156,7 @@ class ReadModel:
     ) -> list[Job]:
         """The owner's jobs, newest first; `before`: the id of the last one already seen.
 
-        Empty where `before` is no job of this owner.
+        Empty if `before` is no job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
         query = sa.select(JOBS.c.state).where(
@@ -204,7 +204,7 @@ def _job_row(job: Job) -> dict[str, Any]:
 
 
 def _image_rows(events: Iterable[Event], jobs: dict[str, Job]) -> list[dict[str, Any]]:
-    """Those images of the batch that their job took; a repeat meets the row that is there."""
+    """Rows of the batch's images that their job accepted. The insert ignores a repeat."""
     return [
         {
             "job_id": event.job_id,
@@ -226,7 +226,7 @@ _ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
 
 
 def _to_state(job: Job) -> str:
-    """`Job` as JSON, its end named beside it: `Failed` and `Cancelled` look alike in JSON."""
+    """`Job` as JSON, with the type of its end: `Failed` and `Cancelled` look alike in JSON."""
     end = None if job.end is None else job.end.type_name
     return json.dumps({"end": end, "job": _JOB.dump_python(job, mode="json")})
 

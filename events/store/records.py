@@ -33,10 +33,10 @@ class KeyLimits:
     endpoints: tuple[str, ...] | None = None
     """Their ids, or `*`."""
     callback_hosts: tuple[str, ...] | None = None
-    """Host names, `*.example.com` for every name below one, or `*`."""
+    """Host names, `*.example.com` (every name below `example.com`), or `*`."""
 
     def over(self, defaults: KeyLimits) -> KeyLimits:
-        """These, and the defaults where these say nothing."""
+        """These limits, with `defaults` for those that are None."""
         said = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(defaults, **said)
 
@@ -64,7 +64,7 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     replaced_by: str | None = None
-    """Id of the key that rotation made of it."""
+    """Id of the key that replaced it by rotation."""
     limits: KeyLimits = KeyLimits()
 
     def is_live(self, now: datetime) -> bool:
@@ -80,7 +80,7 @@ class Endpoint:
     checkpoint: str | None = None
     """Default checkpoint of the diffusion flavour; None: the first of the models folder."""
     gpus: float | None = None
-    """Of one worker; None: one where the cluster has any."""
+    """Of one worker; None: one if the cluster has any."""
     cpus: float = 1.0
     min_workers: int = 1
     max_workers: int = 1
@@ -114,6 +114,6 @@ class Upload:
     size_bytes: int
     created_at: datetime
     used_at: datetime
-    """When a job was last accepted that names it, or the same file was last uploaded."""
+    """When a job that names it was last accepted, or the same file was last uploaded."""
     replaced_at: datetime | None = None
-    """From then on its name stands for another file, or for none."""
+    """When its name was given to another file, or removed."""

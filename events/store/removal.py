@@ -1,4 +1,4 @@
-"""Takes out what is kept of a job. Every step may be repeated, and begun again after a death."""
+"""Removes everything that is kept of a job. Every step may be repeated, also after a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Removal:
         self._read_model = read_model
 
     async def hide(self, job: Job) -> bool:
-        """Take the content of `job`, whose `Erased` is stored, out of its row, then as `erase`."""
+        """Blank the job's row, then do what `erase` does. The job's `Erased` is stored already.
+
+        False if something is left to do.
+        """
         hidden = True
         try:
             await self._read_model.erase(job)
@@ -34,7 +37,7 @@ class Removal:
         return await self.erase(job.id) and hidden
 
     async def erase(self, job_id: str) -> bool:
-        """Remove images, deliveries and all events but `Erased`; False where something is left."""
+        """Remove images, deliveries and all events but `Erased`; False if something is left."""
         erased = True
         for step in (self._remove_files, self._erase_log):
             try:
@@ -45,7 +48,7 @@ class Removal:
         return erased
 
     async def remove(self, job_id: str) -> None:
-        """Remove images, deliveries, events and rows. The rows last: they say what is left to do.
+        """Remove images, deliveries and events, then the rows, which say what is left to do.
 
         Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
         """
@@ -58,7 +61,7 @@ class Removal:
         await self._deliveries.purge(job_id)
 
     async def _erase_log(self, job_id: str) -> None:
-        """The last event stays: a writer that comes late meets it instead of an empty subject."""
+        """Keep the last event, so that a late writer finds `Erased` and not an empty subject."""
         last = await self._log.last(job_id)
         if last is not None and isinstance(last.data, Erased):
             await self._log.purge(job_id, keep=1)

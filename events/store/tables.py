@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
-    """Aware and in UTC on both databases; SQLite itself keeps no time zone."""
+    """A time that is aware and in UTC on both databases; SQLite itself stores no time zone."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True

@@ -1,7 +1,7 @@
 """Uploaded input images, by owner and name: rows that no log can give back.
 
-A name is a label. Who uploads it again moves it to another file; the file before stays for as long
-as an accepted job may need it, and so does one whose name was removed.
+A name is a label. A new upload of the same name moves the label to the new file. The old file stays
+for as long as an accepted job may need it, and so does a file whose name was removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Uploads:
         self._database = database
 
     async def add(self, upload: Upload) -> None:
-        """From now on the name stands for this file."""
+        """Add a file; from now on its name stands for it."""
         async with self._database.write() as connection:
             mine = _labelled(upload.owner, [upload.name])
             replace = sa.update(UPLOADS).where(mine).values(replaced_at=upload.created_at)
@@ -30,13 +30,13 @@ class Uploads:
             await connection.execute(self._database.insert(UPLOADS).values(asdict(upload)))
 
     async def use(self, owner: str, names: Collection[str], at: datetime) -> dict[str, Upload]:
-        """The files that the names stand for now, noted as used; without those that are unknown."""
+        """Note these files as used; the files by name, without names that are unknown."""
         if not names:
             return {}
         mine = _labelled(owner, names)
         async with self._database.write() as connection:
             await connection.execute(sa.update(UPLOADS).where(mine).values(used_at=at))
-            # The newest last: where two uploads of one name crossed, it is the one that counts.
+            # The newest last: if two uploads of one name crossed, the dictionary keeps the newest.
             rows = await connection.execute(sa.select(UPLOADS).where(mine).order_by(UPLOADS.c.id))
             return {row.name: Upload(**row._mapping) for row in rows}
 
@@ -49,14 +49,14 @@ class Uploads:
         return [Upload(**row._mapping) for row in rows]
 
     async def remove(self, owner: str, name: str, at: datetime) -> bool:
-        """False where the owner has no file of that name."""
+        """Take a name off its file; False if the owner has no such name."""
         remove = sa.update(UPLOADS).where(_labelled(owner, [name])).values(replaced_at=at)
         return await self._database.execute(remove) > 0
 
     async def forget(
         self, *, unused_since: datetime | None, replaced_before: datetime, limit: int
     ) -> list[str]:
-        """Take out rows that nobody needs any more; the keys of their files, which may go now."""
+        """Delete rows that nobody needs any more; the keys of their files, to be deleted."""
         due = UPLOADS.c.replaced_at < replaced_before
         if unused_since is not None:
             due |= UPLOADS.c.used_at < unused_since

@@ -67,7 +67,7 @@ class Acceptance:
 
         A repeat gets its job even where a check would refuse it by now. The append itself finds a
         repeat, so the log is read only after a refusal. That spares every other request a read, and
-        the append alone reports a frozen log, as OutcomeUnknown.
+        only the append reports a frozen log, as OutcomeUnknown.
 
         Raises RequestRefused, GraphInvalid, ParametersInvalid, AddressNotAllowed, LogFull,
         LogUnavailable, OutcomeUnknown, ReadTimeout, DatabaseUnavailable.

@@ -81,8 +81,11 @@ class OpenJobs:
                 return
             self._checkpoint, self._rows = await self._read_model.open_jobs_by_key()
             for key_id, positions in list(self._stored.items()):
-                if behind := [position for position in positions if position > self._checkpoint]:
-                    self._stored[key_id] = behind
+                not_yet_counted = [
+                    position for position in positions if position > self._checkpoint
+                ]
+                if not_yet_counted:
+                    self._stored[key_id] = not_yet_counted
                 else:
                     del self._stored[key_id]
             self._counted_until = self._clock() + self._period_s

@@ -240,14 +240,14 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray runs its workers at 15, behind everything else on the machine.
+        # Ray's default is 15: its workers would run after everything else on the machine.
         "RAY_worker_niceness": "0",
     }
     return metrics_port
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder of this user alone in /tmp, where anybody may make one. Raises UnsafeFolder."""
+    """Make a folder in /tmp that only this user can open. Raises UnsafeFolder."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

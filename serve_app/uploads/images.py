@@ -46,7 +46,7 @@ def _require_size(image: Image.Image, max_pixels: int) -> None:
 
 
 def _require_still(image: Image.Image) -> None:
-    """Phones put a second image behind a JPEG (MPO), which is no animation."""
+    """An MPO, a JPEG to which a phone added a second image, is not an animation."""
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
         raise InvalidImage("The image is animated; send a single picture.")
 
