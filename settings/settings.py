@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import InitErrorDetails
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings, RaySettings
@@ -50,18 +50,19 @@ class Settings(BaseModel):
         return {variable for group in cls.groups().values() for variable in group.variables()}
 
     @classmethod
-    def load(cls, **arguments: Any) -> Settings:
+    def load(cls, /, **arguments: Any) -> Settings:
         """Every group, from the environment; an argument wins over its variable.
 
-        An argument has the name of its variable, in lower case and without `DARKROOM_`. One that
+        An argument has the name of its variable, in any case and without `DARKROOM_`. One that
         belongs to no variable is ignored. Raises ValidationError, which names every wrong value
         in the same way.
         """
         groups: dict[str, Group] = {}
         wrong: list[InitErrorDetails] = []
+        values = {name.lower(): value for name, value in arguments.items()}
         for name, group in cls.groups().items():
             fields = {_argument(variable): field for variable, field in group.variables().items()}
-            given = {fields[each]: value for each, value in arguments.items() if each in fields}
+            given = {fields[each]: value for each, value in values.items() if each in fields}
             try:
                 groups[name] = group(**given)
             except ValidationError as error:
@@ -82,8 +83,8 @@ def _by_argument(
     for detail in error.errors():
         field, *place = detail["loc"]
         yield InitErrorDetails(
-            type=detail["type"],
+            # In its own words: some types of errors cannot be made again by their names.
+            type=PydanticCustomError(detail["type"], detail["msg"]),
             loc=(arguments[str(field)], *place),
             input=detail["input"],
-            ctx=detail.get("ctx", {}),
         )

@@ -31,7 +31,7 @@ _MAX_WEIGHT = 1000.0
 _PAIRS = {"]": "[", ")": "("}
 _FACTORS = {"]": 1 / 1.1, ")": 1.1}
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _AND = re.compile(r"\bAND\b")
 _BREAK = re.compile(r"\bBREAK\b")
 _EDIT_TOKEN = re.compile(r"\\.|[\[\]():|]|[^\\\[\]():|]+|\\", re.DOTALL)

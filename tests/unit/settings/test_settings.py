@@ -72,6 +72,26 @@ def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("callback_allow_networks", "10.0.0.1/8"),  # host bits are set
+        ("callback_allow_networks", "fe80::1/64"),
+        ("data_dir", None),
+        ("models_dir", 7),
+    ],
+)
+def test_a_wrong_value_of_any_type_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Settings.load(**{name: value})
+    assert {error["loc"][0] for error in raised.value.errors()} == {name}
+
+
+def test_an_argument_may_be_in_any_case() -> None:
+    assert Settings.load(PORT="9001", Key_Burst=3).http.port == 9001
+    assert Settings.load(cls=1).http.port == Settings.load().http.port
+
+
 def test_a_variable_without_the_prefix_of_its_group_has_no_second_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -176,5 +176,8 @@ def test_the_longest_prompts_are_read_in_no_time() -> None:
         prompt = (piece * 2**15)[: 2**15]
         with suppress(PromptInvalid):
             read_prompt(prompt, steps=10_000)
+    for prompt in ("a:" + "9" * 32_700 + "x", "(a:" + "9" * 32_700 + ")", "[a:" + "9" * 32_700):
+        with suppress(PromptInvalid):
+            read_prompt(prompt, steps=10_000)
     read_prompt("[a|b|c]" + "(x)" * 500, steps=150)
     assert time.monotonic() - begun < 30
