@@ -1,4 +1,4 @@
-"""A node's body on its own: plain tensors in, its outputs out."""
+"""Runs the body of a node alone, with plain tensors as inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def outputs_of(
     files: Mapping[str, bytes] | None = None,
     **inputs: Any,
 ) -> Any:
-    """The answer of a body, whose requests are run one by one."""
+    """The outputs of a body, whose requests are run one by one."""
     context = Context(
         cast("Any", None),
         on_steps=lambda _: None,

@@ -26,7 +26,7 @@ TOKENIZER = Path(__file__).parents[3] / "engine" / "diffusion" / "configs" / "to
 
 
 def latents_of(family: Family, folder: Path) -> Tensor:
-    """(1, 4, 8, 8) in the scale that the VAE decodes, by Euler along diffusers' own sigmas."""
+    """(1, 4, 8, 8) scaled as the VAE decodes them, by Euler along diffusers' own sigmas."""
     pipeline = pipeline_of(family, folder)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.scheduler.set_timesteps(STEPS)

@@ -1,4 +1,4 @@
-"""What a workflow decodes, and how near it is to what is expected."""
+"""Runs workflows and compares the latents that they decode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def all_latents_and_images(
 ) -> list[tuple[Any, list[Any]]]:
     """For each prompt the latent that was decoded first, and the images; all run at once.
 
-    `bodies`: of the nodes, where a test has some of its own.
+    `bodies` replace those of the nodes.
     """
     runs = recorded(prompts, catalogue, bodies=bodies)
     return [(run.latents[0].numpy(), run.images) for run in runs]
@@ -44,7 +44,7 @@ def recorded(
     *,
     bodies: Mapping[str, Body] = BODIES,
 ) -> list[Recorded]:
-    """What each prompt made, all run at once. `bodies`: of the nodes, where a test has its own."""
+    """The results of each prompt; all run at once. `bodies` replace those of the nodes."""
     import torch
 
     from engine.diffusion.device import Device
@@ -69,13 +69,13 @@ def recorded(
 
 
 class Recorded:
-    """A run's results, and what it decoded."""
+    """The results of a run, and the latents that it decoded."""
 
     def __init__(self) -> None:
         self.latents: list[Any] = []
         self.images: list[Any] = []
         self.saved: dict[str, Any] = {}
-        """Latents by the node that saved them."""
+        """The saved latents by the id of the node that saved them."""
 
     def decode(self, context: Any, samples: Any, vae: Any) -> Any:
         self.latents.append(samples.samples)
@@ -90,7 +90,7 @@ class Recorded:
 
 
 def psnr_db_of(found: Any, expected: Any) -> float:
-    """Peak: the range of the expected values."""
+    """The peak signal-to-noise ratio in dB; the peak is the range of the expected values."""
     error = float(np.mean((found.astype(np.float64) - expected.astype(np.float64)) ** 2))
     peak = float(expected.max() - expected.min())
     return math.inf if error == 0 else 10 * math.log10(peak**2 / error)

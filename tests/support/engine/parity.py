@@ -1,4 +1,4 @@
-"""What DARKROOM_PARITY_DIR holds: programs that make weights, always the same, and input images."""
+"""The programs and images in DARKROOM_PARITY_DIR; the programs write the same weights each time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def input_files() -> dict[str, bytes]:
 
 
 def write_checkpoint(size: str, out: Path) -> None:
-    """Random weights of a size ("small", "full"), their configuration beside them."""
+    """Write a random checkpoint of a size ("small", "full"), and its configuration beside it."""
     with tempfile.TemporaryDirectory() as scratch:
         merges = Path(scratch) / "bpe_simple_vocab_16e6.txt.gz"
         merges.write_bytes(gzip.compress((VOCABULARY / "merges.txt").read_bytes()))
@@ -38,13 +38,13 @@ def write_checkpoint(size: str, out: Path) -> None:
 
 
 def write_lora(out: Path, checkpoint: Path) -> None:
-    """A random LoRA for a checkpoint that `write_checkpoint` wrote."""
+    """Write a random LoRA for a checkpoint that `write_checkpoint` wrote."""
     out.parent.mkdir(parents=True, exist_ok=True)
     _run("make_lora.py", str(out), str(checkpoint.with_suffix(".config") / "unet" / "config.json"))
 
 
 def has_known_digest(path: Path) -> bool:
-    """Other weights than the cases were made with would make a comparison void."""
+    """Whether the weights are those of the recorded cases; others cannot be compared."""
     return digest(path) in (folder() / "SHA256").read_text()
 
 

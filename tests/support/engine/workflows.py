@@ -56,7 +56,7 @@ def without_input(prompt: dict[str, Any], node_id: str, name: str) -> dict[str, 
 
 @dataclass(eq=False)
 class Watched:
-    """A run with what it told, in order."""
+    """A run with the events that it reported, in order."""
 
     events: list[EngineEvent] = field(default_factory=list)
     queue: SimpleQueue[EngineEvent] = field(default_factory=SimpleQueue)
@@ -71,7 +71,7 @@ class Watched:
         return event
 
     def wait(self) -> EngineEvent:
-        """Until the end, which is the answer."""
+        """Wait for the end of the run, and return it."""
         while not isinstance(event := self.next(), Finished | Errored):
             pass
         return event

@@ -24,7 +24,7 @@ print(probe.peak_growth_bytes())
 
 
 class FakeMemoryProbe:
-    """A device on which every row takes as much."""
+    """The memory of a device on which every row takes the same number of bytes."""
 
     def __init__(self, *, available: int, row: int) -> None:
         self.available = available
@@ -91,7 +91,7 @@ def test_running_out_of_memory_halves_the_limit_for_good() -> None:
 
 
 def test_the_machines_memory_is_measured() -> None:
-    """In a process of its own: what this one gives back meanwhile would count too."""
+    """It runs in a process of its own: memory that this one frees meanwhile would count too."""
     measured = subprocess.run(
         [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, timeout=300
     )

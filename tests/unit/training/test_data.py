@@ -36,7 +36,7 @@ def captions(drawn: Scenes, seed: int = 1) -> list[str]:
 
 
 def combinations(drawn: Scenes) -> set[tuple[int, int, int]]:
-    """Every shape with its colour and each colour that is behind it."""
+    """Every shape with its colour and each colour of its background."""
     return {
         (int(drawn.shapes[row, slot]), int(drawn.colours[row, slot]), int(ground[row]))
         for row in range(len(drawn))

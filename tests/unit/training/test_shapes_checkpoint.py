@@ -1,4 +1,4 @@
-"""The shipped checkpoint draws the asked colour; `benchmarks.shapes_score` has the whole score."""
+"""The checkpoint that we ship draws the right colours; `benchmarks.shapes_score` has all scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each stage with tiny settings, and what they make as a checkpoint for the engine."""
+"""Runs each stage of training with tiny settings, and the engine with the resulting checkpoint."""
 
 from __future__ import annotations
 

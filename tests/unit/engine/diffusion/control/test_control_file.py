@@ -71,7 +71,7 @@ def test_a_file_in_diffusers_keys_is_read_alone_and_in_its_folder(
 
 
 @pytest.mark.parametrize("config", [SD15, SD2, SDXL], ids=["sd15", "sd2", "sdxl"])
-def test_sizes_are_told_from_the_weights(config: dict[str, Any]) -> None:
+def test_sizes_follow_from_the_weights(config: dict[str, Any]) -> None:
     network = of_sizes(config)
     state = network.state_dict()
     found = of_sizes(config_of({key: tuple(each.shape) for key, each in state.items()}))
@@ -112,7 +112,7 @@ def test_shuffle_pools_what_it_finds(network: Any, tmp_path: Path) -> None:
         ("model.diffusion_model.out.0.weight", "no ControlNet"),
     ],
 )
-def test_a_foreign_file_is_told_from_a_control_net(key: str, message: str, tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_by_its_kind(key: str, message: str, tmp_path: Path) -> None:
     save_file({key: torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointUnavailable, match=message):
         read_control_net(tmp_path / "x.safetensors", CPU)

@@ -26,7 +26,7 @@ from training.single_file import SCHEDULER
 
 pytestmark = [
     pytest.mark.usefixtures("inference"),
-    # diffusers' scheduler calls numpy in an old way.
+    # diffusers' scheduler calls NumPy in an outdated way.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
@@ -36,7 +36,7 @@ CFG = 7.0
 
 
 def sampled(model: Model, positive: Conditioning, negative: Conditioning) -> Tensor:
-    """The clean latent of noise of seed 3."""
+    """The latent that is sampled from `noise`."""
     sigmas = sigmas_for(model.levels, "normal", STEPS)
     sampling = euler(noise() * (1 + sigmas[0] ** 2).sqrt(), sigmas)
     x, sigma = next(sampling)
@@ -72,7 +72,7 @@ def by_diffusers(
         requires_safety_checker=False,
     )
     pipeline.set_progress_bar_config(disable=True)
-    # It scales noise by the largest sigma alone.
+    # The pipeline scales noise by the largest sigma only.
     scale = (1 + levels.sigma_max**2).sqrt() / levels.sigma_max
     found: Tensor = pipeline(
         prompt_embeds=text(1)[0].tokens,

@@ -23,7 +23,7 @@ Prompt = dict[str, Any]
 def controlled_catalogue(
     tiny_root: Path, networks: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Catalogue:
-    """The tiny checkpoint and the two networks, in folders as diffusers writes them."""
+    """A catalogue of the tiny checkpoint and the two networks, in the folders of diffusers."""
     root = tmp_path_factory.mktemp("controlled")
     (root / "checkpoints").symlink_to(tiny_root / "checkpoints")
     for name, network in zip(("one", "two"), networks, strict=True):

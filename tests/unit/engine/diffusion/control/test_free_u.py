@@ -21,7 +21,7 @@ from tests.support.engine.workflows import node, text_to_image
 SETTINGS = FreeU(1.1, 1.2, 0.9, 0.2)
 NOTHING = FreeU(1.0, 1.0, 1.0, 1.0)
 LEVELS = [8, 16, 32, 32]
-"""Channels as in Stable Diffusion: twice and four times the fewest."""
+"""The channels of each level: the fewest, and twice and four times as many, as published."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +80,14 @@ def test_the_first_layer_is_given_a_scaled_backbone_and_a_filtered_skip(model: M
     assert torch.allclose(new[:, :16], old[:, :16] * 1.5)
     assert torch.equal(new[:, 16:32], old[:, 16:32])
     skips, filtered = low_frequencies(old[:, 32:]), low_frequencies(new[:, 32:])
-    assert torch.allclose(filtered, skips * 0.5, atol=1e-4)  # 2x2: all of it is low
+    assert torch.allclose(filtered, skips * 0.5, atol=1e-4)  # at 2x2 all frequencies are low
 
 
 @pytest.mark.parametrize(
     ("settings", "scaled"),
     [
-        # 32 channels come into the layers of both first levels and the first of the third; 16 into
-        # the others of the third and the first of the fourth; 8 into the last two.
+        # The backbone has 32 channels in the layers of the first two levels and the first layer of
+        # the third, 16 up to the first layer of the fourth, and 8 in the last two layers.
         (FreeU(2.0, 1.0, 1.0, 1.0), {0, 1, 2, 3, 4, 5, 6}),
         (FreeU(1.0, 2.0, 1.0, 1.0), {7, 8, 9}),
     ],

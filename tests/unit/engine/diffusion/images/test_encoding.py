@@ -1,4 +1,4 @@
-"""Images to latents, with the tiny checkpoint's encoder."""
+"""Encoding images to latents with the encoder of the tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def images(count: int, height: int, width: int) -> torch.Tensor:
 
 
 def modes(vae: Vae, pixels: torch.Tensor) -> torch.Tensor:
-    """What the encoder holds most likely, by its own words."""
+    """The modes of the distributions that the encoder gives, by diffusers."""
     with torch.inference_mode():
         moments = vae.autoencoder.encode(pixels.movedim(-1, 1) * 2 - 1).latent_dist
     mean: torch.Tensor = moments.mean

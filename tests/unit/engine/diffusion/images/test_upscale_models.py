@@ -1,4 +1,4 @@
-"""Upscale models in the layouts that they are passed on in, and their tiles."""
+"""Upscale models in the layouts in which they are published, and their tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NETWORKS = {
 
 
 def esrgan_first(name: str, blocks: int, ends: int) -> str:
-    """The names of ESRGAN's first code, whose layers are numbered with what lies between them."""
+    """The names of ESRGAN's first code, which counts activations and upsampling as layers too."""
     numbers = {f"ends.{n}": 3 * n + 3 for n in range(ends - 1)}
     numbers |= {f"ends.{ends - 1}": 3 * ends - 1, "last": 3 * ends + 1}
     layer, kind = name.rsplit(".", 1)
@@ -90,7 +90,7 @@ def written(network: UpscaleNetwork, path: Path, rename: Callable[[str, int, int
         ("compact", as_it_is),
     ],
 )
-def test_a_network_is_told_from_its_weights(
+def test_a_network_follows_from_its_weights(
     kind: str, rename: Callable[[str, int, int], str], tmp_path: Path
 ) -> None:
     torch.manual_seed(1)
@@ -129,7 +129,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 
 class Nearest(UpscaleNetwork):
-    """Repeats pixels; has no room for tiles of more than `room` pixels."""
+    """Repeats pixels; runs out of memory for tiles of more than `room` pixels."""
 
     scale = 2
 

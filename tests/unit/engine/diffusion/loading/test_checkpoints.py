@@ -26,7 +26,7 @@ class Checkpoints(ModelStore):
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_root: Path) -> Path:
-    """A copy of the checkpoints folder, to be broken."""
+    """A copy of the checkpoints folder, which tests may damage."""
     return Path(shutil.copytree(tiny_root / "checkpoints", tmp_path / "checkpoints"))
 
 
@@ -94,7 +94,7 @@ def test_a_truncated_file_is_said_to_be_damaged(folder: Path, store: MakeStore) 
         ("first_stage_model.x", "no Stable Diffusion checkpoint.*model.diffusion_model"),
     ],
 )
-def test_a_foreign_file_is_told_from_a_checkpoint(
+def test_a_foreign_file_is_refused_by_its_kind(
     key: str, message: str, folder: Path, store: MakeStore
 ) -> None:
     save_file({key: torch.zeros(1)}, folder / TINY)
@@ -103,7 +103,7 @@ def test_a_foreign_file_is_told_from_a_checkpoint(
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(5, "depth"), (8, "instruction"), (11, "11 input")])
-def test_a_model_that_is_shown_something_else_is_told_by_its_channels(
+def test_a_model_with_other_inputs_is_refused_by_its_channels(
     channels: int, kind: str, folder: Path, store: MakeStore
 ) -> None:
     _widen(folder / TINY, channels)

@@ -1,4 +1,4 @@
-"""Stable Diffusion 2 and XL: the same picture from file and folder, and that of diffusers."""
+"""Stable Diffusion 2 and XL: file and folder give the same picture, which is that of diffusers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def copied(families_root: Path, tmp_path: Path) -> Path:
 
 
 def drawing(checkpoint: str, **encoders: Any) -> dict[str, Any]:
-    """The usual workflow as the judges run theirs; keywords are other nodes for the texts."""
+    """The default workflow with the settings of `judges`; keywords replace nodes of the texts."""
     prompt = text_to_image(seed=judges.SEED, steps=judges.STEPS, cfg=judges.CFG)
     prompt["4"]["inputs"]["ckpt_name"] = checkpoint
     prompt["6"]["inputs"]["text"] = judges.PROMPT
@@ -50,7 +50,7 @@ def drawing(checkpoint: str, **encoders: Any) -> dict[str, Any]:
     return prompt | encoders
 
 
-# diffusers' scheduler makes arrays of tensors in the way of NumPy 1.
+# diffusers' scheduler calls NumPy in an outdated way.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_file_and_folder_give_diffusers_latents(family: Family, families_root: Path) -> None:
@@ -131,7 +131,7 @@ def test_open_clip_is_read_as_diffusers_converter_does() -> None:
         else torch.randn(*shapes[name][:: -1 if stored.transposed else 1])
         for name, stored in key_map.items()
     }
-    # It takes the width of a third from the projection, which is the model's own there.
+    # The converter takes the size of a third from the projection, so that has its full width.
     checkpoint["x.text_projection"] = torch.randn(8, 1280)
     theirs = convert_open_clip_checkpoint(encoder, checkpoint, prefix="x.")
     for name, stored in key_map.items():

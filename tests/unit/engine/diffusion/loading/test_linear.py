@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN."""
+"""Linear layers that oneDNN computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA by its definition, in every spelling, merged into copies that share what it leaves alone."""
+"""LoRAs in all key formats, merged by their definition into copies that share all other weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.engine.workflows import node, text_to_image
 
 XL = "sdxl.safetensors"
 RANK, ALPHA = 2, 4.0
-"""A power of two apart, so that it rounds alike on either side of a product."""
+"""Their ratio is a power of two, so it rounds alike wherever it is multiplied."""
 Pairs = dict[str, tuple[Tensor, Tensor]]
-"""down and up, by the module's own name."""
+"""The matrices down and up, by the name of the layer in the module."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def kohya(prefix: str, pairs: Pairs) -> dict[str, Tensor]:
 
 
 def dotted(prefix: str, pairs: Pairs, words: tuple[str, str]) -> dict[str, Tensor]:
-    """In the spellings without an alpha, which is in `up` then."""
+    """A LoRA in the formats without an alpha, which `up` is multiplied with instead."""
     tensors = {}
     for name, (down, up) in pairs.items():
         tensors[f"{prefix}{name}.{words[0]}.weight"] = down
@@ -202,7 +202,7 @@ def test_a_convolution_may_have_its_kernel_in_the_middle(
     parts = {"down": down, "mid": mid, "up": up}
     write({f"{key}.lora_{part}.weight": tensor for part, tensor in parts.items()})
     unet = with_lora(store, "l.safetensors", networks, unet_strength=1.0, text_strength=1.0).unet
-    # Three convolutions one after the other are the one that they are merged into.
+    # Three convolutions in a row equal the one that they are merged into.
     x = torch.randn(1, weight.shape[1], 5, 5, generator=generator)
     chained = torch.conv2d(torch.conv2d(torch.conv2d(x, down), mid, padding=1), up)
     merged = unet.get_parameter(f"{name}.weight") - weight

@@ -39,7 +39,7 @@ def test_precision(precision: Any, on_cpu: torch.dtype, on_gpu: torch.dtype) -> 
     assert (dtype_of(options, CPU), dtype_of(options, GPU)) == (on_cpu, on_gpu)
 
 
-def test_a_unet_is_kept_as_told_and_the_rest_in_float32(tiny_root: Path) -> None:
+def test_a_unet_is_kept_as_the_options_say_and_the_rest_in_float32(tiny_root: Path) -> None:
     options = UnetOptions("bfloat16", channels_last=True)
     loaded = load_checkpoint(ModelStore(ModelsFolder(tiny_root), CPU, 2**30, unets=options), TINY)
     weight = loaded.model.unet.conv_in.weight
@@ -54,7 +54,10 @@ def test_a_unet_is_kept_as_told_and_the_rest_in_float32(tiny_root: Path) -> None
     [
         (UnetOptions(), 0),
         (UnetOptions(channels_last=True), 1),
-        (UnetOptions(compiler="eager"), 1),  # traced as for any backend, and run as it is
+        (
+            UnetOptions(compiler="eager"),
+            1,
+        ),  # traced as for other backends, and run without compiling
         (UnetOptions("bfloat16"), 24),
     ],
     ids=str,

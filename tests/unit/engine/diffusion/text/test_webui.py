@@ -1,4 +1,4 @@
-"""The WebUI's chunks, weights and steps, with the tokenizer and the tiny checkpoint."""
+"""The WebUI's chunks, weights and texts that change by step, with the tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_without_levels_the_first_text_is_the_one() -> None:
 
 
 def webui(text: str, negative: str = "", **sampler: Any) -> dict[str, Any]:
-    """The usual workflow, its texts in the WebUI's syntax."""
+    """The default workflow with texts in the WebUI's syntax."""
     graph = text_to_image(**sampler)
     inputs = graph["3"]["inputs"]
     names = ("steps", "sampler_name", "scheduler", "denoise", "model")
@@ -137,7 +137,7 @@ def test_an_edit_that_is_over_or_never_comes_changes_nothing(run_all: RunAll, sa
 
 
 def test_composition_adds_what_each_text_asks_for(run_all: RunAll) -> None:
-    """Guidance is linear: a text beside itself is as good as twice the guidance."""
+    """Guidance is linear: composing a text with itself doubles the guidance."""
     same = "a red circle AND a red circle"
     against = "a red circle :2 AND blue AND blue :-1"
     twice, *others = run_all(
