@@ -205,14 +205,14 @@ class Context:
         return found
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
-        """The images of a latent, asked for one after the other."""
+        """The images of a latent, decoded one after the other."""
         images: list[Images] = []
         for samples in latent.samples.split(1):
             images.append((yield Decode(vae, samples)))  # noqa: PERF401 - a yield is no comprehension
         return torch.cat(images)
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
-        """The latent of images, asked for one after the other; see `cropped`."""
+        """The latent of images, cropped (see `cropped`) and encoded one after the other."""
         samples: list[Tensor] = []
         for image in cropped(images).split(1):
             samples.append((yield EncodeImage(vae, image)))  # noqa: PERF401 - a yield is no comprehension
@@ -221,7 +221,7 @@ class Context:
     def encode_for_inpainting(
         self, vae: Vae, images: Images, mask: Mask, *, grow_by: int
     ) -> Work[Latent]:
-        """The latent of images without what the mask covers, to be made anew there."""
+        """The latent of images that are grey where the mask is 1, with the mask for sampling."""
         images, mask = prepared_for_inpainting(images, mask, grow_by)
         latent = yield from self.encode_images(vae, images)
         return replace(latent, noise_mask=mask)
@@ -231,7 +231,7 @@ class Context:
         return self.model(UPSCALE_MODELS, name, read_upscale_model)
 
     def upscaled(self, network: UpscaleNetwork, images: Images) -> Work[Images]:
-        """Enlarged images, asked for tile by tile."""
+        """Images enlarged by an upscale model, tile by tile."""
         return upscaled(network, images, self._limits)
 
     def saved(self, latent: Latent) -> SavedLatent:

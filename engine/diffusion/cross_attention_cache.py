@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _LIMIT_BYTES = 256 * 2**20
-"""For each UNet. What does not fit is computed again at each call."""
+"""The limit for each UNet. What does not fit is computed again at each call."""
 
 
 class CrossAttentionCache:

@@ -16,7 +16,7 @@ from engine.options import DeviceOptions
 
 
 class Device:
-    """Opened once per engine. `limits` hold for the images and latents that nodes make."""
+    """The device of one engine. `limits` apply to the images and latents that nodes make."""
 
     def __init__(self, models: ModelsFolder, options: DeviceOptions, limits: Limits) -> None:
         self._options = options

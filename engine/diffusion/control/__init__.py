@@ -1,1 +1,1 @@
-"""What changes a UNet's answer from inside: ControlNets and FreeU."""
+"""Changes what happens inside a UNet call: ControlNets and FreeU."""

@@ -1,1 +1,1 @@
-"""Images, masks and latents: as files, as tensors, and from one to the other."""
+"""Images, masks and latents: their files, their tensors, and operations on them."""

@@ -1,1 +1,1 @@
-"""Model files, and everything that is loaded from them."""
+"""Reads model files, and keeps the models that are loaded from them."""

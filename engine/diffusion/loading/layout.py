@@ -1,8 +1,8 @@
 """Maps the names of weights in diffusers and transformers to the keys of checkpoint files.
 
-A single file has the keys of the latent diffusion code base (CompVis). The text encoders of Stable
-Diffusion 2 and XL have those of open_clip. All functions take the names of a module's weights and
-give the tensor of the file for each.
+A single file has the keys of the latent diffusion code base (CompVis). The larger text encoders
+of Stable Diffusion 2 and XL have those of open_clip. All functions take the names of a module's
+weights and give the tensor of the file for each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StoredTensor:
 
     key: str
     third: int | None = None
-    """Which third of the rows: query (0), key (1) and value (2) are stored as one tensor."""
+    """Which third of the rows, if query (0), key (1) and value (2) are stored as one tensor."""
     transposed: bool = False
 
 

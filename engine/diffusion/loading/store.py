@@ -98,7 +98,7 @@ class ModelStore:
         return value
 
     def make_room(self, size_bytes: int) -> None:
-        """Drop models until there is room for as many bytes, or until all others are in use."""
+        """Drop models until there is room for `size_bytes`, or until all others are in use."""
         self._evict(size_bytes, spared=0)
 
     def _evict(self, room_bytes: int, *, spared: int) -> None:

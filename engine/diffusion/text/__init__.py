@@ -1,1 +1,1 @@
-"""Prompts to embeddings."""
+"""Encodes prompts: their weights, their chunks, the text encoders and the embeddings."""

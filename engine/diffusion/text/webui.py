@@ -23,7 +23,7 @@ from engine.webui.prompt import Part, Section, Stretch
 
 Parts: TypeAlias = Sequence[Part]
 _NamesByToken: TypeAlias = dict[int, list[tuple[tuple[int, ...], str]]]
-"""The tokens and the names of embeddings by the first of the tokens."""
+"""The names of embeddings with the tokens that spell them, by the first of these tokens."""
 
 _COMMA = 267
 _COMMA_BACKTRACK = 20
