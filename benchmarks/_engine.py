@@ -1,4 +1,4 @@
-"""An engine in a process of its own: see `_process`. Runs as many graphs at once as it is told."""
+"""An engine in a process of its own (see `_process`), which runs a number of graphs at once."""
 
 from __future__ import annotations
 

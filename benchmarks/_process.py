@@ -1,8 +1,8 @@
-"""A module of this folder in a process of its own, with the environment of a worker's engine.
+"""Runs a module of this folder in a process of its own, with the environment of a worker's engine.
 
-It reads a line with a number from its input, does its work that often, and answers the seconds.
-Apart, because OpenMP's threads belong to the thread that makes them: two that work in turn in one
-process slow each other down.
+The module reads a number from each line of its input, does its work that many times, and prints the
+seconds. It has a process of its own because OpenMP's threads belong to the thread that starts them:
+two threads that take turns in one process slow each other down.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from actors.dispatch.worker import ENGINE_ENVIRONMENT  # what is compared must run alike
+from actors.dispatch.ray_cluster import ENGINE_ENVIRONMENT
 from examples.service import ROOT
 
 
 class Process:
-    """The process, seen from the benchmark; as nice to other processes as it is told."""
+    """The process of a module; `nice` lowers its priority, as the command does."""
 
     def __init__(self, module: str, *arguments: str, nice: int = 0) -> None:
         self._command = ["nice", "-n", str(nice), sys.executable, "-m", module, *arguments]
@@ -44,7 +44,7 @@ class Process:
         self._process.wait()
 
     def run(self, times: int = 1) -> float:
-        """Seconds."""
+        """The seconds that the module needs for its work."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(times, file=self._process.stdin, flush=True)

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from transformers import CLIPTextModel
 
-from actors.dispatch.worker import ENGINE_ENVIRONMENT
+from actors.dispatch.ray_cluster import ENGINE_ENVIRONMENT
 from benchmarks._engine import CHECKPOINT, graph, run_all
 from benchmarks._process import Process
 from benchmarks._report import console, print_hardware, print_table
