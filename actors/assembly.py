@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ from settings.graph import GraphSettings
 from settings.log import LogSettings
 from settings.settings import Settings
 from storage.images import ImageStore
-
-logger = logging.getLogger(__name__)
 
 
 def open_bus(settings: LogSettings, name: str) -> Bus:

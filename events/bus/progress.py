@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import OrderedDict
 
 from events.bus.bus import Bus
@@ -11,8 +10,6 @@ from events.bus.puller import Message
 from events.bus.streams import PROGRESS_WILDCARD, progress_subject
 from events.errors import LogUnavailable
 from events.retry import keep_trying
-
-logger = logging.getLogger(__name__)
 
 
 class ProgressReporter:

@@ -5,7 +5,6 @@ SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Co
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,9 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from events.errors import DatabaseUnavailable
 from events.retry import keep_trying, pause
 from events.store.tables import CHECKPOINTS, METADATA, RESULTS_CHECKPOINT
-
-logger = logging.getLogger(__name__)
-
 
 _CLOCKS_S = {
     "sqlite": sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double),
