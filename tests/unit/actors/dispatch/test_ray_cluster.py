@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import RayActorError, RaySystemError
 
 from actors.assembly import worker_config
@@ -53,6 +55,14 @@ def cluster() -> RayCluster:
     return RayCluster(worker_config(settings, Endpoint("default")))
 
 
+@pytest.fixture(autouse=True)
+def no_real_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many functions of Ray start a cluster if there is none, and it would outlive the test."""
+    monkeypatch.setenv("RAY_ENABLE_AUTO_CONNECT", "0")
+    yield
+    assert not ray.is_initialized()
+
+
 @pytest.mark.parametrize("method", ["ready", "state", "wait_idle"])
 async def test_a_job_actor_that_cannot_be_asked_is_unavailable(method: str) -> None:
     actor = RayJobActor(FailingHandle(RaySystemError("away")))
@@ -77,10 +87,10 @@ async def test_an_engine_that_is_gone_is_told_from_one_that_does_not_answer(
 
 
 async def test_a_cluster_that_does_not_answer_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away() -> dict[str, float]:
+    def away(name: str) -> Group:
         raise RaySystemError("away")
 
-    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", away)
+    monkeypatch.setattr(ray_cluster, "get_placement_group", away)
     with pytest.raises(ActorUnavailable):
         await cluster().place("worker:default:d1:0")
 
