@@ -175,7 +175,7 @@ class EndpointDispatcher:
         if outcome is None:
             await self._give_back(held, worker, slot)
             if slot.entry is not held.entry:
-                return  # Meanwhile, too.
+                return  # Replaced while its job was read.
         if outcome is not RunOutcome.COMPLETED or slot.is_expired:
             slot.replace()
         else:

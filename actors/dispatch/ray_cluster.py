@@ -80,7 +80,8 @@ class RayJobActor:
         try:
             return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token))
         except RayError as error:
-            raise ActorDied(str(error).splitlines()[0]) from error
+            first_line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ActorDied(first_line) from error
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         try:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayActorError, RaySystemError
+from ray.exceptions import RayActorError, RayError, RaySystemError
 
 from actors.assembly import worker_config
 from actors.dispatch import ray_cluster
-from actors.dispatch.cluster import ActorUnavailable, EngineGone
+from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone
 from actors.dispatch.ray_cluster import RayCluster, RayEngineActor, RayJobActor
 from events.memory.queues import MemoryJobQueue
 from events.store.records import Endpoint
@@ -74,6 +74,12 @@ async def test_a_job_actor_that_cannot_be_asked_takes_no_delivery() -> None:
     actor = RayJobActor(FailingHandle(RaySystemError("away")))
     entry = MemoryJobQueue().entry("a-job", "1")
     assert not await actor.take_delivery(entry, timeout_s=1)
+
+
+@pytest.mark.parametrize("error", [RayError(), RaySystemError("away"), RayActorError()])
+async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception) -> None:
+    with pytest.raises(ActorDied, match=r"."):
+        await RayJobActor(FailingHandle(error)).run(MemoryJobQueue().entry("a-job", "1"))
 
 
 @pytest.mark.parametrize(
