@@ -91,7 +91,7 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
 
 
 def graph_limits(settings: GraphSettings) -> Limits:
-    """The service's own; what an endpoint tightens was checked when the job was accepted."""
+    """The limits of the service. Those of an endpoint are checked only when a job is accepted."""
     return Limits(
         max_nodes=settings.max_nodes,
         max_side=settings.max_side_px,
