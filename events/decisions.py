@@ -16,6 +16,8 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    DeadLetter,
+    DispatchFailed,
     Erased,
     Failed,
     ImageStored,
@@ -55,6 +57,15 @@ class FailAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class FailDispatch:
+    """No attempt has begun since the job had `attempts`, and the one who had it is gone."""
+
+    attempts: int
+    message: str
+    max_failures: int
+
+
+@dataclass(frozen=True, slots=True)
 class Complete:
     actor: str
     images: int
@@ -63,6 +74,13 @@ class Complete:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """A caller asks; a job that has not started ends at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """An administrator ends a job at once, whoever runs it. `reason` is shown to its owner."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +103,17 @@ class ConfirmCancel:
 
 
 Command = (
-    Submit | Start | Expire | StoreImage | FailAttempt | Complete | Cancel | ConfirmCancel | Erase
+    Submit
+    | Start
+    | Expire
+    | StoreImage
+    | FailAttempt
+    | FailDispatch
+    | Complete
+    | Cancel
+    | ConfirmCancel
+    | Quarantine
+    | Erase
 )
 
 
@@ -102,8 +130,13 @@ def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
             return _start(command, job)
         case Expire(now=now):
             return (Failed(message=timed_out_message(job)),) if now >= job.deadline else ()
+        case FailDispatch():
+            return _fail_dispatch(command, job)
         case Cancel():
             return _cancel(job)
+        case Quarantine(reason=reason):
+            message = f"An administrator stopped this job: {reason}"
+            return (Failed(message=message, dead_letter=DeadLetter.QUARANTINED),)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
             return _write(command, job) if job.actor == command.actor else ()
         case _ as never:
@@ -119,6 +152,16 @@ def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
         reason = job.last_failure or "the worker died"
         return (Failed(message=f"Gave up after {job.attempts} attempts: {reason}"),)
     return (Started(attempt=job.attempts + 1, actor=command.actor),)
+
+
+def _fail_dispatch(command: FailDispatch, job: Job) -> tuple[JobEvent, ...]:
+    if job.attempts != command.attempts:
+        return ()
+    failure = job.dispatch_failures + 1
+    if failure < command.max_failures:
+        return (DispatchFailed(failure=failure, message=command.message),)
+    message = f"Gave up after it failed to be dispatched {failure} times: {command.message}"
+    return (Failed(message=message, dead_letter=DeadLetter.UNDISPATCHABLE),)
 
 
 def _cancel(job: Job) -> tuple[JobEvent, ...]:

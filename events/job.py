@@ -12,6 +12,7 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    DispatchFailed,
     End,
     Erased,
     Event,
@@ -40,6 +41,7 @@ class Job:
     started_at: datetime | None = None
     images: tuple[ImageStored, ...] = ()
     """By index; the first stored of an index wins."""
+    dispatch_failures: int = 0
     last_failure: str | None = None
     cancel_requested: bool = False
     end: End | None = None
@@ -123,6 +125,8 @@ def _next(job: Job, event: Event) -> Job:
             return replace(job, images=images)
         case AttemptFailed(message=message):
             return replace(job, last_failure=message)
+        case DispatchFailed(failure=failure, message=message):
+            return replace(job, dispatch_failures=failure, last_failure=message)
         case CancelRequested():
             return replace(job, cancel_requested=True)
         case Completed() | Failed() | Cancelled() as end:

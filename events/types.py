@@ -24,6 +24,15 @@ class Flavour(StrEnum):
     DIFFUSION = "diffusion"
 
 
+class DeadLetter(StrEnum):
+    """Why a job is on the list of dead letters."""
+
+    UNDISPATCHABLE = "undispatchable"
+    """It failed to be dispatched too often."""
+    QUARANTINED = "quarantined"
+    """An administrator stopped it."""
+
+
 class EventData(BaseModel):
     """What an event says: something that happened, in the past tense. Immutable."""
 
@@ -69,6 +78,8 @@ class Submitted(JobEvent):
     """The uploads that the workflow names; None where it names none."""
     alone: Literal[True] | None = None
     """It shares no call of the model with other jobs; None where it was not asked for."""
+    retry_of: str | None = None
+    """Id of the failed job that this one repeats: an administrator submitted it again."""
 
 
 class Started(JobEvent):
@@ -98,6 +109,15 @@ class AttemptFailed(JobEvent):
     message: str
 
 
+class DispatchFailed(JobEvent):
+    """It was taken off its queue, and no attempt began."""
+
+    type_name = "darkroom.job.dispatch_failed.v1"
+    failure: int
+    """Which one of this job, from 1."""
+    message: str
+
+
 class CancelRequested(JobEvent):
     type_name = "darkroom.job.cancel_requested.v1"
 
@@ -110,6 +130,8 @@ class Completed(JobEvent):
 class Failed(JobEvent):
     type_name = "darkroom.job.failed.v1"
     message: str
+    dead_letter: DeadLetter | None = None
+    """Why it is on the list of dead letters; None where it is not."""
 
 
 class Cancelled(JobEvent):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, get_args
@@ -16,7 +16,7 @@ from events.job import Job, fold
 from events.result import Status, status_of
 from events.store.database import Database
 from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT
-from events.types import End, Event, Flavour, ImageStored
+from events.types import DeadLetter, End, Event, Failed, Flavour, ImageStored
 
 _ERASED = -1
 """Status of a row that says only that the job was erased."""
@@ -159,19 +159,53 @@ class ReadModel:
         Empty if `before` is no job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
-        query = sa.select(JOBS.c.state).where(
-            JOBS.c.status != _ERASED,
-            *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
-        )
+        query = _listing(wanted)
         if before is not None:
-            place = sa.tuple_(JOBS.c.created_at, JOBS.c.id)
-            seen = JOBS.alias("seen")
-            is_last = (seen.c.id == before) & (seen.c.owner == owner)
-            last = sa.select(seen.c.created_at, seen.c.id).where(is_last)
-            query = query.where(place < last.scalar_subquery())
-        newest_first = query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
-        rows = await self._database.fetch(newest_first.limit(limit))
+            query = query.where(_is_behind(before, of_owner=owner))
+        rows = await self._database.fetch(query.limit(limit))
         return [_from_state(row.state) for row in rows]
+
+    async def every_owners_jobs(
+        self,
+        *,
+        owner: str | None = None,
+        status: Status | None = None,
+        endpoint: str | None = None,
+        dead_letters: Collection[DeadLetter] = (),
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[Job]:
+        """Jobs of all owners, newest first; with `dead_letters`, those alone.
+
+        `before`: the id of the last one already seen; empty if there is no such job.
+        """
+        query = _listing({"owner": owner, "status": status, "endpoint": endpoint})
+        if dead_letters:
+            # The first condition is that of the index.
+            is_one = JOBS.c.dead_letter.is_not(None)
+            query = query.where(is_one, JOBS.c.dead_letter.in_(sorted(dead_letters)))
+        if before is not None:
+            query = query.where(_is_behind(before))
+        rows = await self._database.fetch(query.limit(limit))
+        return [_from_state(row.state) for row in rows]
+
+
+def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
+    """States of jobs that are not erased, newest first; a wanted value of None is any."""
+    query = sa.select(JOBS.c.state).where(
+        JOBS.c.status != _ERASED,
+        *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
+    )
+    return query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
+
+
+def _is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[bool]:
+    """Whether a row comes after this job in a listing; never where it is another owner's."""
+    seen = JOBS.alias("seen")
+    last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == job_id)
+    if of_owner is not None:
+        last = last.where(seen.c.owner == of_owner)
+    return sa.tuple_(JOBS.c.created_at, JOBS.c.id) < last.scalar_subquery()
 
 
 async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:
@@ -200,6 +234,7 @@ def _job_row(job: Job) -> dict[str, Any]:
         "position": job.position,
         "state": _to_state(job),
         "key_id": job.submitted.key_id,
+        "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
     }
 
 

@@ -38,6 +38,12 @@ def _required(name: str, kind: Any) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False)
 
 
+def _dead_letters_index(name: str, *columns: str) -> sa.Index:
+    """Of those rows alone, since nearly all others would be in it for nothing."""
+    is_one = sa.text("dead_letter IS NOT NULL")
+    return sa.Index(name, *columns, sqlite_where=is_one, postgresql_where=is_one)
+
+
 RESULTS_CHECKPOINT = "results"
 
 CHECKPOINTS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
@@ -55,10 +61,13 @@ JOBS = _table(
     _required("position", sa.BigInteger),
     _required("state", sa.Text),
     sa.Column("key_id", sa.String),
+    sa.Column("dead_letter", sa.String),
+    sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
     sa.Index("jobs_by_key", "status", "key_id"),
     sa.Index("jobs_by_position", "position"),
+    _dead_letters_index("jobs_by_dead_letter", "created_at", "id"),
 )
 
 IMAGES = _table(

@@ -99,5 +99,5 @@ async def test_it_ends_with_the_indexes_of_a_new_one(
     }
     async with old_database.write() as connection:
         names = await connection.exec_driver_sql(catalogue[connection.dialect.name])
-        assert "jobs_by_key" in names.scalars().all()
+        assert {"jobs_by_key", "jobs_by_dead_letter"} <= set(names.scalars().all())
     await old_database.close()

@@ -8,8 +8,10 @@ from typing import Any
 from events.ids import new_id
 from events.result import Status
 from events.store.read_model import ReadModel
-from events.types import Cancelled, Completed, Failed, Flavour, Started
+from events.types import Cancelled, Completed, DeadLetter, Erased, Failed, Flavour, Started
 from tests.support.events import MORNING, History, submitted
+
+UNDISPATCHABLE, QUARANTINED = DeadLetter.UNDISPATCHABLE, DeadLetter.QUARANTINED
 
 
 async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
@@ -142,3 +144,57 @@ async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: H
     assert await model.jobs("%") == []
     assert await model.jobs("alice", before=others) == []
     assert await model.jobs("alice", before=new_id()) == []
+
+
+class TestEveryOwnersJobs:
+    async def test_they_are_newest_first_and_filtered(
+        self, model: ReadModel, history: History
+    ) -> None:
+        alices, bobs, fast = new_id(), new_id(), new_id()
+        for minute, (id, changes) in enumerate(
+            ((alices, {}), (bobs, {"owner": "bob"}), (fast, {"owner": "bob", "endpoint": "fast"}))
+        ):
+            history.add(id, submitted(**changes), at=MORNING + timedelta(minutes=minute))
+        history.add(bobs, Completed(images=0))
+        await model.apply(history.events, expected=0)
+
+        async def found(**filters: Any) -> list[str]:
+            return [job.id for job in await model.every_owners_jobs(**filters)]
+
+        assert await found() == [fast, bobs, alices]
+        assert await found(owner="bob") == [fast, bobs]
+        assert await found(status=Status.RUNNING) == [fast, alices]
+        assert await found(endpoint="default", owner="bob") == [bobs]
+        assert await found(limit=1) == [fast]
+        assert await found(before=fast, limit=1) == [bobs]
+        assert await found(before=bobs) == [alices]
+        assert await found(before=new_id()) == []
+
+    async def test_dead_letters_are_listed_with_their_reasons(
+        self, model: ReadModel, history: History
+    ) -> None:
+        died, stopped, failed = new_id(), new_id(), new_id()
+        ends = {died: UNDISPATCHABLE, stopped: QUARANTINED, failed: None}
+        for id, dead_letter in ends.items():
+            history.add(id, submitted(owner=id), Failed(message=id, dead_letter=dead_letter))
+        await model.apply(history.events, expected=0)
+
+        async def found(*dead_letters: DeadLetter) -> set[tuple[str, str]]:
+            jobs = await model.every_owners_jobs(dead_letters=dead_letters)
+            return {(job.id, job.end.message) for job in jobs if isinstance(job.end, Failed)}
+
+        assert await found(*DeadLetter) == {(died, died), (stopped, stopped)}
+        assert await found(QUARANTINED) == {(stopped, stopped)}
+        [job] = await model.every_owners_jobs(dead_letters=[UNDISPATCHABLE])
+        assert job.end == Failed(message=died, dead_letter=UNDISPATCHABLE)
+
+    async def test_erased_jobs_are_not_among_them(self, model: ReadModel, history: History) -> None:
+        job_id = new_id()
+        letter = Failed(message="No.", dead_letter=QUARANTINED)
+        erased = Erased(
+            flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING
+        )
+        history.add(job_id, submitted(), letter, erased)
+        await model.apply(history.events, expected=0)
+        assert await model.every_owners_jobs() == []
+        assert await model.every_owners_jobs(dead_letters=list(DeadLetter)) == []

@@ -12,6 +12,8 @@ from events.decisions import (
     Erase,
     Expire,
     FailAttempt,
+    FailDispatch,
+    Quarantine,
     Start,
     StoreImage,
     Submit,
@@ -22,6 +24,8 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    DeadLetter,
+    DispatchFailed,
     Erased,
     EventData,
     Failed,
@@ -57,6 +61,10 @@ def of_the_writer(actor: str) -> list[Command]:
     ]
 
 
+def fail_dispatch(*, attempts: int = 0, max_failures: int = 3) -> FailDispatch:
+    return FailDispatch(attempts, message="The actor died.", max_failures=max_failures)
+
+
 def name(command: Command) -> str:
     return type(command).__name__
 
@@ -70,12 +78,16 @@ def test_a_job_is_submitted_once(events: list[EventData]) -> None:
     assert decide(Submit(SUBMITTED), folded(events)) == ()
 
 
-@pytest.mark.parametrize("command", [start(), Cancel(), *of_the_writer("a")], ids=name)
+ANYBODYS: list[Command] = [start(), Cancel(), Quarantine("No."), fail_dispatch()]
+"""Commands that need no writer."""
+
+
+@pytest.mark.parametrize("command", [*ANYBODYS, *of_the_writer("a")], ids=name)
 def test_an_unknown_job_stays_unknown(command: Command) -> None:
     assert decide(command, None) == ()
 
 
-@pytest.mark.parametrize("command", [start(), Cancel(), *of_the_writer("a")], ids=name)
+@pytest.mark.parametrize("command", [*ANYBODYS, *of_the_writer("a")], ids=name)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
 def test_nothing_is_added_behind_an_end(command: Command, end: EventData) -> None:
     assert decide(command, folded([*RUNS, end])) == ()
@@ -197,6 +209,37 @@ def test_a_job_that_has_ended_is_erased(end: EventData) -> None:
 
 def test_nothing_is_added_to_an_erased_job() -> None:
     job = folded([*RUNS, Cancelled(), ERASED])
-    commands = [Submit(SUBMITTED), start("a"), Cancel(), Erase(), *of_the_writer("a")]
+    commands = [Submit(SUBMITTED), Erase(), *ANYBODYS, *of_the_writer("a")]
     assert [decide(command, job) for command in commands] == [()] * len(commands)
     assert decide(Erase(), None) == ()
+
+
+def test_a_dispatch_that_failed_is_counted() -> None:
+    assert decide(fail_dispatch(), folded(WAITS)) == (
+        DispatchFailed(failure=1, message="The actor died."),
+    )
+    once = folded([*WAITS, DispatchFailed(failure=1, message="No.")])
+    assert decide(fail_dispatch(), once) == (DispatchFailed(failure=2, message="The actor died."),)
+
+
+def test_dispatches_that_fail_run_out_and_make_a_dead_letter() -> None:
+    failures = [DispatchFailed(failure=n, message="No.") for n in (1, 2)]
+    [end] = decide(fail_dispatch(attempts=1), folded([*WAITS_AGAIN, *failures]))
+    assert end == Failed(
+        message="Gave up after it failed to be dispatched 3 times: The actor died.",
+        dead_letter=DeadLetter.UNDISPATCHABLE,
+    )
+
+
+def test_a_dispatch_after_which_an_attempt_began_has_not_failed() -> None:
+    assert decide(fail_dispatch(attempts=0), folded(RUNS)) == ()
+    assert decide(fail_dispatch(attempts=1), folded(RUNS_AGAIN)) == ()
+
+
+@pytest.mark.parametrize("before", [WAITS, RUNS, IS_LEAVING, WAITS_AGAIN])
+def test_an_administrator_ends_a_job_whoever_runs_it(before: list[EventData]) -> None:
+    [end] = decide(Quarantine("It floods the disk."), folded(before))
+    assert end == Failed(
+        message="An administrator stopped this job: It floods the disk.",
+        dead_letter=DeadLetter.QUARANTINED,
+    )

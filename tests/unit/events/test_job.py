@@ -14,6 +14,7 @@ from events.types import (
     Cancelled,
     CancelRequested,
     Completed,
+    DispatchFailed,
     Erased,
     Event,
     EventData,
@@ -33,6 +34,7 @@ later_events = st.one_of(
     st.builds(Started, attempt=st.integers(1, 4), actor=st.sampled_from("ab")),
     st.builds(image, st.integers(0, 3), attempt=st.integers(1, 4)),
     st.builds(AttemptFailed, attempt=st.integers(1, 4), message=st.text(max_size=5)),
+    st.builds(DispatchFailed, failure=st.integers(1, 4), message=st.text(max_size=5)),
     st.just(CancelRequested()),
     st.just(Unknown(original_type="darkroom.job.of_a_later_version.v9")),
     st.sampled_from(ENDS),
@@ -159,3 +161,10 @@ def test_nothing_comes_back_behind_an_erasure(events: list[Event]) -> None:
     assert job is not None
     assert job.erased
     assert job.images == ()
+
+
+def test_failed_dispatches_are_counted_apart_from_attempts() -> None:
+    failures = [DispatchFailed(failure=n, message=f"Failure {n}.") for n in (1, 2)]
+    job = folded([submitted(), *failures])
+    assert (job.attempts, job.dispatch_failures) == (0, 2)
+    assert job.last_failure == "Failure 2."
