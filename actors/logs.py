@@ -1,29 +1,94 @@
-"""Log lines of the actors: a constant message, then the fields."""
+"""Log lines of every process: a constant message, then the fields.
+
+What a caller sent may be in a field or in an error, so every line is printable ASCII, and no line
+of an error begins like a line of its own (OWASP: log injection).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import traceback
+from collections.abc import Generator
+
+PACKAGES = ("actors", "engine", "events", "serve_app", "settings", "storage")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_BARE = re.compile(r"""[!-~]+""")
+_MEANT = re.compile(r"""["=\\]""")
+_MOST_CHARS = 1000
+"""The longest value, and the longest line of an error."""
+_QUOTING = (ValueError, TypeError, LookupError, AttributeError)
+"""Messages of these errors repeat the value that they are about, and that may be a prompt."""
 
 
 class FieldsFormatter(logging.Formatter):
-    """As in `2026-01-31 12:00:00 INFO actors.worker.job ended action=end job_id=...`."""
+    """As in `2026-01-31 12:00:00 INFO actors.worker.job ended action=end job_id=...`.
+
+    A value with blanks, quotes or characters that are not printable ASCII is a JSON string.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record)
         fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        suffix = "".join(f" {name}={value}" for name, value in fields.items())
-        head, separator, trace = super().format(record).partition("\n")
-        return head + suffix + separator + trace
+        line = _printable(self.formatMessage(record))
+        line += "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
+        error = record.exc_info[1] if record.exc_info else None
+        return line if error is None else "\n".join([line, *_lines(error)])
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    if _BARE.fullmatch(text) and not _MEANT.search(text) and len(text) <= _MOST_CHARS:
+        return text
+    return json.dumps(_cut(text))
+
+
+def _printable(text: str) -> str:
+    return json.dumps(_cut(text))[1:-1].replace('\\"', '"')
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+
+
+def _lines(error: BaseException) -> Generator[str]:
+    """An error with where it was raised, and then what caused it; each line indented."""
+    for each in _chain(error):
+        yield f"  {type(each).__qualname__}{_printable(_message(each))}"
+        for line in "".join(traceback.format_tb(each.__traceback__)).splitlines():
+            yield f"  {_printable(line)}"
+
+
+def _chain(error: BaseException) -> Generator[BaseException]:
+    """The error, those that a group has, and their causes; each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if cause := each.__cause__ or (None if each.__suppress_context__ else each.__context__):
+            waiting.append(cause)
+        if isinstance(each, BaseExceptionGroup):
+            waiting += reversed(each.exceptions)
+
+
+def _message(error: BaseException) -> str:
+    is_ours = type(error).__module__.partition(".")[0] in PACKAGES
+    return "" if isinstance(error, _QUOTING) and not is_ours else f": {error}"
 
 
 def set_up_logging(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(FieldsFormatter())
-    for package in ("actors", "engine", "events", "serve_app", "storage"):
+    for package in PACKAGES:
         package_logger = logging.getLogger(package)
         package_logger.handlers = [handler]
         package_logger.setLevel(level)

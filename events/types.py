@@ -36,7 +36,7 @@ class DeadLetter(StrEnum):
 class EventData(BaseModel):
     """What an event says: something that happened, in the past tense. Immutable."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
     type_name: ClassVar[str]
 
 
@@ -51,7 +51,7 @@ class DeliveryEvent(EventData):
 class InputFile(BaseModel):
     """A file that a job takes, as it was when the job was accepted."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
     key: str
     digest: str
@@ -214,6 +214,8 @@ class MalformedEvent(ValueError):
 
 
 class _Envelope(BaseModel):
+    model_config = ConfigDict(hide_input_in_errors=True)  # errors are logged; prompts are not
+
     specversion: str = "1.0"
     id: str
     source: str = SOURCE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from serve_app import errors
 from serve_app.replica import Replica
@@ -22,6 +24,8 @@ from serve_app.routes import (
     uploads,
 )
 from settings.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 TITLE = "Darkroom"
 _DESCRIPTION = """\
@@ -58,6 +62,16 @@ def create_api(
 
 
 class _Api(FastAPI):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error that was answered by a 500 is logged here: Serve would write it as it is."""
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception:
+            if scope["type"] != "http":
+                raise
+            fields = {"action": "request", "method": scope["method"], "path": scope["path"]}
+            logger.exception("request failed", extra=fields)
+
     def openapi(self) -> dict[str, Any]:
         """Drops the 422 that FastAPI documents on every route: here it is a 400 in our shape."""
         if self.openapi_schema is not None:

@@ -29,6 +29,7 @@ from actors.callbacks.guarded_backend import Resolver
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
+from actors.logs import set_up_logging
 from actors.roles import ROLES
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
@@ -86,7 +87,7 @@ def build_with(settings: Settings) -> Application:
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         max_constructor_retry_count=_RETRIES,
         graceful_shutdown_timeout_s=5,
-    )(serve.ingress(lambda: build_asgi(settings))())
+    )(serve.ingress(lambda: build_replica(settings))())
     application: Application = api.bind(roles.bind())
     return application
 
@@ -98,6 +99,12 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
         init_kwargs={"main": ROLES[name], "settings": settings},
         actor_options={"num_cpus": 0, "resources": CPU_NODE},
     )
+
+
+def build_replica(settings: Settings) -> FastAPI:
+    """`build_asgi`, in a process of its own."""
+    set_up_logging()
+    return build_asgi(settings)
 
 
 def build_asgi(settings: Settings) -> FastAPI:

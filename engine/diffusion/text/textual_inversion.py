@@ -45,7 +45,7 @@ class Embeddings:
             return self._store.get(EMBEDDINGS, outermost, read_embedding)
         self._store.models.reject_pickled(EMBEDDINGS, word)
         _log.warning(
-            "embedding left out: there is none", extra={"action": "encode", "embedding": word}
+            "embedding left out: there is none", extra={"action": "encode", "chars": len(word)}
         )
         return None
 

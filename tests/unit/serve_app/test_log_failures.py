@@ -6,6 +6,7 @@ import pytest
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.types import Cancelled
 from tests.support.edge import Edge
+from tests.support.edge_services import URL
 from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import workflow_body
 
@@ -90,3 +91,17 @@ class TestReading:
             answer = await client.get(f"{location}&wait={wait}")
             assert answer.status_code == 200
             assert answer.json()["status"] == 0
+
+
+async def test_a_bug_is_logged_by_the_service_and_not_raised_further(
+    edge: Edge, log: FailingLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever serves the application would write it as it is, with what it quotes."""
+    log.append_error = RuntimeError("a bug")
+    headers = {"Authorization": f"Bearer {await edge.key('alice')}"}
+    transport = httpx.ASGITransport(edge.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:
+        answer = await client.post(WORKFLOW, json=workflow_body())
+    assert answer.status_code == 500
+    [record] = [each for each in caplog.records if each.exc_info]
+    assert (record.getMessage(), vars(record)["path"]) == ("request failed", WORKFLOW)

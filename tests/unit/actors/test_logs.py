@@ -1,0 +1,141 @@
+"""Log lines: nothing that a caller sent makes a second line, and no value is told by an error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from actors.logs import PACKAGES, FieldsFormatter, set_up_logging
+from engine.errors import NodeFailed
+from events.errors import LogUnavailable
+from events.types import MalformedEvent, decode
+
+FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job ended"
+PROMPT = "a portrait of somebody"
+
+
+def formatted(*, error: BaseException | None = None, **fields: object) -> str:
+    record = logging.makeLogRecord(
+        {"name": "actors.x", "levelname": "INFO", "msg": "ended", **fields}
+    )
+    if error is not None:
+        record.exc_info = (type(error), error, error.__traceback__)
+    return FieldsFormatter().format(record)
+
+
+def raised(call: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as found:  # noqa: PT011 - whatever it is
+        call()
+    return found.value
+
+
+def test_a_plain_value_stands_as_it_is() -> None:
+    line = formatted(action="end", job_id="01a200c5-12", count=3, host="hooks.example.com:443")
+    assert line.endswith("ended action=end job_id=01a200c5-12 count=3 host=hooks.example.com:443")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("two words", '"two words"'),
+        ("", '""'),
+        ("a=b", '"a=b"'),
+        ('a"b', r'"a\"b"'),
+        (f"x\r\n{FORGED}", rf'"x\r\n{FORGED}"'),
+        ("\x1b[2J", r'"\u001b[2J"'),
+        ("\u202egnp.exe", r'"\u202egnp.exe"'),
+        ("\u2028\x85\x7f", r'"\u2028\u0085\u007f"'),
+        ("\ud800", r'"\ud800"'),
+        ("猫", r'"\u732b"'),
+        (["a\nb"], r'"[' + r"'a\\nb'" + r']"'),
+    ],
+)
+def test_any_other_value_is_quoted(value: object, shown: str) -> None:
+    assert formatted(text=value).endswith(f" text={shown}")
+
+
+@given(st.text())
+def test_a_line_is_one_printable_line(text: str) -> None:
+    line = formatted(text=text)
+    assert line.isascii()
+    assert line.isprintable()
+
+
+def test_a_long_value_is_cut() -> None:
+    line = formatted(text="x" * 10**6)
+    assert len(line) < 2000
+    assert line.endswith('…"'.encode("ascii", "backslashreplace").decode())
+
+
+def test_no_line_of_an_error_begins_like_a_line_of_its_own() -> None:
+    error = raised(lambda: _fail(LogUnavailable(f"x\n{FORGED}\r{FORGED}\x1b[2J")))
+    first, *rest = formatted(error=error, action="end").splitlines()
+    assert first.endswith("ended action=end")
+    assert rest
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+    assert any(LogUnavailable.__name__ in line and FORGED in line for line in rest)
+
+
+def _fail(error: BaseException, cause: BaseException | None = None) -> None:
+    raise error from cause
+
+
+class Body(BaseModel):
+    seed: int
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: float(PROMPT),
+        lambda: {}[PROMPT],
+        lambda: Body.model_validate({"seed": PROMPT}),
+        lambda: _fail(RuntimeError("x"), KeyError(PROMPT)),
+        lambda: _fail(ExceptionGroup("several", [ValueError(PROMPT), TypeError(PROMPT)])),
+        lambda: decode(b'{"id": 1, "data": "%s"}' % PROMPT.encode()),
+    ],
+)
+def test_an_error_that_quotes_its_value_is_logged_without_it(call: Callable[[], object]) -> None:
+    text = formatted(error=raised(call))
+    assert PROMPT not in text
+    assert "Error" in text or MalformedEvent.__name__ in text
+    assert __file__.rpartition("/")[2] in text
+
+
+def test_other_errors_say_what_happened_with_their_causes() -> None:
+    error = raised(lambda: _fail(NodeFailed("5", "KSampler", "no memory"), OSError("disk")))
+    text = formatted(error=error)
+    assert "no memory" in text
+    assert "OSError: disk" in text
+
+
+@pytest.fixture
+def _loggers() -> Generator[None]:
+    """They are given back as they were."""
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    before = [(each, each.handlers, each.level, each.propagate) for each in loggers]
+    yield
+    for each, handlers, level, propagate in before:
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
+
+
+@pytest.mark.usefixtures("_loggers")
+def test_lines_of_every_package_are_written_so(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging()
+    for package in PACKAGES:
+        logging.getLogger(f"{package}.part").info("done", extra={"name_of_a_caller": "a\nb"})
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(PACKAGES)
+    assert all(line.endswith(r'done name_of_a_caller="a\nb"') for line in lines)
+
+
+def test_an_error_that_is_its_own_cause_is_told_once() -> None:
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert formatted(error=one).count("other") == 1
