@@ -22,6 +22,7 @@ from actors.dispatch.names import worker_prefix
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
+from actors.dispatch.running_jobs import RunningJobs
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
 from events.delivery_policy import longest_delivery_s
@@ -92,6 +93,7 @@ async def run_dispatcher(settings: Settings) -> None:
     messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     writer = JobWriter(PersistentLog(messaging.log))
+    running_jobs = RunningJobs(settings.owners)
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
         config = worker_config(settings, endpoint)
@@ -105,6 +107,7 @@ async def run_dispatcher(settings: Settings) -> None:
                 cluster=RayCluster(config),
                 settings=settings.dispatch,
             ),
+            running_jobs=running_jobs,
             hold_renew_s=settings.workers.lease_s / 3,
         )
 

@@ -46,7 +46,10 @@ def main() -> None:
 
 
 def _compare(jobs_at_once: int) -> list[list[str]]:
-    settings = {"DARKROOM_JOBS_PER_WORKER": str(jobs_at_once)}
+    settings = {
+        "DARKROOM_JOBS_PER_WORKER": str(jobs_at_once),
+        "DARKROOM_OWNER_SLOTS_KEPT_FREE": "0",
+    }
     with (
         tempfile.TemporaryDirectory(prefix="darkroom-") as name,
         Service(Path(name) / "data", settings, log_path=Path(name) / "log") as service,

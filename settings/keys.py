@@ -1,4 +1,4 @@
-"""What holds for an API key that has no limits of its own, and how long one is remembered."""
+"""What holds for an API key that has no limits of its own, and for an owner over all keys."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ class KeySettings(Group):
     callback_hosts: HostPatterns = ("*",)
     """The hosts that a key may have called back if it has no list of its own; `*.example.com` is
     every name below it."""
+
+
+class OwnerSettings(Group):
+    """The limits of an owner over all of their keys; the limits of a key hold beside them."""
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_OWNER_")
+
+    max_running_jobs: Annotated[int, Field(ge=0)] = 0
+    """How many jobs of an owner may run at once, on all endpoints; 0 is any number."""
+    slots_kept_free: Annotated[int, Field(ge=0)] = 1
+    """How many free slots of an endpoint only an owner takes who runs nothing there; 0 is none. An
+    endpoint with one job per worker keeps none free."""

@@ -15,7 +15,7 @@ from settings.engine import EngineSettings
 from settings.graph import GraphSettings
 from settings.group import Group
 from settings.http import HttpSettings
-from settings.keys import KeySettings
+from settings.keys import KeySettings, OwnerSettings
 from settings.log import LogSettings
 from settings.retention import RetentionSettings
 from settings.stores import StoreSettings
@@ -29,6 +29,7 @@ class Settings(BaseModel):
     stores: StoreSettings
     log: LogSettings
     keys: KeySettings
+    owners: OwnerSettings
     graph: GraphSettings
     default_endpoint: EndpointSettings
     workers: WorkerSettings

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from actors.dispatch.cluster import ActorDied
 from actors.dispatch.pool import WorkerPool
+from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
 from actors.worker.job import RunOutcome
@@ -36,11 +37,16 @@ class _Held:
     entry: QueueEntry
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def owner(self) -> str:
+        return self.job.submitted.owner
+
 
 class EndpointDispatcher:
-    """Holds at most one entry per lane and serves the lanes in turn.
+    """Holds at most one entry per lane and serves the owner who runs the fewest jobs.
 
-    So one caller's backlog does not hold up callers in other lanes.
+    Among equals it serves the lanes in turn. So one caller's backlog does not hold up callers in
+    other lanes. A caller whose lane is also that of a backlog waits behind it.
     """
 
     def __init__(
@@ -50,31 +56,34 @@ class EndpointDispatcher:
         queue: JobQueue,
         writer: JobWriter,
         pool: WorkerPool,
+        running_jobs: RunningJobs,
         hold_renew_s: float,
     ) -> None:
-        """`writer`: on a log that waits out outages."""
+        """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints."""
         self.endpoint = endpoint
         self._queue = queue
         self._writer = writer
         self._pool = pool
+        self._running_jobs = running_jobs
         self._hold_renew_s = hold_renew_s
         self._held: dict[int, _Held] = {}
-        self._arrived = asyncio.Event()
         self._last_lane = -1
 
     async def run(self) -> None:
         """Dispatch until cancelled; what runs by then runs on."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pool.keep(self._demand))
-            for lane in range(LANES):
-                group.create_task(self._pull(lane))
-            while True:
-                lane, worker, slot = await self._match()
-                held = self._held.pop(lane)
-                self._last_lane = lane
-                slot.reserve(held.entry)
-                held.taken.set()
-                group.create_task(self._dispatch(held, worker, slot))
+        with self._running_jobs.telling(self._pool.wake):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pool.keep(self._demand))
+                for lane in range(LANES):
+                    group.create_task(self._pull(lane))
+                while True:
+                    lane, worker, slot = await self._match()
+                    held = self._held.pop(lane)
+                    self._last_lane = lane
+                    slot.reserve(held.entry)
+                    held.taken.set()
+                    self._running_jobs.add(held.owner, self.endpoint)
+                    group.create_task(self._run_held(held, worker, slot))
 
     async def close(self) -> None:
         """The endpoint is gone, and with it its workers."""
@@ -87,16 +96,24 @@ class EndpointDispatcher:
             return len(self._held)
 
     async def _match(self) -> tuple[int, Worker, Slot]:
-        """The next lane in turn that has an entry, once a slot is free."""
+        """The next lane that has an entry whose owner may start a job, once a slot is free."""
         while True:
-            if self._held:
-                lane = min(self._held, key=lambda each: (each - self._last_lane - 1) % LANES)
-                if found := self._pool.idle_slot(checkpoint_of(self._held[lane].job)):
-                    return lane, *found
-                await self._pool.changed()
-            else:
-                self._arrived.clear()
-                await self._arrived.wait()
+            lane = self._next_lane()
+            if lane is not None and (
+                found := self._pool.idle_slot(checkpoint_of(self._held[lane].job))
+            ):
+                return lane, *found
+            await self._pool.changed()
+
+    def _next_lane(self) -> int | None:
+        """The one whose owner runs the fewest jobs here; among equals, the next in turn."""
+        jobs, free_slots = self._running_jobs, self._pool.free_slots()
+        places = [
+            (jobs.of(held.owner, self.endpoint), (lane - self._last_lane - 1) % LANES, lane)
+            for lane, held in self._held.items()
+            if jobs.may_start(held.owner, self.endpoint, free_slots=free_slots)
+        ]
+        return min(places)[-1] if places else None
 
     async def _pull(self, lane: int) -> None:
         await keep_trying(lambda: self._pull_from(lane), on=LogUnavailable)
@@ -136,7 +153,7 @@ class EndpointDispatcher:
     async def _hold(self, lane: int, held: _Held) -> None:
         """Keep an entry in hand until a slot takes it, or its job ends without one."""
         self._held[lane] = held
-        self._arrived.set()
+        self._pool.wake()
         try:
             while not held.taken.is_set():
                 await held.entry.renew()
@@ -159,6 +176,12 @@ class EndpointDispatcher:
         job = await self._writer.load(held.job.id) or held.job
         held.job = (await self._writer.execute(Expire(utc_now()), job)).job or job
         return held.job.end is not None and not held.taken.is_set()
+
+    async def _run_held(self, held: _Held, worker: Worker, slot: Slot) -> None:
+        try:
+            await self._dispatch(held, worker, slot)
+        finally:
+            self._running_jobs.remove(held.owner, self.endpoint)
 
     async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
         job_id = held.job.id

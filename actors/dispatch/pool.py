@@ -57,6 +57,10 @@ class WorkerPool:
             worker.checkpoints.add(checkpoint)
         return worker, slot
 
+    def free_slots(self) -> int:
+        """How many slots are free now."""
+        return sum(worker.free_slots() for worker in self._workers.values())
+
     def running(self, job_id: str) -> tuple[Worker, Slot] | None:
         """The slot that was given this job and has not said that it is done."""
         for worker in self._workers.values():
@@ -66,9 +70,13 @@ class WorkerPool:
         return None
 
     async def changed(self) -> None:
-        """Returns when a slot or a worker changed since the last call."""
+        """Returns when a slot or a worker changed since the last call, or `wake` was called."""
         await self._changed.wait()
         self._changed.clear()
+
+    def wake(self) -> None:
+        """Let `changed` return: a choice of a slot depends on more than the workers."""
+        self._changed.set()
 
     async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
         """Open and close workers, until cancelled; then those that are open stay as they are.

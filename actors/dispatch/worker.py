@@ -75,6 +75,10 @@ class Worker:
             return None
         return next((slot for slot in self.slots if slot.state is SlotState.IDLE), None)
 
+    def free_slots(self) -> int:
+        idle = sum(slot.state is SlotState.IDLE for slot in self.slots)
+        return idle if self.is_ready else 0
+
     def mark_unready(self) -> None:
         """An attempt failed by the engine: no further job until the engine has answered again."""
         self.is_ready = False

@@ -12,6 +12,7 @@ from typing import Any
 from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.dispatch.pool import WorkerPool
+from actors.dispatch.running_jobs import RunningJobs
 from actors.worker.job import RunOutcome
 from events.decisions import Start, Submit
 from events.ids import new_id
@@ -22,6 +23,7 @@ from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
+from settings.keys import OwnerSettings
 from tests.support.events import submitted
 from tests.support.polling import eventually
 
@@ -190,7 +192,10 @@ class Bench:
         self.writer = JobWriter(self.log)
 
     @asynccontextmanager
-    async def dispatching(self, *, slots: int = 1) -> AsyncIterator[EndpointDispatcher]:
+    async def dispatching(
+        self, *, slots: int = 1, slots_kept_free: int = 0, max_running_jobs: int = 0
+    ) -> AsyncIterator[EndpointDispatcher]:
+        owners = OwnerSettings(slots_kept_free=slots_kept_free, max_running_jobs=max_running_jobs)
         endpoint = Endpoint("default", jobs_per_worker=slots)
         settings = DispatchSettings(endpoints_period_s=0.01, worker_idle_s=1000, jobs_per_actor=100)
         dispatcher = EndpointDispatcher(
@@ -204,6 +209,7 @@ class Bench:
                 settings=settings,
                 worker_period_s=0.01,
             ),
+            running_jobs=RunningJobs(owners),
             hold_renew_s=LEASE_S / 3,
         )
         task = asyncio.create_task(dispatcher.run())

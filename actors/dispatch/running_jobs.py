@@ -1,0 +1,66 @@
+"""RunningJobs: how many jobs of each owner run, and so which owner may start another one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from events.store.records import Endpoint
+from settings.keys import OwnerSettings
+
+Name = TypeVar("Name")
+
+
+class RunningJobs:
+    """Counts what this dispatcher started, over all its endpoints.
+
+    A job that a predecessor started is not counted: nothing says whose it is until it comes back.
+    """
+
+    def __init__(self, settings: OwnerSettings) -> None:
+        self._settings = settings
+        self._of_endpoint: Counter[tuple[str, str]] = Counter()
+        self._of_owner: Counter[str] = Counter()
+        self._listeners: set[Callable[[], None]] = set()
+
+    def of(self, owner: str, endpoint: Endpoint) -> int:
+        """How many jobs the owner runs on one endpoint."""
+        return self._of_endpoint[endpoint.id, owner]
+
+    def may_start(self, owner: str, endpoint: Endpoint, *, free_slots: int) -> bool:
+        """Whether a job of the owner may take one of the endpoint's free slots.
+
+        The last `slots_kept_free` of them are for owners who run nothing there.
+        """
+        most = self._settings.max_running_jobs
+        if most and self._of_owner[owner] >= most:
+            return False
+        kept_free = self._settings.slots_kept_free if endpoint.jobs_per_worker > 1 else 0
+        return free_slots > kept_free or not self.of(owner, endpoint)
+
+    def add(self, owner: str, endpoint: Endpoint) -> None:
+        self._of_endpoint[endpoint.id, owner] += 1
+        self._of_owner[owner] += 1
+
+    def remove(self, owner: str, endpoint: Endpoint) -> None:
+        _decrement(self._of_endpoint, (endpoint.id, owner))
+        _decrement(self._of_owner, owner)
+        for listener in self._listeners:
+            listener()
+
+    @contextmanager
+    def telling(self, listener: Callable[[], None]) -> Generator[None]:
+        """Call `listener` whenever a job has ended, on any endpoint."""
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+
+def _decrement(counter: Counter[Name], name: Name) -> None:
+    counter[name] -= 1
+    if not counter[name]:
+        del counter[name]
