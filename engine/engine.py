@@ -6,9 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+from engine.admission import Admission
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, EngineError
@@ -51,6 +53,9 @@ class Engine:
         self._batcher = Batcher()
         self._device: Device | None = None
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._admission: Admission[Run] = Admission(0)
+        self._waiting: dict[Run, Callable[[], None]] = {}
+        """What starts each run that waits for its turn."""
         self._members: dict[Run, Member] = {}
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -80,20 +85,23 @@ class Engine:
         on_event: Callable[[EngineEvent], None],
         first_index: Mapping[str, int] | None = None,
         is_alone: bool = False,
+        is_exclusive: bool = False,
         input_files: Mapping[str, bytes] | None = None,
     ) -> Run:
         """Start a run of a graph. Any thread may call this; it never waits for the device.
 
         `on_event` is called on the device thread, so it must not block. `first_index` has the index
         of each output node's first image; without it, images are counted in the order of the graph.
-        A run that `is_alone` shares no device call with others. `input_files` has the bytes of each
-        file that the graph reads. Raises EngineError once the engine has stopped.
+        A run that `is_alone` shares no device call with others. One that `is_exclusive` starts when
+        no other run is left, and no other starts until it has ended. `input_files` has the bytes
+        of each file that the graph reads. Raises EngineError once the engine has stopped.
         """
         run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            self._inbox.put(lambda: self._join(run, input_files or {}, is_alone=is_alone))
+            start = partial(self._join, run, input_files or {}, is_alone=is_alone)
+            self._inbox.put(lambda: self._enter(run, start, is_exclusive=is_exclusive))
         return run
 
     @property
@@ -112,6 +120,7 @@ class Engine:
             stack.callback(self._abandon)
             stack.enter_context(self._device.scope())
             while not self._stopped.is_set():
+                self._admit()
                 self._run_commands()
                 if not self._batcher.idle:
                     self._batcher.step()
@@ -138,9 +147,17 @@ class Engine:
         self._close()
         self._inbox.put(_wake)
         self._run_commands()
-        for run, member in list(self._members.items()):
-            self._batcher.leave(member)
-            self._end(run, Cancelled("the engine was stopped"))
+        for run in [*self._members, *self._waiting]:
+            self._leave(run, Cancelled("the engine was stopped"))
+
+    def _enter(self, run: Run, start: Callable[[], None], *, is_exclusive: bool) -> None:
+        self._waiting[run] = start
+        self._admission.enter(run, 0, is_exclusive=is_exclusive)
+
+    def _admit(self) -> None:
+        """Start every run that may start now."""
+        while (run := self._admission.admit()) is not None:
+            self._waiting.pop(run)()
 
     def _join(self, run: Run, input_files: Mapping[str, bytes], *, is_alone: bool) -> None:
         assert self._device is not None
@@ -148,19 +165,21 @@ class Engine:
         execution = execute(run.graph, context, on_output=run.report_images)
         member = Member(execution, lambda error: self._end(run, error), is_alone)
         self._members[run] = member
-        if not self._stopped.is_set():
-            self._batcher.join(member)
+        self._batcher.join(member)
 
     def _cancel(self, run: Run) -> None:
-        self._inbox.put(lambda: self._leave(run))
+        self._inbox.put(lambda: self._leave(run, Cancelled()))
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: Run, error: Cancelled) -> None:
         if run in self._members:
             self._batcher.leave(self._members[run])
-            self._end(run, Cancelled())
+            self._end(run, error)
+        elif self._waiting.pop(run, None) is not None:
+            self._end(run, error)
 
     def _end(self, run: Run, error: Exception | None) -> None:
-        del self._members[run]
+        self._members.pop(run, None)
+        self._admission.leave(run)
         try:
             run.end(error)
         except Exception:  # noqa: BLE001 - a submitter's callback must not end the device thread

@@ -1,0 +1,76 @@
+"""Which runs may be on the device: those whose needs of memory fit beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_MOST_OVERTAKES = 8
+
+
+@dataclass(slots=True)
+class _Place(Generic[T]):
+    """A run in the queue, or on the device."""
+
+    run: T
+    need_bytes: int
+    is_exclusive: bool
+    overtakes: int = 0
+    """How many runs have passed it in the queue."""
+
+
+class Admission(Generic[T]):
+    """First come, first served, within `budget_bytes`; where nothing runs, any run may start.
+
+    A run that fits beside those that run may pass one that does not. Each run is passed a limited
+    number of times, so that a large one comes to its turn. An exclusive run is never passed: it
+    starts when no other run is left, and keeps all others back until it has ended.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._waiting: list[_Place[T]] = []
+        self._running: list[_Place[T]] = []
+
+    @property
+    def running_bytes(self) -> int:
+        """The needs of the runs on the device."""
+        return sum(place.need_bytes for place in self._running)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The needs of the runs that wait for their turn."""
+        return sum(place.need_bytes for place in self._waiting)
+
+    def enter(self, run: T, need_bytes: int, *, is_exclusive: bool = False) -> None:
+        """Put a run at the end of the queue."""
+        self._waiting.append(_Place(run, need_bytes, is_exclusive))
+
+    def leave(self, run: T) -> None:
+        """Forget a run that has ended, or that no longer waits."""
+        self._waiting = [place for place in self._waiting if place.run != run]
+        self._running = [place for place in self._running if place.run != run]
+
+    def admit(self) -> T | None:
+        """The next run that may start, or None. It counts as running from then on."""
+        passed: list[_Place[T]] = []
+        for place in self._waiting:
+            if self._fits(place):
+                for other in passed:
+                    other.overtakes += 1
+                self._waiting.remove(place)
+                self._running.append(place)
+                return place.run
+            if place.is_exclusive or place.overtakes >= _MOST_OVERTAKES:
+                return None
+            passed.append(place)
+        return None
+
+    def _fits(self, place: _Place[T]) -> bool:
+        if not self._running:
+            return True
+        if place.is_exclusive or any(other.is_exclusive for other in self._running):
+            return False
+        return self.running_bytes + place.need_bytes <= self.budget_bytes
