@@ -61,6 +61,10 @@ class BatchLimits:
         fitting = int(self._probe.available_bytes() * self._share / measured.row_bytes)
         return min(limit, max(measured.most_rows, fitting))
 
+    def is_first(self, key: Hashable) -> bool:
+        """Whether no call of this kind is remembered."""
+        return key not in self._measurements
+
     def halve(self, key: Hashable, rows: int) -> None:
         """Allow calls of this kind half of `rows` from now on: with so many, memory ran out."""
         self._of(key).cap = max(1, rows // 2)

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
+from engine.activity import ActivityKind, ActivityMonitor, OnActive, ignore_active
 from engine.batch_limits import BatchLimits
 from engine.errors import OutOfMemory
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 class Request(ABC):
     """Device work that a node waits for."""
 
+    activity: ClassVar[ActivityKind] = ActivityKind.CALL
     rows: int
     """How many rows of a device call it takes."""
 
@@ -52,6 +54,7 @@ class Member:
     on_end: Callable[[Exception | None], None]
     is_alone: bool = False
     """Whether it shares no device call with other runs."""
+    on_active: OnActive = ignore_active
 
 
 @dataclass(eq=False, slots=True, frozen=True)
@@ -71,6 +74,7 @@ class Batcher:
     """Chooses the requests of the next call: those with the key of the oldest request."""
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
+    activity: ActivityMonitor = field(default_factory=ActivityMonitor)
     _queue: list[_Waiting] = field(default_factory=list)
 
     @property
@@ -114,6 +118,9 @@ class Batcher:
         """The results in order. None at all if memory ran out: the next group is then smaller."""
         requests = [waiting.request for waiting in group]
         key, rows = requests[0].key, sum(each.rows for each in requests)
+        is_first = self.limits.is_first(key)
+        kind = ActivityKind.LOAD if is_first else requests[0].activity
+        self.activity.begin(kind, [waiting.member.on_active for waiting in group])
         try:
             with self.limits.measured(key, rows):
                 return type(requests[0]).run_batch(requests)
@@ -123,9 +130,19 @@ class Batcher:
             if isinstance(error, OutOfMemory):
                 self.limits.halve(key, rows)
                 return []
-        return [_run_alone(request) for request in requests]
+        return [self._run_alone(waiting) for waiting in group]
+
+    def _run_alone(self, waiting: _Waiting) -> Any:
+        request = waiting.request
+        self.activity.begin(request.activity, [waiting.member.on_active])
+        try:
+            (result,) = type(request).run_batch([request])
+        except Exception as error:  # noqa: BLE001 - its run ends with it
+            return error
+        return result
 
     def _advance(self, member: Member, answers: list[Answer] | None) -> None:
+        self.activity.begin(ActivityKind.NODE, [member.on_active])
         try:
             # Before its first yield, a generator accepts only None.
             fresh = member.execution.send(answers)  # type: ignore[arg-type]
@@ -150,11 +167,3 @@ def _round_robin(candidates: Iterable[_Waiting]) -> list[_Waiting]:
         turns[waiting.member] = turn + 1
         placed.append((turn, waiting))
     return [waiting for _, waiting in sorted(placed, key=itemgetter(0))]
-
-
-def _run_alone(request: Request) -> Any:
-    try:
-        (result,) = type(request).run_batch([request])
-    except Exception as error:  # noqa: BLE001 - its run ends with it
-        return error
-    return result

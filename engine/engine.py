@@ -10,6 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+from engine.activity import Activity, OnActive, ignore_active
 from engine.admission import Admission
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Member
@@ -87,6 +88,7 @@ class Engine:
         is_alone: bool = False,
         is_exclusive: bool = False,
         input_files: Mapping[str, bytes] | None = None,
+        on_active: OnActive = ignore_active,
     ) -> Run:
         """Start a run of a graph. Any thread may call this; it never waits for the device.
 
@@ -94,13 +96,14 @@ class Engine:
         of each output node's first image; without it, images are counted in the order of the graph.
         A run that `is_alone` shares no device call with others. One that `is_exclusive` starts when
         no other run is left, and no other starts until it has ended. `input_files` has the bytes
-        of each file that the graph reads. Raises EngineError once the engine has stopped.
+        of each file that the graph reads. `on_active` is called on the device thread, too; see
+        `OnActive`. Raises EngineError once the engine has stopped.
         """
         run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            start = partial(self._join, run, input_files or {}, is_alone=is_alone)
+            start = partial(self._join, run, input_files or {}, on_active, is_alone=is_alone)
             self._inbox.put(lambda: self._enter(run, start, is_exclusive=is_exclusive))
         return run
 
@@ -108,6 +111,11 @@ class Engine:
     def steps_done(self) -> int:
         """How many device calls were made. If the number stays the same during a run, it hangs."""
         return self._steps_done
+
+    @property
+    def activity(self) -> Activity:
+        """What the device thread does now."""
+        return self._batcher.activity.now
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -129,6 +137,7 @@ class Engine:
     def _run_commands(self) -> None:
         """Run all commands that have come. Wait for one if no request waits for the device."""
         if self._batcher.idle:
+            self._batcher.activity.rest()
             self._inbox.get()()
         while True:
             try:
@@ -159,11 +168,14 @@ class Engine:
         while (run := self._admission.admit()) is not None:
             self._waiting.pop(run)()
 
-    def _join(self, run: Run, input_files: Mapping[str, bytes], *, is_alone: bool) -> None:
+    def _join(
+        self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_alone: bool
+    ) -> None:
         assert self._device is not None
         context = self._device.context(on_steps=run.report_steps, input_files=input_files)
-        execution = execute(run.graph, context, on_output=run.report_images)
-        member = Member(execution, lambda error: self._end(run, error), is_alone)
+        move = self._batcher.activity.move
+        execution = execute(run.graph, context, on_output=run.report_images, on_node=move)
+        member = Member(execution, lambda error: self._end(run, error), is_alone, on_active)
         self._members[run] = member
         self._batcher.join(member)
 

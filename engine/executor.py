@@ -22,13 +22,19 @@ BODIES: dict[str, Body] = {declared.class_type: declared.body for declared in NO
 
 
 def execute(
-    graph: Graph, context: Context, *, on_output: OnOutput, bodies: Mapping[str, Body] = BODIES
+    graph: Graph,
+    context: Context,
+    *,
+    on_output: OnOutput,
+    on_node: Callable[[], None] = lambda: None,
+    bodies: Mapping[str, Body] = BODIES,
 ) -> Execution:
     """Yield the new requests of the nodes and receive their answers. Closing it closes the nodes.
 
-    Raises NodeFailed, or the EngineError that a node failed with.
+    `on_node` is called when a node starts and when it ends. Raises NodeFailed, or the EngineError
+    that a node failed with.
     """
-    nodes = _Nodes(graph, context, on_output=on_output, bodies=bodies)
+    nodes = _Nodes(graph, context, on_output=on_output, on_node=on_node, bodies=bodies)
     try:
         requests = nodes.start_ready()
         while nodes.in_flight:
@@ -43,12 +49,19 @@ class _Nodes:
     """The nodes that wait for the device, and the outputs that other nodes still need."""
 
     def __init__(
-        self, graph: Graph, context: Context, *, on_output: OnOutput, bodies: Mapping[str, Body]
+        self,
+        graph: Graph,
+        context: Context,
+        *,
+        on_output: OnOutput,
+        on_node: Callable[[], None],
+        bodies: Mapping[str, Body],
     ) -> None:
         self.in_flight: dict[Request, tuple[Node, Work[Any]]] = {}
         self._graph = graph
         self._context = context
         self._on_output = on_output
+        self._on_node = on_node
         self._bodies = bodies
         self._outputs: dict[str, Any] = {}
         self._consumers: dict[str, int] = {}
@@ -79,6 +92,7 @@ class _Nodes:
         self.in_flight.clear()
 
     def _start(self, node: Node) -> list[Request]:
+        self._on_node()
         links = {name: self._outputs[at.node_id][at.output] for name, at in node.links.items()}
         try:
             result = self._bodies[node.class_type](self._context, **node.literals, **links)
@@ -101,6 +115,7 @@ class _Nodes:
         return [request]
 
     def _end(self, node: Node, result: Any) -> None:
+        self._on_node()
         if node.is_output:
             self._on_output(node.id, result)
         elif self._consumers.get(node.id):

@@ -18,11 +18,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from engine.activity import ActivityKind
 from engine.batcher import Request
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
@@ -167,6 +168,7 @@ def identity_of(path: Path) -> Identity:
 class Load(Request):
     """Loads models into memory; one call serves all runs that wait for the same ones."""
 
+    activity: ClassVar[ActivityKind] = ActivityKind.LOAD
     what: Hashable
     load: Callable[[], Any]
     rows: int = 1

@@ -97,6 +97,23 @@ def test_a_graph_that_needs_no_device_ends_at_once() -> None:
     assert outputs == {"s": ["a"]}
 
 
+def test_each_start_and_end_of_a_node_is_told() -> None:
+    told: list[None] = []
+    nodes = (node("a", "Plain"), node("b", "Ask", "a"), node("s", "Save", "b"))
+    execution = execute(
+        Graph(nodes),
+        CONTEXT,
+        on_output=lambda *_: None,
+        on_node=lambda: told.append(None),
+        bodies=cast("Any", BODIES),
+    )
+    (request,) = next(execution)
+    assert len(told) == 3
+    with pytest.raises(StopIteration):
+        execution.send([(request, "B")])
+    assert len(told) == 6
+
+
 def test_a_failing_body_is_named() -> None:
     execution, _ = started(node("a", "Fails"), node("s", "Save", "a"))
     with pytest.raises(NodeFailed, match=r"node a \(Fails\): ValueError: broken"):

@@ -1,0 +1,62 @@
+"""What the device thread does now, and for which runs: whoever watches it sees whether it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class ActivityKind(StrEnum):
+    IDLE = "idle"
+    """No run needs the device thread."""
+    NODE = "node"
+    """It is in the body of a node."""
+    CALL = "call"
+    """It makes a device call."""
+    LOAD = "load"
+    """It loads a model, or makes the first call of a kind, for which kernels may be compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """`count` moves with every call, every load, and every node that starts or ends."""
+
+    count: int
+    kind: ActivityKind
+
+
+OnActive: TypeAlias = Callable[[bool], None]
+"""Told True before the device thread works for a run, and False before it works for others."""
+
+
+def ignore_active(_: bool) -> None:
+    """For a run that nobody watches."""
+
+
+class ActivityMonitor:
+    """The device thread writes it. Any thread may read `now`."""
+
+    def __init__(self) -> None:
+        self.now = Activity(0, ActivityKind.IDLE)
+        self._active: frozenset[OnActive] = frozenset()
+
+    def begin(self, kind: ActivityKind, runs: Iterable[OnActive]) -> None:
+        """The device thread begins to work for these runs and no other."""
+        active = frozenset(runs)
+        if active != self._active:
+            for on_active in self._active - active:
+                on_active(False)
+            for on_active in active - self._active:
+                on_active(True)
+            self._active = active
+        self.now = Activity(self.now.count + 1, kind)
+
+    def move(self) -> None:
+        """Something was done, and the next of its kind begins."""
+        self.now = Activity(self.now.count + 1, self.now.kind)
+
+    def rest(self) -> None:
+        """No run needs the device thread now."""
+        self.begin(ActivityKind.IDLE, ())
