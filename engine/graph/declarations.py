@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
+from engine.graph.cost import Estimate, default_estimate
+
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
 """The limit that narrows the range of an integer. "longest_side" narrows only its upper end."""
 
@@ -118,11 +120,18 @@ class NodeType:
     """The inputs whose product is the number of pixels that the node asks for."""
     check: Callable[[Mapping[str, Any]], object] | None = None
     """Called with the literals if each of them is valid. Raises ValueError if they do not fit."""
+    estimate: Callable[[Mapping[str, Any]], Estimate] | None = None
+    """What the node costs, from its literals and the shapes of what it is linked to. The name of
+    a file is replaced by the shape of what is in it."""
 
     @property
     def all_inputs(self) -> dict[str, Input]:
         """The required and the optional inputs."""
         return {**self.inputs, **self.optional}
+
+    def estimated(self, inputs: Mapping[str, Any]) -> Estimate:
+        """What the node costs with these inputs; see `estimate`."""
+        return self.estimate(inputs) if self.estimate else default_estimate(self.outputs)
 
 
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.graph.cost import Cost
+
 SEED_INPUTS = ("seed", "noise_seed")
 """The names of the inputs that hold a node's seed."""
 
@@ -42,6 +44,7 @@ class Graph:
     """The nodes that the output nodes depend on, in the order of the prompt."""
 
     nodes: tuple[Node, ...]
+    cost: Cost = Cost()  # noqa: RUF009 - frozen
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,3 +81,21 @@ class Graph:
             seen.update(fresh)
             queue += fresh
         return None
+
+
+def run_order(graph: Graph) -> tuple[Node, ...]:
+    """The order in which nodes run one by one: depth first from the outputs.
+
+    So an image is saved before the next one is made, and little is alive at once.
+    """
+    done: dict[str, Node] = {}
+    for output in graph.outputs:
+        pending = [output]
+        while pending:
+            node = pending[-1]
+            waits_for = [source for source in node.sources if source not in done]
+            if waits_for and node.id not in done:
+                pending += [graph.node(source) for source in reversed(waits_for)]
+            else:
+                done.setdefault(pending.pop().id, node)
+    return tuple(done.values())

@@ -21,6 +21,16 @@ class Limits:
     """The length of one text. Every 75 tokens are one more chunk to encode and to attend to."""
     max_pixels: int = 2**24
     """The product of width, height and batch size."""
+    max_cost: float = 5000.0
+    """The work of a job in megapixel-steps. Here and below, 0 is any number; see `cost.Cost`."""
+    max_live_bytes: int = 2 * 2**30
+    """What is alive at once of the values that the nodes of a job make."""
+    max_conditioning_rows: int = 64
+    """The rows of conditioning of one sampler."""
+    max_tokens: int = 65_536
+    """The tokens of one conditioning."""
+    max_outputs: int = 256
+    """The images and latents that a job saves."""
 
     def bounds(self, declared: Int) -> tuple[int, int]:
         """The lowest and the highest value of an integer input; both are allowed."""

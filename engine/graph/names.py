@@ -43,6 +43,8 @@ class Sampler:
     """The scheduler that "Automatic" stands for."""
     aliases: tuple[str, ...] = ()
     """More spellings."""
+    calls: int = 1
+    """How often it calls the model in a step, at most."""
     noise: Literal["none", "independent", "brownian"] = "none"
     """The noise that its steps add: independent draws, or increments of one Brownian path."""
     discards_penultimate_sigma: bool = False
@@ -83,12 +85,13 @@ SAMPLERS = (
         noise="independent",
         needs_uncond=True,
     ),
-    Sampler("heun", "Heun", "runge_kutta:heun", aliases=("k_heun",)),
-    Sampler("heunpp2", "Heun++ 2", "runge_kutta:heunpp2"),
+    Sampler("heun", "Heun", "runge_kutta:heun", aliases=("k_heun",), calls=2),
+    Sampler("heunpp2", "Heun++ 2", "runge_kutta:heunpp2", calls=3),
     Sampler(
         "dpm_2",
         "DPM2",
         "runge_kutta:dpm_2",
+        calls=2,
         automatic="karras",
         aliases=("k_dpm_2",),
         discards_penultimate_sigma=True,
@@ -97,6 +100,7 @@ SAMPLERS = (
         "dpm_2_ancestral",
         "DPM2 a",
         "ancestral:dpm_2_ancestral",
+        calls=2,
         automatic="karras",
         aliases=("k_dpm_2_a", "k_dpm_2_ancestral"),
         noise="independent",
@@ -110,6 +114,7 @@ SAMPLERS = (
         "dpm_adaptive",
         "DPM adaptive",
         "dpm_solver:dpm_adaptive",
+        calls=3,
         aliases=("k_dpm_ad", "k_dpm_adaptive"),
         own_schedule=True,
     ),
@@ -117,6 +122,7 @@ SAMPLERS = (
         "dpmpp_2s_ancestral",
         "DPM++ 2S a",
         "ancestral:dpmpp_2s_ancestral",
+        calls=2,
         automatic="karras",
         aliases=("k_dpmpp_2s_a",),
         noise="independent",
@@ -125,6 +131,7 @@ SAMPLERS = (
         "dpmpp_2s_ancestral_cfg_pp",
         "DPM++ 2S a CFG++",
         "ancestral:dpmpp_2s_ancestral_cfg_pp",
+        calls=2,
         automatic="karras",
         noise="independent",
         needs_uncond=True,
@@ -133,6 +140,7 @@ SAMPLERS = (
         "dpmpp_sde",
         "DPM++ SDE",
         "sde:dpmpp_sde",
+        calls=2,
         automatic="karras",
         aliases=("k_dpmpp_sde", "dpmpp_sde_gpu"),
         noise="brownian",
@@ -207,10 +215,12 @@ SAMPLERS = (
         needs_uncond=True,
     ),
     Sampler("er_sde", "ER SDE", "sde:er_sde", noise="independent"),
-    Sampler("seeds_2", "SEEDS 2", "sde:seeds_2", noise="independent"),
-    Sampler("seeds_3", "SEEDS 3", "sde:seeds_3", noise="independent"),
+    Sampler("seeds_2", "SEEDS 2", "sde:seeds_2", calls=2, noise="independent"),
+    Sampler("seeds_3", "SEEDS 3", "sde:seeds_3", calls=3, noise="independent"),
     Sampler("sa_solver", "SA Solver", "sa_solver:sa_solver", noise="independent"),
-    Sampler("sa_solver_pece", "SA Solver PECE", "sa_solver:sa_solver_pece", noise="independent"),
+    Sampler(
+        "sa_solver_pece", "SA Solver PECE", "sa_solver:sa_solver_pece", calls=2, noise="independent"
+    ),
 )
 SCHEDULER_OF = {row.name: row for row in SCHEDULERS}
 SAMPLER_OF = {row.name: row for row in SAMPLERS}

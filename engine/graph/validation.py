@@ -7,12 +7,14 @@ value raises nothing but GraphInvalid, and the service has limits of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
+from engine.graph.costing import Excess, FileSizes, ledger_of
 from engine.graph.declarations import InputFile, NodeType
 from engine.graph.graph import Graph, Node
 from engine.graph.input_errors import InputError
@@ -25,10 +27,13 @@ def validate(
     catalogue: Catalogue,
     limits: Limits,
     input_files: Collection[str] | None = None,
+    *,
+    sizes: FileSizes | None = None,
 ) -> Graph:
-    """The graph of a prompt. Raises GraphInvalid.
+    """The graph of a prompt, with its cost. Raises GraphInvalid.
 
-    `input_files` are the names that an `InputFile` may have; None allows any name.
+    `input_files` are the names that an `InputFile` may have; None allows any name. `sizes` has the
+    width and height of those that are known.
     """
     nodes = _require_nodes(prompt, limits)
     types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
@@ -42,11 +47,15 @@ def validate(
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise _graph_invalid(errors, checked, types, outputs)
-    return Graph(
+    graph = Graph(
         tuple(
             _node(i, types[i], checked[i], _steps(i, types, checked)) for i in nodes if i in checked
         )
     )
+    ledger = ledger_of(graph, {each.class_type: each for each in types.values()}, sizes)
+    if excess := ledger.excess(limits):
+        raise _too_costly(excess, checked, types, outputs)
+    return replace(graph, cost=ledger.cost)
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
@@ -132,6 +141,28 @@ def _graph_invalid(
         "The prompt is not valid",
         f"node {first_id} ({types[first_id].class_type}): {first[0].message}: {first[0].details}",
         node_errors=node_errors,
+    )
+
+
+def _too_costly(
+    excess: Excess,
+    checked: Mapping[str, CheckedInputs],
+    types: Mapping[str, NodeType],
+    outputs: list[str],
+) -> GraphInvalid:
+    extra = {"limit": excess.limit, "received_value": excess.value, "max": excess.most}
+    error = InputError("cost_too_high", "The graph costs too much", excess.message, extra)
+    node_error = {
+        "errors": [error.body()],
+        "dependent_outputs": _dependent_outputs(checked, outputs)(excess.node_id),
+        "class_type": types[excess.node_id].class_type,
+    }
+    return GraphInvalid(
+        error.type,
+        error.message,
+        error.details,
+        extra_info=extra | {"node_id": excess.node_id},
+        node_errors={excess.node_id: node_error},
     )
 
 

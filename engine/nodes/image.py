@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from engine.graph import work
+from engine.graph.cost import Estimate, ImageShape, MaskShape
 from engine.graph.declarations import Choice, Float, Int, Link, String, node
 from engine.nodes.sides import CROP, MAX_SIDE, side
 
@@ -18,6 +21,60 @@ _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."
 
 
+def changed_images(before: ImageShape, after: ImageShape, factor: float) -> Estimate:
+    """Images made from others; `factor` is the work of a megapixel of the larger ones."""
+    largest = max(before.megapixels, after.megapixels)
+    return Estimate((after,), work=largest * factor, scratch_bytes=after.size_bytes)
+
+
+def _saved_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["images"]
+    # The bodies round to whole levels, in float32 first.
+    return Estimate(
+        work=images.megapixels * work.FILE,
+        scratch_bytes=2 * images.size_bytes,
+        results=images.count,
+    )
+
+
+def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images = ImageShape(inputs["batch_size"], inputs["width"], inputs["height"])
+    return Estimate((images,), work=images.megapixels * work.COPY)
+
+
+def _scale_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    scaled = images.sized(inputs["width"], inputs["height"])
+    return changed_images(images, scaled, work.RESAMPLE)
+
+
+def _scale_by_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    return changed_images(images, images.scaled(inputs["scale_by"]), work.RESAMPLE)
+
+
+def _invert_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return changed_images(inputs["image"], inputs["image"], work.COPY)
+
+
+def _batch_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    first, second = inputs["image1"], inputs["image2"]
+    both = first.counted(first.count + second.count)
+    fits = (first.width, first.height) == (second.width, second.height)
+    return changed_images(second, both, work.COPY if fits else work.RESAMPLE)
+
+
+def _pad_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    width = images.width + inputs["left"] + inputs["right"]
+    height = images.height + inputs["top"] + inputs["bottom"]
+    framed = images.sized(width, height)
+    mask = MaskShape(1, framed.width, framed.height)
+    return Estimate(
+        (framed, mask), work=framed.megapixels * work.COPY, scratch_bytes=4 * mask.size_bytes
+    )
+
+
 @node(
     "SaveImage",
     inputs={
@@ -29,6 +86,7 @@ _IN_PROPORTION = "In pixels; 0 keeps the proportions."
     category="image",
     display_name="Save Image",
     is_output=True,
+    estimate=_saved_estimate,
 )
 def save_image(context: Context, images: Images, filename_prefix: str) -> list[NDArray[np.uint8]]:
     """Makes the images results of the job."""
@@ -41,6 +99,7 @@ def save_image(context: Context, images: Images, filename_prefix: str) -> list[N
     category="image",
     display_name="Preview Image",
     is_output=True,
+    estimate=_saved_estimate,
 )
 def preview_image(context: Context, images: Images) -> list[NDArray[np.uint8]]:
     """Makes the images results of the job, as Save Image does."""
@@ -58,6 +117,7 @@ def preview_image(context: Context, images: Images) -> list[NDArray[np.uint8]]:
     outputs=("IMAGE",),
     category="image",
     pixel_inputs=("width", "height", "batch_size"),
+    estimate=_empty_estimate,
 )
 def empty_image(
     context: Context, width: int, height: int, *, batch_size: int, color: int
@@ -79,6 +139,7 @@ def empty_image(
     category="image/upscaling",
     display_name="Upscale Image",
     pixel_inputs=("width", "height"),
+    estimate=_scale_estimate,
 )
 def image_scale(
     context: Context, image: Images, *, upscale_method: str, width: int, height: int, crop: str
@@ -97,6 +158,7 @@ def image_scale(
     outputs=("IMAGE",),
     category="image/upscaling",
     display_name="Upscale Image By",
+    estimate=_scale_by_estimate,
 )
 def image_scale_by(
     context: Context, image: Images, upscale_method: str, scale_by: float
@@ -111,6 +173,7 @@ def image_scale_by(
     outputs=("IMAGE",),
     category="image",
     display_name="Invert Image",
+    estimate=_invert_estimate,
 )
 def image_invert(context: Context, image: Images) -> tuple[Images]:
     """Makes the negative of images."""
@@ -123,6 +186,7 @@ def image_invert(context: Context, image: Images) -> tuple[Images]:
     outputs=("IMAGE",),
     category="image",
     display_name="Batch Images",
+    estimate=_batch_estimate,
 )
 def image_batch(context: Context, image1: Images, image2: Images) -> tuple[Images]:
     """Makes one batch of two; the second is brought to the size of the first."""
@@ -144,6 +208,7 @@ def image_batch(context: Context, image1: Images, image2: Images) -> tuple[Image
     outputs=("IMAGE", "MASK"),
     category="image",
     display_name="Pad Image for Outpainting",
+    estimate=_pad_estimate,
 )
 def image_pad_for_outpaint(
     context: Context,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph import work
+from engine.graph.cost import Estimate, ImageShape, LatentShape
 from engine.graph.declarations import Choice, Float, Int, Link, node
 from engine.nodes.sides import CROP, MAX_SIDE, side
 
@@ -15,6 +18,18 @@ if TYPE_CHECKING:
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."
+
+
+def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((LatentShape(inputs["batch_size"], inputs["width"], inputs["height"]),))
+
+
+def _decode_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    latent: LatentShape = inputs["samples"]
+    images = ImageShape(latent.count, latent.width, latent.height)
+    return Estimate(
+        (images,), work=latent.megapixels * work.DECODE, scratch_bytes=images.size_bytes
+    )
 
 
 @node(
@@ -31,6 +46,7 @@ _IN_PROPORTION = "In pixels; 0 keeps the proportions."
     outputs=("LATENT",),
     category="latent",
     display_name="Empty Latent Image",
+    estimate=_empty_estimate,
     pixel_inputs=("width", "height", "batch_size"),
 )
 def empty_latent_image(context: Context, width: int, height: int, batch_size: int) -> tuple[Latent]:
@@ -44,6 +60,7 @@ def empty_latent_image(context: Context, width: int, height: int, batch_size: in
     outputs=("IMAGE",),
     category="latent",
     display_name="VAE Decode",
+    estimate=_decode_estimate,
 )
 def vae_decode(context: Context, samples: Latent, vae: Vae) -> Work[tuple[Images]]:
     """Decodes latents into images."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
-from engine.graph import names
+from engine.graph import names, work
+from engine.graph.cost import ConditioningShape, Estimate, LatentShape, saturated
 from engine.graph.declarations import Choice, Float, Int, Link, node
 
 if TYPE_CHECKING:
@@ -21,6 +23,40 @@ SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.s
 STEPS = Int(20, min=1, max=10_000, limit="steps", tooltip="The number of denoising steps.")
 SEED = Int(0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed makes the same image.")
 CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
+_LATENT_COPIES = 8
+"""A sampler keeps its latent, the noise, the last estimates and the mask."""
+
+
+def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Estimate:
+    """What it costs to sample `latent_image` with `positive` and `negative` at `cfg`.
+
+    An area of one conditioning is a row of the other too.
+    """
+    positive: ConditioningShape = inputs["positive"]
+    negative: ConditioningShape = inputs["negative"]
+    latent: LatentShape = inputs["latent_image"]
+    row = names.SAMPLER_OF[sampler]
+    rows = positive.rows + negative.areas
+    if inputs["cfg"] != 1.0 or row.needs_uncond:
+        rows += negative.rows + positive.areas
+    control = 1.0 + work.CONTROL * max(positive.controls, negative.controls)
+    call = max(latent.megapixels, work.LEAST_MEGAPIXELS) * control
+    return Estimate(
+        (latent,),
+        work=saturated(rows) * call * steps * row.calls,
+        scratch_bytes=_LATENT_COPIES * latent.size_bytes,
+        rows=saturated(rows),
+    )
+
+
+def _k_sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return sampling_estimate(inputs, inputs["sampler_name"], inputs["steps"])
+
+
+def _k_sampler_advanced_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    end = min(inputs["end_at_step"], inputs["steps"])
+    steps = max(0, end - inputs["start_at_step"])
+    return sampling_estimate(inputs, inputs["sampler_name"], steps)
 
 
 @node(
@@ -41,6 +77,7 @@ CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is 
     category="sampling",
     display_name="KSampler",
     steps_input="steps",
+    estimate=_k_sampler_estimate,
 )
 def k_sampler(
     context: Context,
@@ -98,6 +135,7 @@ def k_sampler(
     display_name="KSampler (Advanced)",
     steps_input="steps",
     steps_range=("start_at_step", "end_at_step"),
+    estimate=_k_sampler_advanced_estimate,
 )
 def k_sampler_advanced(
     context: Context,

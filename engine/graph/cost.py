@@ -1,0 +1,187 @@
+"""What a graph costs, and what its nodes pass on to each other, as far as a cost depends on it.
+
+Every number is saturated: it stays at `MOST` however much is added, so that no graph makes it huge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
+
+MOST = 2**53
+"""The largest number in a cost. JSON readers keep every integer up to it."""
+CHUNK_TOKENS = 77
+_CHUNK_CHARS = 75
+_TOKEN_BYTES = 4 * 2048
+"""The embedding of a token in float32, as wide as SDXL has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a job costs, as far as its graph says."""
+
+    work: float = 0.0
+    """In megapixel-steps: calls of a UNet for one row of conditioning on a megapixel."""
+    live_bytes: int = 0
+    """The most bytes of values alive at once while the nodes run one by one, in `run_order`. What
+    models and their calls take is not in it."""
+    rows: int = 0
+    """The most rows of conditioning that one sampler gets, positive and negative together."""
+    tokens: int = 0
+    """The most tokens of one conditioning."""
+    outputs: int = 0
+    """The images and latents that it saves."""
+
+
+def saturated(number: int) -> int:
+    """The number, at most `MOST`."""
+    return min(number, MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """A batch of planes of one size. Its sides are in pixels, those of latents too."""
+
+    pixel_bytes: ClassVar[float]
+    count: int
+    width: int
+    height: int
+
+    @property
+    def megapixels(self) -> float:
+        """Those of the whole batch."""
+        return self._pixels / 1e6
+
+    @property
+    def size_bytes(self) -> int:
+        return saturated(int(self._pixels * self.pixel_bytes))
+
+    @property
+    def _pixels(self) -> int:
+        return saturated(self.count * self.width * self.height)
+
+    def sized(self, width: int, height: int) -> Self:
+        """The batch with other sides; with a side of 0 in proportion, and as it is with two."""
+        if not width:
+            width = max(1, round(self.width * height / self.height)) if height else self.width
+            height = height or self.height
+        elif not height:
+            height = max(1, round(self.height * width / self.width))
+        return replace(self, width=saturated(width), height=saturated(height))
+
+    def scaled(self, factor: float) -> Self:
+        """The batch with sides that are `factor` times as long."""
+        sides = (max(1, round(side * factor)) for side in (self.width, self.height))
+        return self.sized(*sides)
+
+    def counted(self, count: int) -> Self:
+        """A batch of so many."""
+        return replace(self, count=saturated(count))
+
+
+class ImageShape(BatchShape):
+    """Images: three channels of float32."""
+
+    __slots__ = ()
+    pixel_bytes = 12.0
+
+
+class MaskShape(BatchShape):
+    """Masks: one channel of float32."""
+
+    __slots__ = ()
+    pixel_bytes = 4.0
+
+
+class LatentShape(BatchShape):
+    """Latents: four channels of float32 for each 8 x 8 pixels, and a mask of any size."""
+
+    __slots__ = ()
+    pixel_bytes = 0.25 + MaskShape.pixel_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConditioningShape:
+    """A conditioning: texts that apply together."""
+
+    rows: int
+    """How many of its texts the model gets in one step."""
+    tokens: int
+    """Those of its longest text."""
+    texts: int = 1
+    """How many texts it has, those of all steps."""
+    areas: int = 0
+    """How many rows are limited to an area. The other conditioning gets a row for each."""
+    controls: int = 0
+    """The ControlNets of a row."""
+
+    @property
+    def size_bytes(self) -> int:
+        return saturated(self.texts * self.tokens * _TOKEN_BYTES)
+
+    def combined(self, other: ConditioningShape) -> ConditioningShape:
+        """The texts of both."""
+        return ConditioningShape(
+            rows=saturated(self.rows + other.rows),
+            tokens=max(self.tokens, other.tokens),
+            texts=saturated(self.texts + other.texts),
+            areas=saturated(self.areas + other.areas),
+            controls=max(self.controls, other.controls),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SigmasShape:
+    """A schedule of so many steps."""
+
+    steps: int
+
+    @property
+    def size_bytes(self) -> int:
+        return 4 * (self.steps + 1)
+
+
+Shape: TypeAlias = BatchShape | ConditioningShape | SigmasShape | str | int | None
+"""What an output is. A sampler is its name, an upscale model its factor; None has no size."""
+
+
+def text_tokens(text: str) -> int:
+    """The tokens of an encoded text, if each character is one. Few texts have more."""
+    return CHUNK_TOKENS * max(1, -(-len(text) // _CHUNK_CHARS))
+
+
+def bytes_of(shape: Shape) -> int:
+    """The size of a value of that shape."""
+    return getattr(shape, "size_bytes", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one node costs and passes on."""
+
+    shapes: tuple[Shape, ...] = ()
+    """Of its outputs."""
+    work: float = 0.0
+    scratch_bytes: int = 0
+    """What its body needs beside its inputs and outputs."""
+    rows: int = 0
+    """The rows of conditioning that it samples with."""
+    results: int = 0
+    """The images or latents that it saves."""
+
+
+def default_estimate(outputs: tuple[str, ...]) -> Estimate:
+    """That of a node which declares none: it costs nothing and its outputs are small."""
+    return Estimate(tuple(_DEFAULTS.get(each) for each in outputs))
+
+
+UNKNOWN_SIDE = 512
+"""The sides of an image or a latent of which only the run can tell the size."""
+_SQUARE = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
+_DEFAULTS: dict[str, Any] = {
+    "IMAGE": ImageShape(*_SQUARE),
+    "MASK": MaskShape(*_SQUARE),
+    "LATENT": LatentShape(*_SQUARE),
+    "CONDITIONING": ConditioningShape(1, CHUNK_TOKENS),
+    "SIGMAS": SigmasShape(20),
+}

@@ -1,0 +1,173 @@
+"""Adds up what a graph costs, node by node: before it is accepted, and again while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from engine.graph.cost import (
+    MOST,
+    UNKNOWN_SIDE,
+    ConditioningShape,
+    Cost,
+    Estimate,
+    ImageShape,
+    Shape,
+    bytes_of,
+    saturated,
+)
+from engine.graph.declarations import InputFile, NodeType
+from engine.graph.graph import Graph, Node, run_order
+from engine.graph.limits import Limits
+
+NodeTypes: TypeAlias = Mapping[str, NodeType]
+"""By their class types."""
+FileSizes: TypeAlias = Mapping[str, tuple[int, int]]
+"""Width and height in pixels of input files by their names, as far as they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that a graph goes beyond."""
+
+    limit: str
+    """Its name in `Limits`."""
+    node_id: str
+    """The node that costs most, or the one that goes beyond the limit."""
+    value: float
+    most: float
+    message: str
+    """It names the node, the number, the limit, and what to lower."""
+
+
+_MESSAGES = {
+    "max_cost": "the job costs {value} megapixel-steps, {own} of them here, at most {most} are "
+    "taken; lower the steps, the width and height, or the batch size",
+    "max_live_bytes": "the job holds {value} bytes at once here, at most {most} are taken; lower "
+    "the width and height or the batch size, or let fewer nodes wait for each other",
+    "max_conditioning_rows": "it gives a sampler {value} rows of conditioning, at most {most} are "
+    "taken; combine fewer conditionings",
+    "max_tokens": "its conditioning has {value} tokens, at most {most} are taken; shorten the "
+    "text, or concatenate fewer",
+    "max_outputs": "with it the job saves {value} images and latents, at most {most} are taken; "
+    "save fewer, or send several jobs",
+}
+"""What is said of each limit: its name in `Limits`, and what to lower."""
+
+
+@dataclass(slots=True)
+class _Peak:
+    """The largest number so far, and the node that it came from."""
+
+    value: float = 0
+    node: Node | None = None
+
+    def offer(self, value: float, node: Node) -> None:
+        if value > self.value:
+            self.value, self.node = value, node
+
+
+class Ledger:
+    """What the nodes of a graph that have been started cost, and what is alive of their outputs."""
+
+    def __init__(self, graph: Graph, types: NodeTypes, sizes: FileSizes | None = None) -> None:
+        self._types = types
+        self._sizes = sizes or {}
+        self._shapes: dict[str, Sequence[Shape]] = {}
+        self._consumers = Counter(source for node in graph.nodes for source in node.sources)
+        self._scratch: dict[str, int] = {}
+        self._work, self._live_bytes, self._results = 0.0, 0, 0
+        self._peaks = {name: _Peak() for name in ("work", "live_bytes", "rows", "tokens")}
+        self._last_output: Node | None = None
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of the nodes so far."""
+        peaks = self._peaks
+        return Cost(
+            work=round(self._work, 3),
+            live_bytes=int(peaks["live_bytes"].value),
+            rows=int(peaks["rows"].value),
+            tokens=int(peaks["tokens"].value),
+            outputs=self._results,
+        )
+
+    def excess(self, limits: Limits) -> Excess | None:
+        """The first limit that the nodes so far go beyond; None if they keep them all."""
+        cost = self.cost
+        found = (
+            ("max_cost", cost.work, self._peaks["work"]),
+            ("max_live_bytes", cost.live_bytes, self._peaks["live_bytes"]),
+            ("max_conditioning_rows", cost.rows, self._peaks["rows"]),
+            ("max_tokens", cost.tokens, self._peaks["tokens"]),
+            ("max_outputs", cost.outputs, _Peak(cost.outputs, self._last_output)),
+        )
+        for name, value, peak in found:
+            most = getattr(limits, name)
+            if most and value > most and peak.node is not None:
+                own = f"{peak.value:,.0f}"
+                text = _MESSAGES[name].format(value=f"{value:,.0f}", most=f"{most:,.0f}", own=own)
+                message = f"node {peak.node.id} ({peak.node.class_type}): {text}"
+                return Excess(name, peak.node.id, value=value, most=most, message=message)
+        return None
+
+    def start(self, node: Node) -> None:
+        """Add the cost of a node whose sources have ended."""
+        estimate = self._types[node.class_type].estimated(self._inputs(node))
+        self._shapes[node.id] = estimate.shapes
+        self._scratch[node.id] = saturated(estimate.scratch_bytes)
+        self._work = min(self._work + estimate.work, float(MOST))
+        self._hold(_size(estimate.shapes) + self._scratch[node.id])
+        self._note(node, estimate)
+
+    def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:
+        """Give up what only the node needed. `shapes` are those its outputs turned out to have."""
+        self._hold(-self._scratch.pop(node.id))
+        if shapes is not None:
+            self._hold(_size(shapes) - _size(self._shapes[node.id]))
+            self._shapes[node.id] = shapes
+            self._peaks["live_bytes"].offer(self._live_bytes, node)
+        if not self._consumers[node.id]:
+            self._hold(-_size(self._shapes[node.id]))
+        for source in node.sources:
+            self._consumers[source] -= 1
+            if not self._consumers[source]:
+                self._hold(-_size(self._shapes[source]))
+
+    def _inputs(self, node: Node) -> dict[str, Any]:
+        inputs = dict(node.literals)
+        for name, each in self._types[node.class_type].all_inputs.items():
+            if isinstance(each, InputFile) and name in inputs:
+                sides = self._sizes.get(inputs[name], (UNKNOWN_SIDE, UNKNOWN_SIDE))
+                inputs[name] = ImageShape(1, *sides)
+        for name, source in node.links.items():
+            inputs[name] = self._shapes[source.node_id][source.output]
+        return inputs
+
+    def _hold(self, size_bytes: int) -> None:
+        self._live_bytes += size_bytes
+
+    def _note(self, node: Node, estimate: Estimate) -> None:
+        conditionings = [each for each in estimate.shapes if isinstance(each, ConditioningShape)]
+        self._peaks["work"].offer(estimate.work, node)
+        self._peaks["live_bytes"].offer(saturated(self._live_bytes), node)
+        self._peaks["rows"].offer(max([estimate.rows, *(c.rows for c in conditionings)]), node)
+        self._peaks["tokens"].offer(max([0, *(each.tokens for each in conditionings)]), node)
+        if estimate.results:
+            self._results = saturated(self._results + estimate.results)
+            self._last_output = node
+
+
+def _size(shapes: Sequence[Shape]) -> int:
+    return sum(map(bytes_of, shapes))
+
+
+def ledger_of(graph: Graph, types: NodeTypes, sizes: FileSizes | None = None) -> Ledger:
+    """The ledger of a whole graph, whose nodes run one by one."""
+    ledger = Ledger(graph, types, sizes)
+    for node in run_order(graph):
+        ledger.start(node)
+        ledger.end(node)
+    return ledger

@@ -1,0 +1,32 @@
+"""What the work of nodes is worth in megapixel-steps.
+
+A megapixel-step is one call of a UNet for one row of conditioning on a million pixels. The other
+constants compare with that call of an SD 1.5 UNet; docs/costs.md explains them.
+"""
+
+from __future__ import annotations
+
+LEAST_MEGAPIXELS = 256 * 256 / 1e6
+"""A call of a model takes no less time on fewer pixels."""
+CONTROL = 0.5
+"""The call of a ControlNet, as a share of the UNet's call that it joins."""
+DECODE = 2.0
+"""A megapixel decoded by a VAE."""
+ENCODE = 1.0
+"""A megapixel encoded by a VAE."""
+UPSCALE = 8.0
+"""A megapixel given to an upscale model."""
+CHUNK = 0.02
+"""A chunk of a text, of 77 tokens, encoded."""
+LOAD = 5.0
+"""A checkpoint loaded."""
+LOAD_PART = 1.0
+"""A LoRA, a VAE, a ControlNet or an upscale model loaded."""
+SIGMA = 1e-5
+"""A sigma of a schedule computed."""
+RESAMPLE = 1.0
+"""A megapixel resized, of the larger of the two sizes."""
+COPY = 0.1
+"""A megapixel made, copied or changed without resizing."""
+FILE = 4.0
+"""A megapixel read from a file or written to one."""
