@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from serve_app import errors
+from serve_app import errors, refused_keys
 from serve_app.replica import Replica
 from serve_app.routes import (
     callbacks,
@@ -56,6 +56,7 @@ def create_api(
     )
     app.state.replica = replica
     errors.install(app)
+    refused_keys.install(app, replica.refusal_log)
     for module in (generate, results, jobs, callbacks, uploads, keys, catalogue, files, health):
         app.include_router(module.router)
     return app

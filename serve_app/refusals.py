@@ -1,11 +1,12 @@
 """Why the edge does not do what it is asked. Knows no HTTP: `serve_app.errors` answers them.
 
 RequestRefused
-├── KeyMissing              the request has no API key
-├── KeyInvalid              the API key opens nothing
-├── ScopeMissing            the key lacks the scope of the route
-├── EndpointForbidden       the key may not use this endpoint
-├── CallbackHostForbidden   the key may not call this host back
+├── KeyRefused              the key, or its absence, is the reason
+│   ├── KeyMissing              the request has no API key
+│   ├── KeyInvalid              the API key opens nothing
+│   ├── ScopeMissing            the key lacks the scope of the route
+│   ├── EndpointForbidden       the key may not use this endpoint
+│   └── CallbackHostForbidden   the key may not call this host back
 ├── EndpointNotFound
 ├── JobNotFound             also for a job of another owner
 ├── KeyNotFound
@@ -32,25 +33,29 @@ class RequestRefused(ServiceError):
     """The request is refused."""
 
 
-class KeyMissing(RequestRefused):
+class KeyRefused(RequestRefused):
+    """The API key does not open this."""
+
+
+class KeyMissing(KeyRefused):
     """Send an API key as Authorization: Bearer <API_KEY>."""
 
 
-class KeyInvalid(RequestRefused):
+class KeyInvalid(KeyRefused):
     """The API key is not valid."""
 
 
-class ScopeMissing(RequestRefused):
+class ScopeMissing(KeyRefused):
     def __init__(self, scope: Scope) -> None:
         super().__init__(f"The API key lacks the scope {scope}.")
         self.scope = scope
 
 
-class EndpointForbidden(RequestRefused):
+class EndpointForbidden(KeyRefused):
     """The API key may not use this endpoint."""
 
 
-class CallbackHostForbidden(RequestRefused):
+class CallbackHostForbidden(KeyRefused):
     """The API key may not call this host back."""
 
 

@@ -12,6 +12,7 @@ from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.authenticator import Authenticator
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.access.rates import Rates
+from serve_app.access.refusal_log import RefusalLog
 from serve_app.access.token_buckets import TokenBuckets
 from serve_app.services import Services
 from serve_app.uploads.store import UploadStore
@@ -30,6 +31,7 @@ class Replica:
             ttl_s=services.key_settings.cache_s,
             defaults=_default_limits(services.key_settings),
         )
+        self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
         self.rates = Rates(replicas=services.http_settings.replicas)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
@@ -46,6 +48,7 @@ class Replica:
     async def stop(self) -> None:
         await self.acceptance.stop()
         await self._withdrawals.stop()
+        self.refusal_log.stop()
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:

@@ -32,6 +32,9 @@ class KeySettings(Group):
     callback_hosts: HostPatterns = ("*",)
     """The hosts that a key may have called back if it has no list of its own; `*.example.com` is
     every name below it."""
+    refusal_lines_per_s: Annotated[int, Field(ge=0)] = 10
+    """How many refused keys a replica logs a second, each in a line of its own; the others are
+    counted in one more line. 0 is any number of lines."""
 
 
 class OwnerSettings(Group):

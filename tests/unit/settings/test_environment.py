@@ -43,6 +43,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_KEY_CALLBACK_HOSTS": (("*",), ("*.example.com", "hooks.example.org")),
     "DARKROOM_OWNER_MAX_RUNNING_JOBS": (0, 3),
     "DARKROOM_OWNER_SLOTS_KEPT_FREE": (1, 2),
+    "DARKROOM_KEY_REFUSAL_LINES_PER_S": (10, 3),
     "DARKROOM_LOG_MAX_BYTES": (2_147_483_648, 2_147_483_651),
     "DARKROOM_LOG_REPLICAS": (1, 4),
     "DARKROOM_LOG_FULL_RATIO": (0.85, 0.5),

@@ -1,0 +1,61 @@
+"""Keeps an audit log of refused keys: who came, with which key, to which route, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from serve_app.access.api_keys import parse
+from serve_app.access.refusal_log import RefusalLog
+from serve_app.errors import ANSWERS
+from serve_app.refusals import KeyRefused
+
+_Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+def install(app: FastAPI, log: RefusalLog) -> None:
+    """Note each refusal before it is answered. The handlers of the answers are there already."""
+    for error_type in ANSWERS:
+        if issubclass(error_type, KeyRefused):
+            answer: Any = app.exception_handlers[error_type]
+            app.add_exception_handler(error_type, _noting(log, answer))
+
+
+def _noting(log: RefusalLog, answer: _Handler) -> _Handler:
+    async def handle(request: Request, error: Exception) -> Response:
+        response = await answer(request, error)
+        log.note(_fields(request, error) | {"status": response.status_code})
+        return response
+
+    return handle
+
+
+def _fields(request: Request, error: Exception) -> dict[str, object]:
+    """Nothing in it is a text of the caller's choice, and no part of a secret."""
+    fields = {
+        "reason": str(error),
+        "key_id": _key_id(request),
+        "method": request.method,
+        "route": getattr(request.scope.get("route"), "path", None),
+        "peer": None if request.client is None else request.client.host,
+        "forwarded_for": _forwarded_for(request),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _key_id(request: Request) -> str | None:
+    """The id that the key itself says, if it is well-formed."""
+    parsed = parse(request.headers.get("authorization", "").rpartition(" ")[2])
+    return None if parsed is None else parsed.id
+
+
+def _forwarded_for(request: Request) -> str | None:
+    """The address that the nearest proxy has added. Where none adds one, a caller can forge it."""
+    last = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+    try:
+        return str(ip_address(last))
+    except ValueError:
+        return None

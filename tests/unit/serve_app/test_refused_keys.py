@@ -1,0 +1,110 @@
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from events.store.records import KeyLimits, Scope
+from serve_app.access.api_keys import mint
+from tests.support.edge import Edge, running_edge
+from tests.support.events import START
+from tests.support.generate_bodies import diffusion_body
+
+GENERATE = "/diffusion/v1/generate"
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    names = ("reason", "key_id", "method", "route", "peer", "forwarded_for", "status", "count")
+    return [
+        {name: vars(line)[name] for name in names if name in vars(line)}
+        for line in caplog.records
+        if getattr(line, "action", None) == "refuse_key"
+    ]
+
+
+async def test_a_caller_without_a_key_is_noted(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with edge.client_with(None) as anyone:
+        await anyone.get("/v1/jobs/0199a1b2-0000-7000-8000-000000000000?a=b")
+    assert refusals(caplog) == [
+        {
+            "reason": "Send an API key as Authorization: Bearer <API_KEY>.",
+            "method": "GET",
+            "route": "/v1/jobs/{id}",
+            "peer": "127.0.0.1",
+            "status": 401,
+        }
+    ]
+
+
+async def test_a_key_that_opens_nothing_is_noted_by_its_id_and_never_whole(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown, row = mint("eve", "made up", [Scope.READ], created_at=START)
+    typo = unknown[:-1] + ("a" if unknown[-1] != "a" else "b")
+    for text in (unknown, typo, "a\x1b[31mb", "x" * 4000):
+        async with edge.client_with(text) as eve:
+            assert (await eve.get("/v1/jobs")).status_code == 401
+    noted = refusals(caplog)
+    assert [each.get("key_id") for each in noted] == [row.id, None, None, None]
+    assert noted[0]["reason"] == "The API key is not known."
+    whole = "".join(str(vars(line)) for line in caplog.records)
+    assert unknown.split("_")[2] not in whole
+    assert "xxx" not in whole
+
+
+async def test_a_live_key_without_the_right_is_noted(
+    edge: Edge, caplog: pytest.LogCaptureFixture, client: httpx.AsyncClient
+) -> None:
+    key_id = client.headers["Authorization"].split("_")[1]
+    assert (await client.get("/v1/keys")).status_code == 403
+    limits = KeyLimits(endpoints=("elsewhere",), callback_hosts=("a.example",))
+    text, row = mint("alice", "bound", [Scope.GENERATE], created_at=START, limits=limits)
+    await edge.services.keys.add(row)
+    async with edge.client_with(text) as bound:
+        assert (await bound.post(GENERATE, json=diffusion_body())).status_code == 403
+        target = "/v1/callbacks/test?callback_url=http://127.0.0.1:9999/"
+        assert (await bound.post(target)).status_code == 403
+    assert [(each["key_id"], each["status"], each["route"]) for each in refusals(caplog)] == [
+        (key_id, 403, "/v1/keys"),
+        (row.id, 403, GENERATE),
+        (row.id, 403, "/v1/callbacks/test"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "noted"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1, 2001:db8::1", "2001:db8::1"),
+        ("a\tb", None),
+        ("", None),
+    ],
+)
+async def test_the_address_that_a_proxy_adds_is_noted_if_it_is_one(
+    edge: Edge, caplog: pytest.LogCaptureFixture, header: str, noted: str | None
+) -> None:
+    async with edge.client_with(None) as anyone:
+        await anyone.get("/v1/jobs", headers={"X-Forwarded-For": header})
+    assert [each.get("forwarded_for") for each in refusals(caplog)] == [noted]
+
+
+async def test_a_flood_is_bounded_by_the_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_edge(tmp_path, key_refusal_lines_per_s=2) as edge:
+        async with edge.client_with(None) as anyone:
+            for _ in range(50):
+                await anyone.get("/v1/jobs")
+        assert len(refusals(caplog)) < 20
+    counted = sum(each.get("count", 1) for each in refusals(caplog))
+    assert counted == 50
+
+
+async def test_what_is_taken_is_not_noted(
+    caplog: pytest.LogCaptureFixture, client: httpx.AsyncClient
+) -> None:
+    assert (await client.get("/v1/jobs")).status_code == 200
+    assert (await client.get("/v1/jobs?limit=0")).status_code == 400
+    assert refusals(caplog) == []
