@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from actors.worker.attempt import AttemptLimits, ReportProgress
-from actors.worker.config import WorkerConfig
+from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineClient, EngineHost
 from actors.worker.job import JobRunner
 from actors.worker.plan import planner
@@ -41,7 +42,7 @@ def open_bus(settings: LogSettings, name: str) -> Bus:
     if settings.nats_url is None:
         raise ValueError("DARKROOM_NATS_URL is not set")
     return Bus(
-        settings.nats_url,
+        settings.nats_url.get_secret_value(),
         name=name,
         replicas=settings.replicas,
         log_max_bytes=settings.max_bytes,
@@ -127,13 +128,13 @@ def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
     )
 
 
-def _models(config: WorkerConfig) -> ModelsFolder:
+def _models(folder: Path) -> ModelsFolder:
     """Read anew for each job: the edge that accepted it may have seen a file before us."""
-    return ModelsFolder(config.models_dir, ttl_s=0)
+    return ModelsFolder(folder, ttl_s=0)
 
 
-def build_engine_host(config: WorkerConfig, *, device: str) -> EngineHost:
-    models = _models(config)
+def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
+    models = _models(config.models_dir)
     limits = graph_limits(config.graph)
     engine = Engine(
         models=models,
@@ -173,7 +174,7 @@ async def connect_job_actor(
 ) -> JobActorParts:
     """Returns once it is connected."""
     messaging = connect(config.log, actor, lease_s=config.workers.lease_s)
-    catalogue = Catalogue(_models(config))
+    catalogue = Catalogue(_models(config.models_dir))
     runner = JobRunner(
         actor=actor,
         log=PersistentLog(messaging.log),

@@ -19,11 +19,11 @@ from ray.exceptions import RayError
 
 from actors.assembly import JobActorParts, build_engine_host, connect_job_actor
 from actors.logs import set_up_logging
-from actors.worker.config import WorkerConfig
+from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineDied, EngineHost, Order
 from actors.worker.job import RunOutcome
 from engine.reports import EngineEvent, Errored, Finished
-from settings.settings import Settings
+from settings.settings import Settings, forget_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,9 @@ class EngineProcess:
     process ends and Ray makes a new one; an error of the constructor would be for good.
     """
 
-    def __init__(self, config: WorkerConfig, *, device: str) -> None:
+    def __init__(self, config: EngineConfig, *, device: str) -> None:
         set_up_logging()
+        forget_secrets(os.environ)
         build = partial(build_engine_host, config, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
@@ -148,6 +149,7 @@ class JobProcess:
     def __init__(self, config: WorkerConfig, engine: str) -> None:
         """`engine`: name of this worker's EngineProcess."""
         set_up_logging()
+        forget_secrets(os.environ)
         self._config = config
         self._engine = RemoteEngine(engine)
         self._parts: JobActorParts | None = None

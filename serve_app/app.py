@@ -72,6 +72,7 @@ def build(args: dict[str, Any]) -> Application:
 
 def build_with(settings: Settings) -> Application:
     """Raises ValueError where the settings have no secret."""
+    settings = settings.with_absolute_folders()
     settings.stores.secret_bytes  # noqa: B018 - it fails here, with a clear message, and not in a replica
     roles = serve.deployment(
         name="Roles",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -11,7 +11,7 @@ from settings.group import Group
 class LogSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_LOG_")
 
-    nats_url: str | None = Field(None, validation_alias="DARKROOM_NATS_URL")
+    nats_url: SecretStr | None = Field(None, validation_alias="DARKROOM_NATS_URL")
     """The URL of NATS with JetStream; if unset, `darkroom up` starts a nats-server of its own."""
     max_bytes: PositiveInt = 2 * 1024**3
     """How large the event log may become; an event takes about 1 KB."""

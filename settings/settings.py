@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Generator, Mapping, MutableMapping
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from settings.callbacks import CallbackSettings
@@ -51,6 +51,21 @@ class Settings(BaseModel):
         return {variable for group in cls.groups().values() for variable in group.variables()}
 
     @classmethod
+    def secret_variables(cls) -> set[str]:
+        """The names of the environment variables whose values nobody else may know."""
+        return {
+            variable
+            for group in cls.groups().values()
+            for variable, field in group.variables().items()
+            if SecretStr in get_args(group.model_fields[field].annotation)
+        }
+
+    def with_absolute_folders(self) -> Settings:
+        """The same for processes that may work in other folders than this one."""
+        folders = {name: getattr(self.stores, name).absolute() for name in _FOLDERS}
+        return self.model_copy(update={"stores": self.stores.model_copy(update=folders)})
+
+    @classmethod
     def load(cls, /, **arguments: Any) -> Settings:
         """Every group, from the environment; an argument wins over its variable.
 
@@ -71,6 +86,16 @@ class Settings(BaseModel):
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong, hide_input=True)
         return cls.model_validate(groups)
+
+
+_FOLDERS = ("data_dir", "models_dir")
+
+
+def forget_secrets(environment: MutableMapping[str, str]) -> None:
+    """Take the variables that hold secrets out: processes that are started inherit the rest."""
+    secret = Settings.secret_variables()
+    for variable in [each for each in environment if each.upper() in secret]:
+        del environment[variable]
 
 
 def _argument(variable: str) -> str:

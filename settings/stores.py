@@ -17,7 +17,7 @@ class StoreSettings(Group):
     """The folder of all state: event log, database, images and keys."""
     models_dir: Path = Path("models")
     """The folder of the models, laid out as ComfyUI's; it must be the same on every node."""
-    database_url: str | None = None
+    database_url: SecretStr | None = None
     """The SQLAlchemy URL of the database (`postgresql+asyncpg://…`); if unset, it is SQLite in
     the data folder."""
     images_url: str | None = None
@@ -33,8 +33,9 @@ class StoreSettings(Group):
 
     @property
     def effective_database_url(self) -> str:
-        path = (self.data_dir / "darkroom.sqlite3").absolute()
-        return self.database_url or f"sqlite+aiosqlite:///{path}"
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite+aiosqlite:///{(self.data_dir / 'darkroom.sqlite3').absolute()}"
 
     @property
     def effective_images_url(self) -> str:

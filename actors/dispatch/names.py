@@ -7,8 +7,6 @@ worker:<endpoint>:<digest>:<index>:job:<n>   the job actor of a slot
 
 from __future__ import annotations
 
-import hashlib
-
 from actors.worker.config import WorkerConfig
 
 
@@ -19,8 +17,7 @@ def endpoint_prefix(endpoint_id: str) -> str:
 
 def worker_prefix(config: WorkerConfig) -> str:
     """How the names of all workers begin that are made from this config, and of no others."""
-    digest = hashlib.blake2b(repr(config).encode(), digest_size=4).hexdigest()
-    return f"{endpoint_prefix(config.endpoint.id)}{digest}:"
+    return f"{endpoint_prefix(config.endpoint.id)}{config.digest()}:"
 
 
 def worker_name(prefix: str, index: int) -> str:

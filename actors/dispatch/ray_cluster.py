@@ -136,7 +136,9 @@ class RayCluster:
         }
         device = "auto" if self._gpus[worker] else "cpu"
         make = EngineProcessActor.options(**options).remote
-        return RayEngineActor(await _in_thread(lambda: make(self._config, device=device)))
+        return RayEngineActor(
+            await _in_thread(lambda: make(self._config.for_engine(), device=device))
+        )
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         make = JobProcessActor.options(**self._options(worker, name)).remote

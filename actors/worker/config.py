@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,21 @@ from settings.workers import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is made from. It reads models and nothing else, so no secret is here."""
+
+    endpoint: Endpoint
+    engine: EngineSettings
+    graph: GraphSettings
+    models_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """A worker that was made from another value is replaced, so nothing else belongs here."""
+    """A worker that was made from another value is replaced, so nothing else belongs here.
+
+    Its one secret is the URL of NATS, which job actors write to.
+    """
 
     endpoint: Endpoint
     workers: WorkerSettings
@@ -26,3 +40,16 @@ class WorkerConfig:
     models_dir: Path
     version: str = VERSION
     """The version of the program that its processes run."""
+
+    def for_engine(self) -> EngineConfig:
+        return EngineConfig(
+            endpoint=self.endpoint,
+            engine=self.engine,
+            graph=self.graph,
+            models_dir=self.models_dir,
+        )
+
+    def digest(self) -> str:
+        """Of every value, the one that `repr` hides too."""
+        nats_url = self.log.nats_url.get_secret_value() if self.log.nats_url else ""
+        return hashlib.blake2b(f"{self!r} {nats_url}".encode(), digest_size=4).hexdigest()

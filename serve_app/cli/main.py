@@ -94,12 +94,12 @@ def _wait_ready(settings: Settings) -> None:
 
 def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:
     settings = running.settings
-    stores = settings.stores
+    stores, nats_url = settings.stores, settings.log.nats_url
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("HTTP API", settings.http.effective_public_url),
         ("Documentation", f"{settings.http.effective_public_url}/docs"),
-        ("Event log", _without_password(settings.log.nats_url or "")),
+        ("Event log", _without_password(nats_url.get_secret_value() if nats_url else "")),
         ("Subscribers", f"{stores.nats_dir / 'reader.url'} (events.>)" if running.nats else "-"),
         ("Images", stores.effective_images_url),
         ("Models", str(stores.models_dir.absolute())),

@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.stale_processes import stop_stale_processes
 from settings.endpoint import EndpointSettings
-from settings.settings import Settings
+from settings.settings import Settings, forget_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class Embedded:
 
     def _start(self) -> Running:
         settings = self._settings
+        forget_secrets(os.environ)  # every part that needs one is given it
         data_dir = settings.stores.data_dir
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._stack.enter_context(_exclusive(data_dir))
@@ -159,7 +160,7 @@ def with_secret(settings: Settings) -> Settings:
 
 
 def _with_nats(settings: Settings, url: str) -> Settings:
-    log = settings.log.model_copy(update={"nats_url": url})
+    log = settings.log.model_copy(update={"nats_url": SecretStr(url)})
     return settings.model_copy(update={"log": log})
 
 

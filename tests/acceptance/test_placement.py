@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group_table
@@ -15,17 +17,29 @@ from tests.support.service import Service, diffusion
 pytestmark = pytest.mark.timeout(400)
 
 MB = 2**20
+SECRET = "the secret of a test of placement"
 
 
 @pytest.fixture
 def with_gpu(tmp_path: Path) -> Iterator[Service]:
     """Ray is told of a GPU. There is none, so torch falls back to the CPU inside the bundle."""
-    service = Service(tmp_path / "data", DARKROOM_RAY_NUM_GPUS="1", DARKROOM_JOBS_PER_WORKER="2")
+    settings = {"DARKROOM_RAY_NUM_GPUS": "1", "DARKROOM_JOBS_PER_WORKER": "2"}
+    service = Service(tmp_path / "data", DARKROOM_SECRET=SECRET, **settings)
     try:
         service.start()
         yield service
     finally:
         service.close()
+
+
+def test_no_process_inherits_a_secret(with_gpu: Service) -> None:
+    assert with_gpu.ended(with_gpu.submit("diffusion", diffusion()))["status"] == 1
+    environments = []
+    for process in with_gpu.processes(""):
+        with suppress(psutil.Error):  # it ended, or is another user's
+            environments.append(process.environ())
+    assert len(environments) > 5
+    assert [each for each in environments if SECRET in each.values()] == []
 
 
 def groups_of(service: Service, part: str) -> list[str]:

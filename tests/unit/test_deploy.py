@@ -174,8 +174,9 @@ def test_roles_and_replicas_fit_on_cpu_nodes_only(cluster: dict[str, Any]) -> No
 
 
 def test_every_node_reads_the_same_models(cluster: dict[str, Any]) -> None:
+    head = container(node_groups(cluster)["head"])
+    env = {entry["name"]: entry.get("value") for entry in head["env"]}
     for group in node_groups(cluster).values():
-        env = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
         mounts = {mount["mountPath"]: mount for mount in container(group)["volumeMounts"]}
         assert mounts[env["DARKROOM_MODELS_DIR"]]["readOnly"] is True
 
@@ -183,15 +184,21 @@ def test_every_node_reads_the_same_models(cluster: dict[str, Any]) -> None:
 def test_every_variable_is_a_setting(cluster: dict[str, Any]) -> None:
     known = Settings.variables()
     for group in node_groups(cluster).values():
-        names = {entry["name"] for entry in container(group)["env"]}
+        names = {entry["name"] for entry in container(group).get("env", ())}
         assert {name for name in names if name.startswith("DARKROOM_")} <= known
 
 
 def test_secret_values_come_from_the_secret(cluster: dict[str, Any]) -> None:
-    for group in node_groups(cluster).values():
-        env = {entry["name"]: entry for entry in container(group)["env"]}
-        for name in ("DARKROOM_SECRET", "DARKROOM_NATS_URL", "DARKROOM_DATABASE_URL"):
-            assert "secretKeyRef" in env[name]["valueFrom"]
+    head = container(node_groups(cluster)["head"])
+    env = {entry["name"]: entry for entry in head["env"]}
+    for name in ("DARKROOM_SECRET", "DARKROOM_NATS_URL", "DARKROOM_DATABASE_URL"):
+        assert "secretKeyRef" in env[name]["valueFrom"]
+
+
+def test_gpu_nodes_have_no_secret(cluster: dict[str, Any]) -> None:
+    """Workers are handed the settings that they are made from."""
+    gpu = container(node_groups(cluster)["gpu"])
+    assert {entry["name"] for entry in gpu.get("env", ())} & Settings.variables() == set()
 
 
 def test_darkroom_asks_for_as_many_workers_as_there_may_be_gpu_nodes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from settings.__main__ import markdown
 from settings.callbacks import CallbackSettings
 from settings.log import LogSettings
-from settings.settings import Settings
+from settings.settings import Settings, forget_secrets
 from settings.stores import StoreSettings
 
 
@@ -143,5 +144,47 @@ def test_a_short_secret_is_refused() -> None:
         _ = StoreSettings(secret="short").secret_bytes  # type: ignore[arg-type]  # as the environment gives it
 
 
-def test_the_secret_is_not_shown() -> None:
-    assert "a-very-long-secret" not in repr(StoreSettings(secret="a-very-long-secret"))  # type: ignore[arg-type]  # the same
+def test_no_secret_is_shown() -> None:
+    passwords = {
+        "secret": "a-very-long-secret",
+        "database_url": "postgresql+asyncpg://darkroom:database-password@db/darkroom",
+        "nats_url": "nats://service:nats-password@nats:4222",
+        "callback_proxy": "http://user:proxy-password@proxy:3128",
+    }
+    settings = Settings.load(**passwords)
+    shown = f"{settings!r} {settings} {settings.model_dump_json()}"
+    assert [name for name, value in passwords.items() if value in shown] == []
+    assert "password" not in shown
+    assert settings.stores.effective_database_url == passwords["database_url"]
+
+
+def test_folders_are_the_same_for_a_process_that_works_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.load(data_dir="data", models_dir="/models").with_absolute_folders()
+    expected = (Path.cwd() / "data", Path("/models"))
+    images_url = settings.stores.effective_images_url
+    monkeypatch.chdir(tmp_path)
+    assert (settings.stores.data_dir, settings.stores.models_dir) == expected
+    assert settings.stores.effective_images_url == images_url
+
+
+@pytest.mark.parametrize("name", ["secret", "database_url", "nats_url", "callback_proxy"])
+def test_a_wrong_value_of_a_secret_is_not_repeated(name: str) -> None:
+    arguments: dict[str, Any] = {name: ["a-password"]}
+    with pytest.raises(ValidationError, match=name) as refusal:
+        Settings.load(**arguments)
+    assert "a-password" not in f"{refusal.value} {refusal.value!r} {refusal.value.__cause__}"
+
+
+def test_the_variables_of_secrets_are_taken_out_in_any_case() -> None:
+    environment = {
+        "DARKROOM_SECRET": "1",
+        "darkroom_database_url": "2",
+        "DARKROOM_NATS_URL": "3",
+        "DARKROOM_CALLBACK_PROXY": "4",
+        "DARKROOM_PORT": "5",
+        "PATH": "6",
+    }
+    forget_secrets(environment)
+    assert environment == {"DARKROOM_PORT": "5", "PATH": "6"}

@@ -77,6 +77,11 @@ def test_a_setting_that_workers_are_made_from_replaces_them(name: str, value: ob
     assert worker_prefix(config(**{name: value})) != worker_prefix(config())
 
 
+def test_another_password_replaces_workers() -> None:
+    first, second = (f"nats://service:{each}@nats:4222" for each in ("one", "two"))
+    assert worker_prefix(config(nats_url=first)) != worker_prefix(config(nats_url=second))
+
+
 def test_another_row_of_the_endpoint_replaces_its_workers() -> None:
     assert worker_prefix(config(replace(ENDPOINT, precision="float16"))) != worker_prefix(config())
 
