@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -15,6 +15,9 @@ class DispatchSettings(Group):
 
     job_timeout_s: PositiveFloat = 3600.0
     """How long a job may take from its submission to its end before it fails."""
+    max_dispatch_failures: PositiveInt = 5
+    """How many actors a job may be given to that die before an attempt begins; then it fails and
+    becomes a dead letter."""
     jobs_per_actor: Annotated[int, Field(ge=0)] = 0
     """How many jobs one actor runs before it is replaced; 0 is 1 with a GPU and 50 without."""
     worker_idle_s: PositiveFloat = 300.0

@@ -14,7 +14,7 @@ from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
-from events.decisions import Expire
+from events.decisions import Expire, FailDispatch
 from events.errors import LogUnavailable
 from events.ids import LANES
 from events.job import Job
@@ -58,6 +58,7 @@ class EndpointDispatcher:
         pool: WorkerPool,
         running_jobs: RunningJobs,
         hold_renew_s: float,
+        max_dispatch_failures: int,
     ) -> None:
         """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints."""
         self.endpoint = endpoint
@@ -66,6 +67,7 @@ class EndpointDispatcher:
         self._pool = pool
         self._running_jobs = running_jobs
         self._hold_renew_s = hold_renew_s
+        self._max_dispatch_failures = max_dispatch_failures
         self._held: dict[int, _Held] = {}
         self._last_lane = -1
 
@@ -210,6 +212,23 @@ class EndpointDispatcher:
         job = await self._writer.load(held.job.id)
         if slot.entry is not held.entry:
             return
-        if job is not None and job.end is None and job.actor == writer:
+        if job is None or job.end is not None:
+            return
+        if job.actor == writer:
             worker.cancel_run(job.id, job.attempts)
             await held.entry.nak()
+        else:
+            await self._count_failure(job, held)
+
+    async def _count_failure(self, job: Job, held: _Held) -> None:
+        """The actor died before it began an attempt. After too many such deaths the job ends."""
+        command = FailDispatch(
+            held.job.attempts,
+            "its job actor died before an attempt began",
+            max_failures=self._max_dispatch_failures,
+        )
+        outcome = await self._writer.execute(command, job)
+        if outcome.job is not None and outcome.job.end is not None:
+            fields = {"action": "dead_letter", "job_id": job.id}
+            logger.warning("gave up dispatching", extra=fields)
+            await held.entry.ack()

@@ -193,7 +193,12 @@ class Bench:
 
     @asynccontextmanager
     async def dispatching(
-        self, *, slots: int = 1, slots_kept_free: int = 0, max_running_jobs: int = 0
+        self,
+        *,
+        slots: int = 1,
+        slots_kept_free: int = 0,
+        max_running_jobs: int = 0,
+        max_dispatch_failures: int = 5,
     ) -> AsyncIterator[EndpointDispatcher]:
         owners = OwnerSettings(slots_kept_free=slots_kept_free, max_running_jobs=max_running_jobs)
         endpoint = Endpoint("default", jobs_per_worker=slots)
@@ -211,6 +216,7 @@ class Bench:
             ),
             running_jobs=RunningJobs(owners),
             hold_renew_s=LEASE_S / 3,
+            max_dispatch_failures=max_dispatch_failures,
         )
         task = asyncio.create_task(dispatcher.run())
         try:

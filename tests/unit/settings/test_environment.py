@@ -61,6 +61,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_WORKER_GPUS": (None, 0.5),
     "DARKROOM_WORKER_CPUS": (1.0, 2.5),
     "DARKROOM_JOBS_PER_WORKER": (4, 7),
+    "DARKROOM_MAX_DISPATCH_FAILURES": (5, 3),
     "DARKROOM_JOBS_PER_ACTOR": (0, 3),
     "DARKROOM_WORKER_IDLE_S": (300.0, 301.5),
     "DARKROOM_PRECISION": ("auto", "bfloat16"),
