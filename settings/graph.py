@@ -15,6 +15,8 @@ class GraphSettings(Group):
     """The most nodes that a graph may have."""
     max_prompt_chars: PositiveInt = 32_768
     """The longest text that a node may have."""
+    max_request_chars: PositiveInt = 131_072
+    """The most characters that all texts of a request may have together."""
     max_side_px: PositiveInt = 4096
     """The longest side that an image may have."""
     max_batch: PositiveInt = 16

@@ -9,7 +9,8 @@ from engine.batcher import Work
 from engine.graph.declarations import Choice, Int, Link, String, node
 from engine.nodes.latent import latent_upscale
 from engine.nodes.sampling import k_sampler
-from engine.webui.prompt import PromptInvalid, read_negative_prompt, read_prompt
+from engine.webui.prompt import read_negative_prompt, read_prompt
+from engine.webui.prompt_numbers import PromptInvalid
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.webui.model_names import listed_name
-from engine.webui.prompt import PromptInvalid
+from engine.webui.prompt_numbers import PromptInvalid, number_of
 
-_NETWORK = re.compile(r"<(\w+):([^<>]+)>")
+_NETWORK = re.compile(r"<(\w++):([^<>]++)>")
 _MAX_LORAS = 16
 _MAX_STRENGTH = 100.0
 _STRENGTH_NAMES = ("te", "unet")
@@ -29,10 +29,10 @@ def split_networks(prompt: str, known: Sequence[str]) -> tuple[str, tuple[Lora, 
 
     Raises PromptInvalid if a network is unknown, malformed or not a LoRA.
     """
-    loras = [_lora(match, known) for match in _NETWORK.finditer(prompt)]
-    if len(loras) > _MAX_LORAS:
-        raise PromptInvalid(f"it names {len(loras)} LoRAs, at most {_MAX_LORAS} are taken")
-    return _NETWORK.sub("", prompt), tuple(loras)
+    found = list(_NETWORK.finditer(prompt))
+    if len(found) > _MAX_LORAS:
+        raise PromptInvalid(f"it names {len(found)} LoRAs, at most {_MAX_LORAS} are taken")
+    return _NETWORK.sub("", prompt), tuple(_lora(match, known) for match in found)
 
 
 def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
@@ -62,9 +62,9 @@ def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
 
 def _strength(number: str, shown: str) -> float:
     try:
-        strength = float(number)
-    except ValueError:
-        raise PromptInvalid(f"{shown}: {number[:40]!r} is no weight") from None
+        strength = number_of(number)
+    except PromptInvalid as error:
+        raise PromptInvalid(f"{shown}: {error}") from None
     if not abs(strength) <= _MAX_STRENGTH:
         raise PromptInvalid(f"{shown}: a weight is beyond {_MAX_STRENGTH:g}")
     return strength

@@ -13,7 +13,8 @@ from engine.webui.default_size import default_side
 from engine.webui.extra_networks import Lora, split_networks
 from engine.webui.model_names import listed_name
 from engine.webui.parameters import DiffusionParameters
-from engine.webui.prompt import PromptInvalid, read_negative_prompt, read_prompt
+from engine.webui.prompt import read_negative_prompt, read_prompt
+from engine.webui.prompt_numbers import PromptInvalid
 
 _MULTIPLE = 8
 

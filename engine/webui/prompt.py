@@ -16,9 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
+from functools import lru_cache
 from typing import TypeAlias
+
+from engine.webui.prompt_numbers import PromptInvalid, is_number, number_of, weight_of
+from engine.webui.prompt_weights import OPENING, Section, sections_of
 
 _MAX_PARTS = 16
 """Texts that AND joins. Each one is a row in the calls of the model."""
@@ -26,29 +28,17 @@ _MAX_PROMPT_CHARS = 2**15
 _MAX_STRETCHES = 256
 _MAX_TEXT_CHARS = 2**18
 """The sum of the lengths of all texts that a prompt has in its steps."""
+_MAX_TEXTS = 64
+"""Different texts that a prompt has in its steps. Each of them is encoded."""
+_MAX_WEIGHED_CHARS = 2**16
+"""The sum of the lengths of these."""
 _MAX_DEPTH = 64
-_MAX_WEIGHT = 1000.0
-_PAIRS = {"]": "[", ")": "("}
-_FACTORS = {"]": 1 / 1.1, ")": 1.1}
 
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_REMEMBERED = 4
+"""Prompts of a request. Each is read with its parameters, and again with the graph."""
+
 _AND = re.compile(r"\bAND\b")
-_BREAK = re.compile(r"\bBREAK\b")
-_EDIT_TOKEN = re.compile(r"\\.|[\[\]():|]|[^\\\[\]():|]+|\\", re.DOTALL)
-_WEIGHT_TOKEN = re.compile(
-    r"\\(?P<escaped>[()\[\]\\])|\\|(?P<bracket>[()\[\]])|:\s*(?P<weight>[+-]?[.\d]+)\s*\)"
-    r"|[^\\()\[\]:]+|:"
-)
-
-
-class PromptInvalid(ValueError):
-    """The prompt cannot be parsed, or it is too long or too complex."""
-
-
-Segment: TypeAlias = tuple[str, float]
-"""A text with its weight."""
-Section: TypeAlias = tuple[Segment, ...]
-"""The text between two BREAKs."""
+_EDIT_TOKEN = re.compile(r"\\.|[\[\]():|]|[^\\\[\]():|]++|\\", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +57,7 @@ class Part:
     stretches: tuple[Stretch, ...]
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def read_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part, ...]:
     """Parse a prompt into the texts that AND joins. Raises PromptInvalid.
 
@@ -78,14 +69,17 @@ def read_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part
         raise PromptInvalid(f"AND joins {len(sides)} texts, at most {_MAX_PARTS}")
     parts = [_split_weight(side) for side in sides]
     counted, most = _Steps(steps, steps_before), _MAX_TEXT_CHARS // len(sides)
-    stretches = [_stretches(text, counted, most) for text, _ in parts]
+    stretches = _weighed([_changes(text, counted, most) for text, _ in parts])
     return tuple(Part(weight, found) for (_, weight), found in zip(parts, stretches, strict=True))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def read_negative_prompt(prompt: str, *, steps: int, steps_before: int = 0) -> tuple[Part, ...]:
     """Parse a negative prompt, where AND and a weight at the end have no meaning."""
     _require_length(prompt)
-    return (Part(1.0, _stretches(prompt, _Steps(steps, steps_before), _MAX_TEXT_CHARS)),)
+    counted = _Steps(steps, steps_before)
+    (stretches,) = _weighed([_changes(prompt, counted, _MAX_TEXT_CHARS)])
+    return (Part(1.0, stretches),)
 
 
 def _require_length(prompt: str) -> None:
@@ -97,23 +91,9 @@ def _require_length(prompt: str) -> None:
 
 def _split_weight(side: str) -> tuple[str, float]:
     text, _, number = side.rpartition(":")
-    if text and _NUMBER.fullmatch(number.strip()):
-        return text, _weight(number)
+    if text and is_number(number):
+        return text, weight_of(number)
     return side, 1.0
-
-
-def _weight(number: str) -> float:
-    try:
-        weight = float(number)
-    except ValueError:
-        raise PromptInvalid(f"{number.strip()[:40]!r} is no weight") from None
-    return _in_range(weight)
-
-
-def _in_range(weight: float) -> float:
-    if not abs(weight) <= _MAX_WEIGHT:
-        raise PromptInvalid(f"a weight is beyond {_MAX_WEIGHT:g}")
-    return weight
 
 
 # Prompt editing.
@@ -123,7 +103,8 @@ def _in_range(weight: float) -> float:
 class _Edit:
     before: Sequence[_Node]
     after: Sequence[_Node]
-    until: str
+    last_step: int
+    """The last step that has `before`, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +130,21 @@ class _Bracket:
             nodes += [separator, *piece]
         return [*nodes, closing]
 
-    def closed(self) -> list[_Node]:
+    def closed(self, steps: _Steps) -> list[_Node]:
         """The meaning of a pair of square brackets."""
         colons = self.separators.count(":")
         last = self.pieces[-1]
         if colons == len(self.separators) and colons in (1, 2) and len(last) == 1:
             until = last[0].strip() if isinstance(last[0], str) else ""
-            if _NUMBER.fullmatch(until):
+            if is_number(until):
                 before = self.pieces[0] if colons == 2 else []
-                return [_Edit(before, self.pieces[-2], until)]
+                return [_Edit(before, self.pieces[-2], steps.of(until))]
         if self.separators and not colons:
             return [_Alternation(self.pieces)]
         return self.literal("]")
 
 
-def _parse(text: str) -> list[_Node]:
+def _parse(text: str, steps: _Steps) -> list[_Node]:
     stack = [_Bracket("")]
     for match in _EDIT_TOKEN.finditer(text):
         token, top = match[0], stack[-1]
@@ -171,9 +152,9 @@ def _parse(text: str) -> list[_Node]:
             if len(stack) > _MAX_DEPTH:
                 raise PromptInvalid(f"brackets lie in one another more than {_MAX_DEPTH} deep")
             stack.append(_Bracket(token))
-        elif _PAIRS.get(token) == top.opening:
+        elif OPENING.get(token) == top.opening:
             stack.pop()
-            stack[-1].pieces[-1] += top.closed() if token == "]" else top.literal(")")
+            stack[-1].pieces[-1] += top.closed(steps) if token == "]" else top.literal(")")
         elif token in (":", "|") and top.opening:
             top.separators.append(token)
             top.pieces.append([])
@@ -194,7 +175,7 @@ class _Steps:
 
     def of(self, until: str) -> int:
         """The step that a number in brackets means. With a point, it is a share of the steps."""
-        number = float(until)
+        number = number_of(until)
         if "." in until:
             number = (number - bool(self.before)) * self.count
         else:
@@ -202,8 +183,12 @@ class _Steps:
         return int(min(max(number, 0), self.count))
 
 
-def _stretches(text: str, steps: _Steps, most: int) -> tuple[Stretch, ...]:
-    nodes = _parse(text)
+_Changes: TypeAlias = Sequence[tuple[int, str]]
+"""The texts that follow one another, each with the last step that has it, counted from 1."""
+
+
+def _changes(text: str, steps: _Steps, most: int) -> _Changes:
+    nodes = _parse(text, steps)
     ends = _ends(nodes, steps)
     if len(ends) > _MAX_STRETCHES:
         raise PromptInvalid(f"it changes {len(ends)} times, at most {_MAX_STRETCHES}")
@@ -211,18 +196,17 @@ def _stretches(text: str, steps: _Steps, most: int) -> tuple[Stretch, ...]:
         raise PromptInvalid(f"its steps come to more than {_MAX_TEXT_CHARS} characters of text")
     found: list[tuple[int, str]] = []
     for end in ends:
-        written = "".join(_at(nodes, end, steps))
+        written = "".join(_at(nodes, end))
         if found and found[-1][1] == written:
             found.pop()
         found.append((end, written))
-    sections = {written: _sections(written) for _, written in found}
-    return tuple(Stretch(end, sections[written]) for end, written in found)
+    return found
 
 
 def _ends(nodes: Sequence[_Node], steps: _Steps) -> list[int]:
     """The steps after which the text may change, and the last step."""
     changing = list(_changing(nodes))
-    ends = {steps.of(each.until) for each in changing if isinstance(each, _Edit)}
+    ends = {each.last_step for each in changing if isinstance(each, _Edit)}
     if any(isinstance(each, _Alternation) for each in changing):
         ends |= set(range(steps.count))
     return sorted(ends - {0} | {steps.count})
@@ -242,51 +226,29 @@ def _changing(nodes: Sequence[_Node]) -> Iterator[_Edit | _Alternation]:
                     yield from _changing(option)
 
 
-def _at(nodes: Sequence[_Node], step: int, steps: _Steps) -> Iterator[str]:
+def _at(nodes: Sequence[_Node], step: int) -> list[str]:
     """The pieces of the text of one step, counted from 1."""
+    pieces: list[str] = []
     for node in nodes:
         match node:
             case str():
-                yield node
-            case _Edit(before, after, until):
-                yield from _at(before if step <= steps.of(until) else after, step, steps)
+                pieces.append(node)
+            case _Edit(before, after, last_step):
+                pieces += _at(before if step <= last_step else after, step)
             case _Alternation(options):
-                yield from _at(options[(step - 1) % len(options)], step, steps)
+                pieces += _at(options[(step - 1) % len(options)], step)
+    return pieces
 
 
-# Weights.
-
-
-def _sections(text: str) -> tuple[Section, ...]:
-    sections: list[list[Segment]] = [[]]
-    # Neighbours of equal weight become one text.
-    for weight, segments in groupby(_weighted(text), key=itemgetter(1)):
-        first, *others = _BREAK.split("".join(words for words, _ in segments))
-        sections[-1].append((first, weight))
-        sections += ([(other, weight)] for other in others)
-    return tuple(tuple(each for each in section if each[0]) for section in sections)
-
-
-def _weighted(text: str) -> list[Segment]:
-    segments: list[Segment] = []
-    opened: dict[str, list[int]] = {"(": [], "[": []}
-
-    def weigh(start: int, factor: float) -> None:
-        for place in range(start, len(segments)):
-            words, weight = segments[place]
-            segments[place] = (words, _in_range(weight * factor))
-
-    for match in _WEIGHT_TOKEN.finditer(text):
-        token = match[0]
-        if token in opened:
-            opened[token].append(len(segments))
-        elif match["weight"] and opened["("]:
-            weigh(opened["("].pop(), _weight(match["weight"]))
-        elif token in _PAIRS and opened[_PAIRS[token]]:
-            weigh(opened[_PAIRS[token]].pop(), _FACTORS[token])
-        else:
-            segments.append((match["escaped"] or ("" if token == "\\" else token), 1.0))
-    for closing, opening in _PAIRS.items():
-        for start in opened[opening]:
-            weigh(start, _FACTORS[closing])
-    return segments
+def _weighed(parts: Sequence[_Changes]) -> list[tuple[Stretch, ...]]:
+    """The stretches of each part."""
+    texts = [{text for _, text in changes} for changes in parts]
+    if (count := sum(map(len, texts))) > _MAX_TEXTS:
+        raise PromptInvalid(f"its steps have {count} different texts, at most {_MAX_TEXTS}")
+    distinct = set().union(*texts)
+    if (count := sum(map(len, distinct))) > _MAX_WEIGHED_CHARS:
+        raise PromptInvalid(
+            f"the texts of its steps have {count} characters, at most {_MAX_WEIGHED_CHARS}"
+        )
+    sections = {text: sections_of(text) for text in distinct}
+    return [tuple(Stretch(end, sections[text]) for end, text in changes) for changes in parts]

@@ -17,6 +17,7 @@ from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters, with_seed
 from events.store.records import Endpoint
 from events.types import Flavour
+from serve_app.acceptance.text_budget import require_text_budget
 from settings.graph import GraphSettings
 
 _RECORDED = ("prompt", "extra_data")
@@ -43,6 +44,7 @@ class Checker:
     catalogue: Catalogue
     limits: Limits
     default_checkpoint: str | None
+    max_request_chars: int
 
     def check(self, flavour: Flavour, body: Any) -> CheckedRequest:
         """Raises GraphInvalid, ParametersInvalid."""
@@ -53,6 +55,7 @@ class Checker:
         if not isinstance(members.get("extra_data", {}), dict | None):
             raise ParametersInvalid((FieldError("dict_type", "must be an object", "extra_data"),))
         recorded = {name: members[name] for name in _RECORDED if name in members}
+        require_text_budget(recorded.get("prompt"), self.max_request_chars)
         recorded["prompt"] = resolve_seeds(recorded.get("prompt"), draw_seed)
         graph = validate(recorded["prompt"], self.catalogue, self.limits)
         return CheckedRequest(recorded, images=0, input_files=graph.input_files)
@@ -71,6 +74,7 @@ class Checker:
         compiled = compile_parameters(
             parameters, self.catalogue, self.limits, default_checkpoint=self.default_checkpoint
         )
+        require_text_budget(compiled.prompt, self.max_request_chars)
         validate(compiled.prompt, self.catalogue, self.limits)
         recorded = {**body, "seed": parameters.seed}
         if given.checkpoint is None:
@@ -99,6 +103,7 @@ def checker_for(
             max_pixels=endpoint.max_pixels,
         ),
         default_checkpoint=default or next(iter(catalogue.models.names(CHECKPOINTS)), None),
+        max_request_chars=settings.max_request_chars,
     )
 
 

@@ -19,7 +19,8 @@ from engine.diffusion.text import encoding as text
 from engine.diffusion.text.encoding import CHUNK, Chunk, Clip, Weighted, load_tokenizer, padded
 from engine.diffusion.text.text_encoders import EmbeddingToken
 from engine.diffusion.text.textual_inversion import Embeddings
-from engine.webui.prompt import Part, Section, Stretch
+from engine.webui.prompt import Part, Stretch
+from engine.webui.prompt_weights import Section
 
 Parts: TypeAlias = Sequence[Part]
 _NamesByToken: TypeAlias = dict[int, list[tuple[tuple[int, ...], str]]]

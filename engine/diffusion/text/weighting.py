@@ -7,68 +7,99 @@ absolute. `\(` and `\)` are characters of the text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 _PAREN_WEIGHT = 1.1
 _DEEPEST = 32
+_MAX_NUMBER_CHARS = 40
+"""A longer number is text."""
+_PARENTHESIS = re.compile(r"[()]")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # for private use in Unicode, so no prompt has them
 
 
 def weighted_segments(prompt: str) -> list[tuple[str, float]]:
     """The prompt in pieces, each with its weight."""
-    hidden = prompt.replace("\\(", _OPEN).replace("\\)", _CLOSE)
+    text = prompt.replace("\\(", _OPEN).replace("\\)", _CLOSE)
+    closing = _closing(text)
     found: list[tuple[str, float]] = []
-    pending = [(hidden, 1.0, 0)]
+    pending = [(0, len(text), 1.0, 0)]
     while pending:
-        text, weight, depth = pending.pop()
-        pieces = list(_split(text)) if depth < _DEEPEST else [(text, False)]
-        if not any(is_group for _, is_group in pieces):
-            found.append((_unhide(text), weight))
+        start, end, weight, depth = pending.pop()
+        pieces = list(_split(text, start, end, closing)) if depth < _DEEPEST else []
+        if not any(is_group for _, _, is_group in pieces):
+            found.append((_unhide(text[start:end]), weight))
             continue
-        for piece, is_group in reversed(pieces):
+        for first, last, is_group in reversed(pieces):
             if is_group:
-                pending.append((*_opened(piece, weight), depth + 1))
+                words_end, words_weight = _opened(text, first + 1, last - 1, weight)
+                pending.append((first + 1, words_end, words_weight, depth + 1))
             else:
                 # It has no groups, so it is not split again.
-                pending.append((piece, weight, _DEEPEST))
+                pending.append((first, last, weight, _DEEPEST))
     return found
 
 
-def _split(text: str) -> Iterator[tuple[str, bool]]:
-    """The text split at its outermost groups, and whether each piece is a group.
+def _closing(text: str) -> Mapping[int, int]:
+    """Where each parenthesis is closed; the end of the text for one that is not.
+
+    One that comes after a closing one too many, and makes up for it, opens nothing.
+    """
+    places: dict[int, int] = {}
+    opened: list[int] = []
+    missing = 0
+    for parenthesis in _PARENTHESIS.finditer(text):
+        place = parenthesis.start()
+        if text[place] == ")":
+            if opened:
+                places[opened.pop()] = place
+            else:
+                missing += 1
+        elif missing:
+            missing -= 1
+        else:
+            opened.append(place)
+    return places | dict.fromkeys(opened, len(text))
+
+
+def _split(
+    text: str, start: int, end: int, closing: Mapping[int, int]
+) -> Iterator[tuple[int, int, bool]]:
+    """A part of the text split at its outermost groups, and whether each piece is a group.
 
     What is left at the end counts as a group if it begins and ends with parentheses.
     """
-    depth = start = 0
-    for place, char in enumerate(text):
-        if char == "(":
-            if depth == 0:
-                if place > start:
-                    yield text[start:place], False
-                start = place
-            depth += 1
-        elif char == ")":
-            depth -= 1
-            if depth == 0:
-                yield text[start : place + 1], True
-                start = place + 1
-    if start < len(text):
-        rest = text[start:]
-        yield rest, len(rest) > 1 and rest[0] == "(" and rest[-1] == ")"
+    place = text.find("(", start, end)
+    while place >= 0:
+        close = closing.get(place)
+        if close is None:
+            place = text.find("(", place + 1, end)
+            continue
+        if place > start:
+            yield start, place, False
+        start = place
+        if close >= end:
+            break
+        yield place, close + 1, True
+        start = close + 1
+        place = text.find("(", start, end)
+    if start < end:
+        rest = text[start:end]
+        yield start, end, len(rest) > 1 and rest[0] == "(" and rest[-1] == ")"
 
 
-def _opened(group: str, weight: float) -> tuple[str, float]:
-    """The text inside a group, and its weight."""
-    inside = group[1:-1]
-    words, colon, number = inside.rpartition(":")
-    if words and colon:
+def _opened(text: str, start: int, end: int, weight: float) -> tuple[int, float]:
+    """Where the words inside a group end, and their weight."""
+    colon = text.rfind(":", start, end)
+    number = text[colon + 1 : end].strip()
+    if colon > start and len(number) <= _MAX_NUMBER_CHARS:
         try:
             absolute = float(number)
         except ValueError:
             pass
         else:
-            return words, absolute if math.isfinite(absolute) else 1.0
-    return inside, weight * _PAREN_WEIGHT
+            return colon, absolute if math.isfinite(absolute) else 1.0
+    return end, weight * _PAREN_WEIGHT
 
 
 def _unhide(text: str) -> str:

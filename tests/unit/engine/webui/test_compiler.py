@@ -61,6 +61,8 @@ def test_loras_come_out_of_the_prompt_into_the_graph(models: Catalogue) -> None:
         ("<lora:ink:dyn=1>", "not understood"),
         ("<hypernet:x:1>", "<hypernet:x:1>"),
         ("<lora:ink:1>" * 17, "17"),
+        ("<lora:ink:0." + "1" * 40 + ">", "at most 40"),
+        ("<lora:nope>" * 17, "17 LoRAs"),
         ("(x:1.2.3)", "1.2.3"),
     ],
 )

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.webui.prompt import (
-    PromptInvalid,
-    Section,
-    read_negative_prompt,
-    read_prompt,
-)
+from engine.webui.prompt import read_negative_prompt, read_prompt
+from engine.webui.prompt_numbers import PromptInvalid
+from engine.webui.prompt_weights import Section
 
 
 def texts(prompt: str, steps: int = 10, steps_before: int = 0) -> list[tuple[int, str]]:
@@ -128,6 +125,9 @@ def test_a_negative_prompt_is_never_composed() -> None:
         "(" * 65 + "a",
         "x" * (2**15 + 1),
         "[a|b]" + "x" * 2**12,
+        "a:0." + "1" * 400,
+        "(a:0." + "1" * 400 + ")",
+        "[a:b:0." + "1" * 400 + "]",
     ],
 )
 def test_what_cannot_be_is_refused(prompt: str) -> None:
@@ -170,6 +170,23 @@ def test_a_prompt_changes_so_often_at_most() -> None:
         read_prompt("[a|b]", steps=257)
 
 
+def test_a_prompt_has_so_many_different_texts_at_most() -> None:
+    edits = "".join(f"[a{step}:b:{step}]" for step in range(1, 96))
+    with pytest.raises(PromptInvalid, match="96 different texts, at most 64"):
+        read_prompt(edits, steps=150)
+    parts = " AND ".join(
+        "[" + "|".join(side * n for n in range(1, 9)) + "]" for side in "abcdefghi"
+    )
+    with pytest.raises(PromptInvalid, match="72 different texts"):
+        read_prompt(parts, steps=8)
+    assert len(texts("[" + "|".join(str(n) for n in range(64)) + "]", 64)) == 64
+
+
+def test_the_texts_of_all_steps_have_a_length() -> None:
+    with pytest.raises(PromptInvalid, match="characters, at most 65536"):
+        read_prompt("[a|b|c]" + "x" * 30_000, steps=3)
+
+
 def test_the_longest_prompts_are_read_in_no_time() -> None:
     begun = time.monotonic()
     for piece in ("[|]", "(a)", "[a]:", "\\", ": ", ")"):
@@ -180,4 +197,7 @@ def test_the_longest_prompts_are_read_in_no_time() -> None:
         with suppress(PromptInvalid):
             read_prompt(prompt, steps=10_000)
     read_prompt("[a|b|c]" + "(x)" * 500, steps=150)
+    read_prompt("(" * 60 + "(a)b" * 8_000 + ")" * 60, steps=20)
+    turns = "[" + "|".join(str(n) for n in range(64)) + "]"
+    read_prompt(turns + "(" * 60 + "(a)b" * 180 + ")" * 60, steps=64)
     assert time.monotonic() - begun < 30

@@ -23,6 +23,10 @@ from engine.diffusion.text.weighting import weighted_segments
         (r"\(cat\)", [("(cat)", 1.0)]),
         ("[cat] BREAK", [("[cat] BREAK", 1.0)]),
         ("(never closed", [("(never closed", 1.0)]),
+        ("((a) b)", [("a", 1.1 * 1.1), (" b", 1.1)]),
+        ("a) (b) (c)", [("a) (b) (c)", 1.0)]),
+        ("((a)", [("(a", 1.1)]),
+        ("(a:" + "1" * 41 + ")", [("a:" + "1" * 41, 1.1)]),
     ],
 )
 def test_weights(prompt: str, expected: list[tuple[str, float]]) -> None:
