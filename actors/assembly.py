@@ -188,6 +188,7 @@ async def connect_job_actor(
         ),
         lease_renew_s=config.workers.lease_renew_s,
         max_attempts=config.workers.max_attempts,
+        max_attempts_total=config.workers.max_attempts_total,
         now=utc_now,
     )
     await messaging.connected()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import assert_never
+from typing import Literal, assert_never
 
-from events.job import Job, timed_out_message
+from events.job import Job, after_break_off, timed_out_message
 from events.types import (
     AttemptFailed,
+    Blame,
     Cancelled,
     CancelRequested,
     Completed,
@@ -38,6 +39,9 @@ class Start:
 
     actor: str
     max_attempts: int
+    """How many attempts may be charged to the job."""
+    max_attempts_total: int
+    """How many may begin, charged or not."""
     now: datetime
 
 
@@ -49,11 +53,15 @@ class StoreImage:
 
 @dataclass(frozen=True, slots=True)
 class FailAttempt:
-    """`final`: the next attempt would fail alike (a bad graph, a missing checkpoint)."""
+    """`final`: the next attempt would fail alike (a bad graph, a missing checkpoint).
+
+    `blame`: None where the failure is surely the job's own.
+    """
 
     actor: str
     message: str
     final: bool
+    blame: Blame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +156,18 @@ def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
         return (Cancelled(),)
     if command.now >= job.deadline:
         return (Failed(message=timed_out_message(job)),)
-    if job.attempts >= command.max_attempts:
-        reason = job.last_failure or "the worker died"
-        return (Failed(message=f"Gave up after {job.attempts} attempts: {reason}"),)
-    return (Started(attempt=job.attempts + 1, actor=command.actor),)
+    job = after_break_off(job)
+    if job.charged_attempts >= command.max_attempts or job.attempts >= command.max_attempts_total:
+        return (Failed(message=_gave_up_message(job)),)
+    exclusive: Literal[True] | None = True if job.is_suspect else None
+    return (Started(attempt=job.attempts + 1, actor=command.actor, exclusive=exclusive),)
+
+
+def _gave_up_message(job: Job) -> str:
+    alone = ""
+    if job.is_exclusive and job.charged_attempts:
+        alone = f", {job.charged_attempts} of them with no other job on the engine"
+    return f"Gave up after {job.attempts} attempts{alone}: {job.last_failure}"
 
 
 def _fail_dispatch(command: FailDispatch, job: Job) -> tuple[JobEvent, ...]:
@@ -189,8 +205,10 @@ def _write(
             return () if job.image(image.index) is not None else (image,)
         case FailAttempt(message=message, final=True):
             return (Failed(message=message),)
-        case FailAttempt(message=message):
-            return (AttemptFailed(attempt=job.attempts, message=message),)
+        case FailAttempt(message=message, blame=blame):
+            if job.is_exclusive and blame is Blame.SUSPECT:
+                blame = None  # no other job was there
+            return (AttemptFailed(attempt=job.attempts, message=message, blame=blame),)
         case Complete(images=images):
             return (Completed(images=images),)
         case ConfirmCancel():

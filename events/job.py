@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from events.ids import lane_of
 from events.types import (
     AttemptFailed,
+    Blame,
     Cancelled,
     CancelRequested,
     Completed,
@@ -36,6 +37,14 @@ class Job:
     submitted_at: datetime
     traceparent: str | None = None
     attempts: int = 0
+    charged_attempts: int = 0
+    """Those that failed by the job's own doing."""
+    is_attempted: bool = False
+    """The last attempt has not failed, as far as anybody has said."""
+    is_exclusive: bool = False
+    """The last attempt shares the engine with no other job."""
+    is_suspect: bool = False
+    """It may have broken what it ran on, so its next attempt is an exclusive one."""
     actor: str | None = None
     """The actor of the last `Started`: the only one that may write."""
     started_at: datetime | None = None
@@ -117,14 +126,13 @@ def _next(job: Job, event: Event) -> Job:
     if job.end is not None:
         return job
     match event.data:
-        case Started(attempt=attempt, actor=actor):
-            started_at = job.started_at or event.time
-            return replace(job, attempts=attempt, actor=actor, started_at=started_at)
+        case Started() as started:
+            return _started(after_break_off(job), started, event.time)
         case ImageStored() as image if job.image(image.index) is None:
             images = tuple(sorted((*job.images, image), key=lambda stored: stored.index))
             return replace(job, images=images)
-        case AttemptFailed(message=message):
-            return replace(job, last_failure=message)
+        case AttemptFailed(message=message, blame=blame):
+            return replace(_charged(job, blame), last_failure=message)
         case DispatchFailed(failure=failure, message=message):
             return replace(job, dispatch_failures=failure, last_failure=message)
         case CancelRequested():
@@ -133,6 +141,36 @@ def _next(job: Job, event: Event) -> Job:
             return replace(job, end=end, ended_at=event.time)
         case _:
             return job
+
+
+def _started(job: Job, started: Started, time: datetime) -> Job:
+    return replace(
+        job,
+        attempts=started.attempt,
+        actor=started.actor,
+        started_at=job.started_at or time,
+        is_attempted=True,
+        is_exclusive=bool(started.exclusive),
+    )
+
+
+def after_break_off(job: Job) -> Job:
+    """The job, if its last attempt has ended without a word: its actor or the machine died."""
+    if not job.is_attempted:
+        return job
+    blame = None if job.is_exclusive else Blame.SUSPECT
+    return replace(_charged(job, blame), is_suspect=True, last_failure="the worker died")
+
+
+def _charged(job: Job, blame: Blame | None) -> Job:
+    """The job, once its last attempt has failed."""
+    is_charged = job.is_attempted and blame is None
+    return replace(
+        job,
+        charged_attempts=job.charged_attempts + is_charged,
+        is_attempted=False,
+        is_suspect=job.is_suspect or blame is Blame.SUSPECT,
+    )
 
 
 def timed_out_message(job: Job) -> str:

@@ -33,6 +33,15 @@ class DeadLetter(StrEnum):
     """An administrator stopped it."""
 
 
+class Blame(StrEnum):
+    """What a failed attempt says about its job, where the failure is not surely its own."""
+
+    SUSPECT = "suspect"
+    """The device worked for it and maybe for others, so its next attempt is an exclusive one."""
+    BYSTANDER = "bystander"
+    """The device worked for others."""
+
+
 class EventData(BaseModel):
     """What an event says: something that happened, in the past tense. Immutable."""
 
@@ -86,6 +95,8 @@ class Started(JobEvent):
     type_name = "darkroom.job.started.v1"
     attempt: int
     actor: str
+    exclusive: Literal[True] | None = None
+    """No other job runs on the engine meanwhile; None where others may."""
 
 
 class ImageStored(JobEvent):
@@ -107,6 +118,8 @@ class AttemptFailed(JobEvent):
     type_name = "darkroom.job.attempt_failed.v1"
     attempt: int
     message: str
+    blame: Blame | None = None
+    """The attempt is charged to the job where this is None, and only there."""
 
 
 class DispatchFailed(JobEvent):

@@ -12,7 +12,9 @@ class WorkerSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     max_attempts: PositiveInt = 3
-    """How many times a job is tried before it fails."""
+    """How many times a job may fail by its own doing before it is given up."""
+    max_attempts_total: PositiveInt = 20
+    """How many times a job is tried at most, whatever ended its attempts."""
     lease_s: PositiveFloat = 30.0
     """How long the actor of a job may be silent before the job goes to another one."""
     lease_renew_s: PositiveFloat = 5.0

@@ -117,6 +117,7 @@ class Attempt:
                 plan.first_index,
                 input_files=await self._read_input_files(),
                 is_alone=bool(self._job.submitted.alone),
+                is_exclusive=self._job.is_exclusive,
             )
             async with aclosing(self._engine.run(order)) as events:
                 async for event in events:

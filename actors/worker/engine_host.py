@@ -29,6 +29,9 @@ class Order:
     first_index: Mapping[str, int] | None
     input_files: Mapping[str, bytes]
     is_alone: bool = False
+    """It shares no device call with other jobs."""
+    is_exclusive: bool = False
+    """It shares the engine with no other job."""
 
 
 class EngineDied(Exception):
@@ -84,6 +87,7 @@ class EngineHost:
             first_index=order.first_index,
             input_files=order.input_files,
             is_alone=order.is_alone,
+            is_exclusive=order.is_exclusive,
         )
         self._runs[job_id] = (order.attempt, run)
         try:

@@ -50,6 +50,7 @@ class JobRunner:
         limits: AttemptLimits,
         lease_renew_s: float,
         max_attempts: int,
+        max_attempts_total: int,
         now: Callable[[], datetime],
     ) -> None:
         """`log` is one that waits out outages (`PersistentLog`)."""
@@ -63,6 +64,7 @@ class JobRunner:
         self._limits = limits
         self._lease_renew_s = lease_renew_s
         self._max_attempts = max_attempts
+        self._max_attempts_total = max_attempts_total
         self._now = now
         self._leases: dict[str, Lease] = {}
 
@@ -90,7 +92,12 @@ class JobRunner:
         return lease is not None
 
     async def _start(self, job: Job) -> Job:
-        command = Start(self._actor, max_attempts=self._max_attempts, now=self._now())
+        command = Start(
+            self._actor,
+            max_attempts=self._max_attempts,
+            max_attempts_total=self._max_attempts_total,
+            now=self._now(),
+        )
         outcome = await self._writer.execute(command, job)
         return outcome.job or job
 

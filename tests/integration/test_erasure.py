@@ -69,7 +69,7 @@ class Bench:
     async def whole_job(self) -> str:
         job_id = new_id()
         await self.writer.submit(job_id, Submit(submitted(request={"prompt": PROMPT})))
-        start = Start("a", max_attempts=3, now=utc_now())
+        start = Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
         key = f"{job_id}/1/0.png"
         await self.images.put(key, b"png")
         store = StoreImage("a", image(0, key=key))

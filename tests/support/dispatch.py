@@ -234,7 +234,7 @@ class Bench:
 
     async def start(self, job_id: str, actor: FakeJobActor) -> None:
         """What a job actor does first."""
-        command = Start(actor.writer, max_attempts=3, now=utc_now())
+        command = Start(actor.writer, max_attempts=3, max_attempts_total=9, now=utc_now())
         await self.writer.execute(command, await self.job(job_id))
 
     async def job(self, job_id: str) -> Job:

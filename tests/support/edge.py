@@ -71,7 +71,9 @@ class Edge(MemoryParts):
         await self.services.writer.execute(command, await self.job(job_id))
 
     async def start(self, job_id: str) -> None:
-        await self.execute(job_id, Start(actor=ACTOR, max_attempts=3, now=datetime.now(UTC)))
+        await self.execute(
+            job_id, Start(actor=ACTOR, max_attempts=3, max_attempts_total=9, now=datetime.now(UTC))
+        )
 
     async def store_image(
         self,

@@ -89,7 +89,9 @@ class House:
         job_id = await self.running_job()
         job = await self.load(job_id)
         await self.writer.execute(Cancel(), job)
-        await self.writer.execute(Start("b", max_attempts=9, now=NOON), await self.load(job_id))
+        await self.writer.execute(
+            Start("b", max_attempts=9, max_attempts_total=9, now=NOON), await self.load(job_id)
+        )
         delivered = CallbackDelivered(attempt=1)
         event = Event(id=new_id(), job_id=job_id, version=1, time=self.clock(), data=delivered)
         await self.deliveries.append(event, expected=0)
@@ -98,7 +100,7 @@ class House:
     async def running_job(self) -> str:
         job_id = new_id()
         await self.writer.submit(job_id, Submit(submitted()))
-        start = Start("a", max_attempts=9, now=self.clock())
+        start = Start("a", max_attempts=9, max_attempts_total=9, now=self.clock())
         await self.writer.execute(start, await self.load(job_id))
         key = f"{job_id}/1/0.png"
         await self.put(key)

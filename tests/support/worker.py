@@ -93,6 +93,7 @@ def job_runner(
         limits=limits,
         lease_renew_s=lease_renew_s,
         max_attempts=3,
+        max_attempts_total=9,
         now=utc_now,
     )
 

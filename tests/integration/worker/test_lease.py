@@ -83,7 +83,7 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
 
     again = await bench.entry()  # the lease ran out
     assert again.job_id == entry.job_id
-    start = Start("heir", max_attempts=3, now=utc_now() + timedelta())
+    start = Start("heir", max_attempts=3, max_attempts_total=9, now=utc_now() + timedelta())
     await bench.writer.execute(start, await bench.job(job_id))
     before = await bench.events(job_id)
     engine.advance(10)

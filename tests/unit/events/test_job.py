@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from events.job import fold
 from events.types import (
     AttemptFailed,
+    Blame,
     Cancelled,
     CancelRequested,
     Completed,
@@ -31,9 +32,19 @@ ENDS: list[EventData] = [Completed(images=1), Failed(message="No."), Cancelled()
 ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=START)
 
 later_events = st.one_of(
-    st.builds(Started, attempt=st.integers(1, 4), actor=st.sampled_from("ab")),
+    st.builds(
+        Started,
+        attempt=st.integers(1, 4),
+        actor=st.sampled_from("ab"),
+        exclusive=st.sampled_from([None, True]),
+    ),
     st.builds(image, st.integers(0, 3), attempt=st.integers(1, 4)),
-    st.builds(AttemptFailed, attempt=st.integers(1, 4), message=st.text(max_size=5)),
+    st.builds(
+        AttemptFailed,
+        attempt=st.integers(1, 4),
+        message=st.text(max_size=5),
+        blame=st.sampled_from([None, *Blame]),
+    ),
     st.builds(DispatchFailed, failure=st.integers(1, 4), message=st.text(max_size=5)),
     st.just(CancelRequested()),
     st.just(Unknown(original_type="darkroom.job.of_a_later_version.v9")),
@@ -120,6 +131,25 @@ def test_a_second_attempt_keeps_images_and_the_first_start() -> None:
     assert (job.attempts, job.actor, job.last_failure) == (2, "b", "The worker was lost.")
     assert job.started_at == START + timedelta(seconds=1)
     assert job.images == (image(0, attempt=2), image(1))
+
+
+def test_only_failures_of_its_own_are_charged_to_a_job() -> None:
+    def failed(blame: Blame | None) -> AttemptFailed:
+        return AttemptFailed(attempt=1, message="It died.", blame=blame)
+
+    first, alone = Started(attempt=1, actor="a"), Started(attempt=2, actor="a", exclusive=True)
+    for events, charged, is_suspect in [
+        ([first], 0, False),
+        ([first, failed(None)], 1, False),
+        ([first, failed(Blame.BYSTANDER)], 0, False),
+        ([first, failed(Blame.SUSPECT)], 0, True),
+        ([first, first], 0, True),  # the first broke off without a word
+        ([first, alone, alone], 1, True),
+        ([first, alone, failed(Blame.BYSTANDER)], 0, True),
+        ([first, alone, failed(None)], 1, True),
+    ]:
+        job = folded([submitted(), *events])
+        assert (job.charged_attempts, job.is_suspect) == (charged, is_suspect), events
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)

@@ -44,7 +44,9 @@ def writer(log: MemoryLog) -> JobWriter:
 
 
 def start(actor: str) -> Start:
-    return Start(actor=actor, max_attempts=3, now=START + timedelta(seconds=1))
+    return Start(
+        actor=actor, max_attempts=3, max_attempts_total=9, now=START + timedelta(seconds=1)
+    )
 
 
 class SilentLog(MemoryLog):

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from events.types import (
     EVENT_TYPES,
     AttemptFailed,
+    Blame,
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
@@ -124,6 +125,8 @@ ADDITIONS: dict[str, EventData] = {
         images=1,
         retry_of="0199aaaa-0000-7000-8000-000000000002",
     ),
+    "exclusive": Started(attempt=3, actor="job-0199-2", exclusive=True),
+    "blame": AttemptFailed(attempt=1, message="The engine died.", blame=Blame.SUSPECT),
     "dead_letter": Failed(message="No.", dead_letter=DeadLetter.QUARANTINED),
     "media_type": ImageStored(
         index=2,

@@ -62,6 +62,7 @@ def test_a_setting_that_no_worker_is_made_from_replaces_none(name: str, value: o
         ("lease_s", 60.0),
         ("log_max_bytes", 1024**3),
         ("max_attempts", 5),
+        ("max_attempts_total", 40),
         ("max_batch", 4),
         ("max_rows", 8),
         ("model_cache_bytes", 1024**3),

@@ -134,7 +134,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def start() -> Start:
-    return Start("a", max_attempts=3, now=utc_now())
+    return Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
 
 
 COMPLETED: list[Command] = [start(), Complete("a", images=0)]
