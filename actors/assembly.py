@@ -95,6 +95,7 @@ def graph_limits(settings: GraphSettings) -> Limits:
     """The limits of the service. Those of an endpoint are checked only when a job is accepted."""
     return Limits(
         max_nodes=settings.max_nodes,
+        max_node_id_chars=settings.max_node_id_chars,
         max_side=settings.max_side_px,
         max_batch=settings.max_batch,
         max_text_chars=settings.max_prompt_chars,

@@ -13,6 +13,8 @@ class GraphSettings(Group):
 
     max_nodes: PositiveInt = 1000
     """The most nodes that a graph may have."""
+    max_node_id_chars: PositiveInt = 128
+    """The longest id that a node may have."""
     max_prompt_chars: PositiveInt = 32_768
     """The longest text that a node may have."""
     max_request_chars: PositiveInt = 131_072

@@ -32,6 +32,18 @@ class Node:
     steps: int = 0
     input_files: tuple[str, ...] = ()
     """The names of the files that it reads."""
+    title: str | None = None
+    """What the caller's editor calls it. It has no effect."""
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The node in ComfyUI's API format."""
+        links = {name: [source.node_id, source.output] for name, source in self.links.items()}
+        written: dict[str, Any] = {
+            "inputs": {**self.literals, **links},
+            "class_type": self.class_type,
+        }
+        return written if self.title is None else {**written, "_meta": {"title": self.title}}
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -52,6 +64,15 @@ class Graph:
 
     def node(self, node_id: str) -> Node:
         return self._by_id[node_id]
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The graph in ComfyUI's API format. Validated with the same limits, it gives this graph.
+
+        Of what the caller sent it has no node that no output needs, and no input that its node
+        type does not declare; literals have their declared types.
+        """
+        return {node.id: node.prompt for node in self.nodes}
 
     @property
     def outputs(self) -> tuple[Node, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Link, NodeType, type_name
 from engine.graph.graph import Source
-from engine.graph.input_errors import GivenInput, InputError, InputInvalid, missing_input
+from engine.graph.graph_errors import GivenInput, InputError, InputInvalid, missing_input
 from engine.graph.limits import Limits
 from engine.graph.literals import literal_of
 

@@ -13,6 +13,7 @@ class Limits:
     """The largest values that the service accepts; they narrow the ranges that nodes declare."""
 
     max_nodes: int = 1000
+    max_node_id_chars: int = 128
     min_side: int = 16
     max_side: int = 4096
     max_steps: int = 10_000

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.graph.declarations import Boolean, Choice, Float, InputFile, Int, Link, String
-from engine.graph.input_errors import GivenInput
+from engine.graph.graph_errors import GivenInput
 from engine.graph.limits import Limits
 
 
@@ -54,6 +54,15 @@ def finite_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold it: half of a surrogate pair is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _integer(given: GivenInput, declared: Int, limits: Limits) -> int:
     number = whole_number(given.value)
     if number is None:
@@ -81,7 +90,7 @@ def _require_range(given: GivenInput, number: float, *, least: float, most: floa
 def _text(given: GivenInput, limits: Limits) -> str:
     is_number = finite_number(given.value) is not None
     text = str(given.value) if is_number else given.value
-    if not isinstance(text, str) or not _is_unicode(text):
+    if not isinstance(text, str) or not is_unicode(text):
         raise given.wrong_type()
     if len(text) > limits.max_text_chars:
         raise given.too_long(text, limits.max_text_chars)
@@ -112,16 +121,8 @@ def _choice(given: GivenInput, declared: Choice) -> str:
 
 def _input_file(given: GivenInput, input_files: Collection[str] | None) -> str:
     name = given.value
-    if not isinstance(name, str) or not _is_unicode(name):
+    if not isinstance(name, str) or not is_unicode(name):
         raise given.wrong_type()
     if input_files is not None and name not in input_files:
         raise given.not_in_list(tuple(input_files))
     return name
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -6,7 +6,7 @@ value raises nothing but GraphInvalid, and the service has limits of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -17,9 +17,13 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.costing import Excess, FileSizes, ledger_of
 from engine.graph.declarations import InputFile, NodeType
 from engine.graph.graph import Graph, Node
-from engine.graph.input_errors import InputError
+from engine.graph.graph_errors import InputError, graph_invalid, graph_too_costly
 from engine.graph.inputs import CheckedInputs, check_inputs
 from engine.graph.limits import Limits
+from engine.graph.literals import is_unicode
+
+_SHOWN_CHARS = 100
+_MAX_TITLE_CHARS = 128
 
 
 def validate(
@@ -43,18 +47,15 @@ def validate(
     check = partial(check_inputs, catalogue=catalogue, limits=limits, input_files=input_files)
     checked = _check_reachable(nodes, types, outputs, check)
     errors = {node_id: list(each.errors) for node_id, each in checked.items() if each.errors}
-    if cycle := _find_cycle(checked):
+    sources = {node_id: each.sources for node_id, each in checked.items()}
+    if cycle := _find_cycle(sources):
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
-        raise _graph_invalid(errors, checked, types, outputs)
-    graph = Graph(
-        tuple(
-            _node(i, types[i], checked[i], _steps(i, types, checked)) for i in nodes if i in checked
-        )
-    )
+        raise graph_invalid(errors, sources, types)
+    graph = _graph(nodes, types, checked)
     ledger = ledger_of(graph, {each.class_type: each for each in types.values()}, sizes)
     if excess := ledger.excess(limits):
-        raise _too_costly(excess, checked, types, outputs)
+        raise graph_too_costly(excess.node_id, _too_costly(excess), sources, types)
     return replace(graph, cost=ledger.cost)
 
 
@@ -66,8 +67,15 @@ def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
     if len(prompt) > limits.max_nodes:
         details = f"{len(prompt)} nodes, at most {limits.max_nodes} are taken"
         raise GraphInvalid("too_many_nodes", "The prompt has too many nodes", details)
-    if not all(isinstance(node_id, str) for node_id in prompt):
-        raise GraphInvalid("invalid_prompt", "A node id is not a string")
+    for node_id in prompt:
+        if not isinstance(node_id, str) or not is_unicode(node_id):
+            raise GraphInvalid("invalid_prompt", "A node id is not a string")
+        if len(node_id) > limits.max_node_id_chars:
+            details = (
+                f"{node_id[:_SHOWN_CHARS]}… has {len(node_id)} characters, "
+                f"at most {limits.max_node_id_chars} are taken"
+            )
+            raise GraphInvalid("invalid_prompt", "A node id is too long", details)
     return prompt
 
 
@@ -91,7 +99,7 @@ def _check_reachable(
     outputs: list[str],
     check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], CheckedInputs],
 ) -> dict[str, CheckedInputs]:
-    """Check every node that an output needs. All other nodes are ignored."""
+    """Check every node that an output needs, in the order of the prompt. All others are ignored."""
     checked: dict[str, CheckedInputs] = {}
     pending = list(outputs)
     while pending:
@@ -103,12 +111,12 @@ def _check_reachable(
         result = check(inputs, types[node_id], types)
         checked[node_id] = result
         pending += result.sources
-    return checked
+    return {node_id: checked[node_id] for node_id in nodes if node_id in checked}
 
 
-def _find_cycle(checked: Mapping[str, CheckedInputs]) -> list[str]:
+def _find_cycle(sources: Mapping[str, Sequence[str]]) -> list[str]:
     try:
-        TopologicalSorter({i: each.sources for i, each in checked.items()}).prepare()
+        TopologicalSorter(sources).prepare()
     except CycleError as error:
         cycle: list[str] = error.args[1]
         return cycle
@@ -120,71 +128,34 @@ def _cycle_error(cycle: list[str]) -> InputError:
     return InputError("dependency_cycle", "Nodes need each other in a cycle", " → ".join(shown))
 
 
-def _graph_invalid(
-    errors: Mapping[str, list[InputError]],
-    checked: Mapping[str, CheckedInputs],
+def _too_costly(excess: Excess) -> InputError:
+    extra_info = {"limit": excess.limit, "received_value": excess.value, "max": excess.most}
+    return InputError("cost_too_high", "The graph costs too much", excess.message, extra_info)
+
+
+def _graph(
+    nodes: Mapping[str, Any],
     types: Mapping[str, NodeType],
-    outputs: list[str],
-) -> GraphInvalid:
-    dependents = _dependent_outputs(checked, outputs)
-    node_errors = {
-        node_id: {
-            "errors": [error.body() for error in found],
-            "dependent_outputs": dependents(node_id),
-            "class_type": types[node_id].class_type,
-        }
-        for node_id, found in errors.items()
-    }
-    first_id, first = next(iter(errors.items()))
-    return GraphInvalid(
-        "prompt_outputs_failed_validation",
-        "The prompt is not valid",
-        f"node {first_id} ({types[first_id].class_type}): {first[0].message}: {first[0].details}",
-        node_errors=node_errors,
+    checked: Mapping[str, CheckedInputs],
+) -> Graph:
+    known_steps: dict[str, int] = {}
+    return Graph(
+        tuple(
+            _node(
+                node_id,
+                types[node_id],
+                each,
+                steps=_steps(node_id, types, checked, known_steps),
+                title=_title(nodes[node_id]),
+            )
+            for node_id, each in checked.items()
+        )
     )
 
 
-def _too_costly(
-    excess: Excess,
-    checked: Mapping[str, CheckedInputs],
-    types: Mapping[str, NodeType],
-    outputs: list[str],
-) -> GraphInvalid:
-    extra = {"limit": excess.limit, "received_value": excess.value, "max": excess.most}
-    error = InputError("cost_too_high", "The graph costs too much", excess.message, extra)
-    node_error = {
-        "errors": [error.body()],
-        "dependent_outputs": _dependent_outputs(checked, outputs)(excess.node_id),
-        "class_type": types[excess.node_id].class_type,
-    }
-    return GraphInvalid(
-        error.type,
-        error.message,
-        error.details,
-        extra_info=extra | {"node_id": excess.node_id},
-        node_errors={excess.node_id: node_error},
-    )
-
-
-def _dependent_outputs(
-    checked: Mapping[str, CheckedInputs], outputs: list[str]
-) -> Callable[[str], list[str]]:
-    """Returns a function that lists the outputs that need a node. Bit masks keep this fast."""
-    masks = dict.fromkeys(checked, 0)
-    for position, node_id in enumerate(outputs):
-        masks[node_id] |= 1 << position
-    pending = list(outputs)
-    while pending:
-        node_id = pending.pop()
-        for source in checked[node_id].sources:
-            merged = masks[source] | masks[node_id]
-            if merged != masks[source]:
-                masks[source] = merged
-                pending.append(source)
-    return lambda node_id: [o for n, o in enumerate(outputs) if masks[node_id] >> n & 1]
-
-
-def _node(node_id: str, declared: NodeType, checked: CheckedInputs, steps: int) -> Node:
+def _node(
+    node_id: str, declared: NodeType, checked: CheckedInputs, *, steps: int, title: str | None
+) -> Node:
     files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
     return Node(
         node_id,
@@ -194,23 +165,53 @@ def _node(node_id: str, declared: NodeType, checked: CheckedInputs, steps: int) 
         is_output=declared.is_output,
         steps=steps,
         input_files=tuple(checked.literals[name] for name in files if name in checked.literals),
+        title=title,
     )
 
 
+def _title(node: Mapping[str, Any]) -> str | None:
+    """The title in the member `_meta`, if there is one that can be shown."""
+    meta = node.get("_meta")
+    title = meta.get("title") if isinstance(meta, Mapping) else None
+    if not isinstance(title, str) or len(title) > _MAX_TITLE_CHARS or not is_unicode(title):
+        return None
+    return title
+
+
 def _steps(
-    node_id: str, types: Mapping[str, NodeType], checked: Mapping[str, CheckedInputs]
+    node_id: str,
+    types: Mapping[str, NodeType],
+    checked: Mapping[str, CheckedInputs],
+    known: dict[str, int],
 ) -> int:
     """The sampler steps that a node takes. A node that makes sigmas takes none itself."""
     declared, literals = types[node_id], checked[node_id].literals
     if declared.steps_input is None or "SIGMAS" in declared.outputs:
         return 0
-    name: str | None = declared.steps_input
-    while name is not None and (source := checked[node_id].links.get(name)) is not None:
-        node_id = source.node_id
-        name = types[node_id].steps_input
-    steps: int = checked[node_id].literals.get(name, 0) if name is not None else 0
+    steps = _given_steps(node_id, types, checked, known)
     if declared.steps_range is None:
         return steps
     first, last = declared.steps_range
     start, end = int(literals.get(first, 0)), int(literals.get(last, steps))
     return max(0, min(end, steps) - start)
+
+
+def _given_steps(
+    node_id: str,
+    types: Mapping[str, NodeType],
+    checked: Mapping[str, CheckedInputs],
+    known: dict[str, int],
+) -> int:
+    """The steps input of a node, along links if need be. `known` remembers each node passed."""
+    passed: list[str] = []
+    while node_id not in known:
+        passed.append(node_id)
+        name = types[node_id].steps_input
+        if name is None:
+            known[node_id] = 0
+        elif (source := checked[node_id].links.get(name)) is not None:
+            node_id = source.node_id
+        else:
+            known[node_id] = checked[node_id].literals.get(name, 0)
+    known.update(dict.fromkeys(passed, known[node_id]))
+    return known[node_id]

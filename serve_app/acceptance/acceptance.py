@@ -108,11 +108,7 @@ class Acceptance:
         checked = checker.check(request.flavour, request.content)
         await self._require_room(endpoint)
         input_files = await resolve_input_files(
-            services.uploads,
-            request.key.owner,
-            request.content,
-            checked=checked,
-            checker=checker,
+            services.uploads, request.key.owner, checked=checked, checker=checker
         )
         return Submitted(
             flavour=request.flavour,

@@ -28,7 +28,7 @@ recorded.
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A valid request as the job records it: its seeds are drawn."""
+    """A valid request as the job records it: what a run needs of it, its seeds drawn."""
 
     request: dict[str, Any]
     images: int
@@ -56,17 +56,17 @@ class Checker:
             raise ParametersInvalid((FieldError("dict_type", "must be an object", "extra_data"),))
         recorded = {name: members[name] for name in _RECORDED if name in members}
         require_text_budget(recorded.get("prompt"), self.max_request_chars)
-        recorded["prompt"] = resolve_seeds(recorded.get("prompt"), draw_seed)
-        graph = validate(recorded["prompt"], self.catalogue, self.limits)
+        prompt = resolve_seeds(recorded.get("prompt"), draw_seed)
+        graph = validate(prompt, self.catalogue, self.limits)
+        recorded["prompt"] = graph.prompt
         return CheckedRequest(recorded, images=0, input_files=graph.input_files)
 
-    def require_files(self, body: Any, known: Collection[str]) -> None:
+    def require_files(self, checked: CheckedRequest, known: Collection[str]) -> None:
         """Check a valid workflow again, with the files it may name.
 
         Raises GraphInvalid where it names a file that is not among `known`.
         """
-        prompt = resolve_seeds(body["prompt"], draw_seed)
-        validate(prompt, self.catalogue, self.limits, known)
+        validate(checked.request["prompt"], self.catalogue, self.limits, known)
 
     def _diffusion(self, body: Any) -> CheckedRequest:
         given = parse_parameters(body)
@@ -96,6 +96,7 @@ def checker_for(
         catalogue=catalogue,
         limits=Limits(
             max_nodes=settings.max_nodes,
+            max_node_id_chars=settings.max_node_id_chars,
             max_side=settings.max_side_px,
             max_steps=endpoint.max_steps,
             max_batch=settings.max_batch,

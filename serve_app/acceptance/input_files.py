@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from events.log import utc_now
 from events.types import InputFile
@@ -15,7 +15,7 @@ _LISTED_NAMES = 20
 
 
 async def resolve_input_files(
-    uploads: Uploads, owner: str, content: Any, *, checked: CheckedRequest, checker: Checker
+    uploads: Uploads, owner: str, *, checked: CheckedRequest, checker: Checker
 ) -> dict[str, InputFile] | None:
     """The files by their names, as they are now; None where the workflow names none.
 
@@ -28,7 +28,7 @@ async def resolve_input_files(
     if missing:
         newest = await uploads.page(owner, limit=_LISTED_NAMES)
         listed = dict.fromkeys([*found, *(upload.name for upload in newest)])
-        checker.require_files(content, [name for name in listed if name not in missing])
+        checker.require_files(checked, [name for name in listed if name not in missing])
     return {
         name: InputFile(key=upload.storage_key, digest=upload.digest)
         for name, upload in found.items()

@@ -1,4 +1,7 @@
-"""The errors that an input of a node can have, with ComfyUI's error types and in its shape."""
+"""The errors of a graph and of its inputs, with ComfyUI's error types and in its shape.
+
+An answer shows only so many of them that it stays small, whatever was sent.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
-from engine.graph.declarations import Input, type_name
+from engine.graph.declarations import Input, NodeType, type_name
 from engine.graph.graph import Source
 
+_SHOWN_ERRORS = 50
+"""The most errors that one answer has; it says how many there are in all."""
+_SHOWN_OUTPUTS = 50
+"""The most ids in one list of dependent outputs."""
+_SHOWN_OUTPUTS_IN_ALL = 200
+"""The most ids in all those lists of one answer."""
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
 
@@ -125,7 +135,9 @@ class GivenInput:
         return InputInvalid(InputError(type, message, f"{self.name}: {problem}", extra_info))
 
     def _config(self) -> list[Any]:
-        return self.catalogue.input_config(self.declared)
+        """The input as `object_info` has it, but of a long list only the first choices."""
+        kind, options = self.catalogue.input_config(self.declared)
+        return [kind[:_LISTED_CHOICES] if isinstance(kind, list) else kind, options]
 
 
 def _shown(value: Any) -> Any:
@@ -139,3 +151,98 @@ def _shown(value: Any) -> Any:
             return [node_id, output]
         case _:
             return f"a {type(value).__name__}"
+
+
+def graph_invalid(
+    errors: Mapping[str, Sequence[InputError]],
+    sources: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+) -> GraphInvalid:
+    """The error of a graph in which some nodes have errors.
+
+    `sources` has the ids of the nodes that a node is linked to, `types` the type of every node.
+    """
+    node_errors = _node_errors(errors, sources, types)
+    node_id, first = next(iter(errors.items()))
+    where = f"node {node_id} ({types[node_id].class_type})"
+    return GraphInvalid(
+        "prompt_outputs_failed_validation",
+        "The prompt is not valid",
+        f"{where}: {first[0].message}: {first[0].details}",
+        extra_info={
+            "errors": sum(len(found) for found in errors.values()),
+            "errors_shown": sum(len(each["errors"]) for each in node_errors.values()),
+        },
+        node_errors=node_errors,
+    )
+
+
+def graph_too_costly(
+    node_id: str,
+    error: InputError,
+    sources: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+) -> GraphInvalid:
+    """The error of a graph that is valid, but exceeds a limit at one of its nodes."""
+    return GraphInvalid(
+        error.type,
+        error.message,
+        error.details,
+        extra_info={**error.extra_info, "node_id": node_id},
+        node_errors=_node_errors({node_id: [error]}, sources, types),
+    )
+
+
+def _node_errors(
+    errors: Mapping[str, Sequence[InputError]],
+    sources: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+) -> dict[str, Any]:
+    consumers = _consumers(sources)
+    shown: dict[str, Any] = {}
+    errors_left, outputs_left = _SHOWN_ERRORS, _SHOWN_OUTPUTS_IN_ALL
+    for node_id, found in errors.items():
+        if not errors_left:
+            break
+        most = min(_SHOWN_OUTPUTS, outputs_left)
+        outputs = _dependent_outputs(node_id, consumers, types, most=most)
+        bodies = [error.body() for error in found[:errors_left]]
+        shown[node_id] = {
+            "errors": bodies,
+            "dependent_outputs": outputs,
+            "class_type": types[node_id].class_type,
+        }
+        errors_left -= len(bodies)
+        outputs_left -= len(outputs)
+    return shown
+
+
+def _consumers(sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The nodes that take an output of a node, by its id."""
+    consumers: dict[str, list[str]] = {node_id: [] for node_id in sources}
+    for node_id, linked in sources.items():
+        for source in dict.fromkeys(linked):
+            consumers[source].append(node_id)
+    return consumers
+
+
+def _dependent_outputs(
+    node_id: str,
+    consumers: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+    *,
+    most: int,
+) -> list[str]:
+    """The output nodes that need a node, the nearest first, `most` at most."""
+    found: list[str] = []
+    reached = {node_id}
+    pending = [node_id]
+    for current in pending:
+        if len(found) >= most:
+            break
+        if types[current].is_output:
+            found.append(current)
+        fresh = [each for each in consumers[current] if each not in reached]
+        reached.update(fresh)
+        pending += fresh
+    return found
