@@ -21,7 +21,6 @@ from events.decisions import (
 )
 from events.types import (
     AttemptFailed,
-    Blame,
     Cancelled,
     CancelRequested,
     Completed,
@@ -47,11 +46,9 @@ WAITS_AGAIN = [*RUNS, LOST]
 RUNS_AGAIN = [*WAITS_AGAIN, Started(attempt=2, actor="b")]
 
 
-def start(
-    actor: str = "z", *, max_attempts: int = 3, max_attempts_total: int = 9, after_s: float = 1
-) -> Start:
+def start(*, after_s: float = 1) -> Start:
     now = START + timedelta(seconds=after_s)
-    return Start(actor, max_attempts=max_attempts, max_attempts_total=max_attempts_total, now=now)
+    return Start("z", max_attempts=3, max_attempts_total=9, now=now)
 
 
 def of_the_writer(actor: str) -> list[Command]:
@@ -108,82 +105,6 @@ def test_an_actor_that_is_not_the_writer_adds_nothing(
 @pytest.mark.parametrize("command", of_the_writer("b"), ids=name)
 def test_the_actor_of_the_last_start_is_the_writer(command: Command) -> None:
     assert len(decide(command, folded(RUNS_AGAIN))) == 1
-
-
-def test_the_first_start() -> None:
-    assert decide(start("a"), folded(WAITS)) == (FIRST,)
-
-
-def test_a_later_start_counts_on_and_names_the_new_writer() -> None:
-    assert decide(start("b"), folded(WAITS_AGAIN)) == (Started(attempt=2, actor="b"),)
-
-
-def test_attempts_run_out() -> None:
-    [end] = decide(start(max_attempts=2), folded([*RUNS_AGAIN, LOST]))
-    assert end == Failed(message="Gave up after 2 attempts: Out of memory.")
-
-
-@pytest.mark.parametrize(
-    "events",
-    [RUNS, [*RUNS, AttemptFailed(attempt=1, message="The engine died.", blame=Blame.SUSPECT)]],
-    ids=["writer vanished", "suspected"],
-)
-def test_a_job_that_may_have_broken_its_engine_is_tried_again_with_no_other(
-    events: list[EventData],
-) -> None:
-    again = Started(attempt=2, actor="b", exclusive=True)
-    assert decide(start("b", max_attempts=1), folded(events)) == (again,)
-
-
-def test_a_job_that_only_stood_by_is_tried_again_as_before() -> None:
-    failed = AttemptFailed(attempt=1, message="The engine died.", blame=Blame.BYSTANDER)
-    events = [*RUNS, failed]
-    again = Started(attempt=2, actor="b")
-    assert decide(start("b", max_attempts=1), folded(events)) == (again,)
-
-
-def test_blame_stays_with_a_job_that_had_the_engine_for_itself() -> None:
-    job = folded([*RUNS, Started(attempt=2, actor="a", exclusive=True)])
-    suspect = FailAttempt("a", "It died.", final=False, blame=Blame.SUSPECT)
-    assert decide(suspect, job) == (AttemptFailed(attempt=2, message="It died."),)
-    # It waited for its turn, and those that it waited for took the engine down.
-    bystander = FailAttempt("a", "It died.", final=False, blame=Blame.BYSTANDER)
-    kept = AttemptFailed(attempt=2, message="It died.", blame=Blame.BYSTANDER)
-    assert decide(bystander, job) == (kept,)
-
-
-def test_attempts_of_a_job_that_breaks_its_engine_run_out() -> None:
-    alone = [
-        event
-        for attempt in (2, 3, 4)
-        for event in (
-            Started(attempt=attempt, actor="a", exclusive=True),
-            AttemptFailed(attempt=attempt, message="The engine died."),
-        )
-    ]
-    assert isinstance(decide(start(), folded([*RUNS, *alone[:4]]))[0], Started)
-    [end] = decide(start(), folded([*RUNS, *alone]))
-    text = "Gave up after 4 attempts, 3 of them with no other job on the engine: The engine died."
-    assert end == Failed(message=text)
-
-
-def test_attempts_that_ended_without_a_word_run_out_too() -> None:
-    alone = [Started(attempt=2, actor="a", exclusive=True)]
-    [end] = decide(start(max_attempts=1), folded([*RUNS, *alone]))
-    text = "Gave up after 2 attempts, 1 of them with no other job on the engine: the worker died"
-    assert end == Failed(message=text)
-
-
-def test_attempts_that_are_not_charged_run_out_in_the_end() -> None:
-    each = [Started(attempt=1, actor="a"), AttemptFailed(attempt=1, message="It died.")]
-    events = [
-        event.model_copy(update={"attempt": attempt} | extra)
-        for attempt in range(1, 10)
-        for event, extra in zip(each, ({}, {"blame": Blame.BYSTANDER}), strict=True)
-    ]
-    assert isinstance(decide(start(), folded([SUBMITTED, *events[:-2]]))[0], Started)
-    [end] = decide(start(), folded([SUBMITTED, *events]))
-    assert end == Failed(message="Gave up after 9 attempts: It died.")
 
 
 @pytest.mark.parametrize("events", [WAITS, WAITS_AGAIN])
