@@ -7,6 +7,8 @@ ServiceError
 ├── ReadTimeout         the event log did not return every event of a job in time
 ├── HistoryGone         the events that a write builds on were removed from the log
 ├── DatabaseUnavailable the database is not available
+├── TextNotStorable     a text has characters that a database cannot store
+├── RowRefused          the database refused a row
 └── AddressNotAllowed   a URL that this service must not call
 """
 
@@ -42,6 +44,14 @@ class HistoryGone(ServiceError):
 
 class DatabaseUnavailable(ServiceError):
     """The database did not answer."""
+
+
+class TextNotStorable(ServiceError):
+    """A text has the character NUL or half of a surrogate pair. Leave it out."""
+
+
+class RowRefused(ServiceError):
+    """The database refused a row. What it said may quote the row, so it is not repeated."""
 
 
 class AddressNotAllowed(ServiceError):

@@ -33,7 +33,9 @@ from events.errors import (
     LogUnavailable,
     OutcomeUnknown,
     ReadTimeout,
+    RowRefused,
     ServiceError,
+    TextNotStorable,
 )
 from serve_app.refusals import (
     CallbackHostForbidden,
@@ -186,6 +188,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     EndpointForbidden: _Plain(403, "forbidden", extra_info={"parameter": "endpoint"}),
     CallbackHostForbidden: _Plain(403, "forbidden", extra_info={"parameter": "callback_url"}),
     # what a caller can change
+    TextNotStorable: _Plain(400, "invalid_request"),
     AddressNotAllowed: _Plain(400, "callback_url_not_allowed"),
     GraphInvalid: _refused_graph,
     ParametersInvalid: _refused_parameters,
@@ -221,6 +224,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     InputFileUnavailable: _internal,
     NodeFailed: _internal,
     OutOfMemory: _internal,
+    RowRefused: _internal,
     TooLarge: _internal,
     EngineError: _internal,
     ServiceError: _internal,

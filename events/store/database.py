@@ -5,8 +5,9 @@ SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Co
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from events.errors import DatabaseUnavailable
+from events.errors import DatabaseUnavailable, RowRefused, TextNotStorable
 from events.retry import keep_trying, pause
 from events.store.tables import CHECKPOINTS, METADATA, RESULTS_CHECKPOINT
 
@@ -24,6 +25,8 @@ _CLOCKS_S = {
     "sqlite": sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double),
     "postgresql": sa.literal_column("extract(epoch FROM clock_timestamp())::float8", sa.Double),
 }
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _PREPARE_LOCK = 0x6461726B  # any number that no other application locks in this database
 
@@ -35,7 +38,7 @@ def _reached() -> Generator[None]:
         yield
     except (DBAPIError, PoolExhausted, OSError) as error:
         if _is_about_a_row(error):
-            raise
+            raise RowRefused(f"The database refused a row: {type(error).__name__}.") from None
         raise DatabaseUnavailable from error
 
 
@@ -67,6 +70,7 @@ class Database:
             hide_parameters=True,  # errors are logged; prompts are not
             pool_pre_ping=not self._is_sqlite,  # a server that restarted costs no request
         )
+        sa.event.listen(self._engine.sync_engine, "before_cursor_execute", _require_storable)
         if self._is_sqlite:
             sa.event.listen(self._engine.sync_engine, "connect", _make_durable)
 
@@ -151,6 +155,30 @@ class Database:
     def clock_s(self) -> sa.ColumnElement[float]:
         """The database's own clock as Unix time, because holders' clocks may differ."""
         return _CLOCKS_S[self._engine.dialect.name]
+
+
+def _require_storable(
+    _connection: object,
+    _cursor: object,
+    _statement: str,
+    parameters: Any,
+    _context: object,
+    executemany: bool,
+) -> None:
+    """The one place that every text passes on its way to either database.
+
+    Postgres stores no NUL and UTF-8 has no half of a surrogate pair. Raises TextNotStorable.
+    """
+    for row in parameters if executemany else [parameters]:
+        for value in row.values() if isinstance(row, Mapping) else row:
+            if isinstance(value, str) and not _is_storable(value):
+                raise TextNotStorable
+
+
+def _is_storable(text: str) -> bool:
+    if "\0" in text:
+        return False
+    return text.isascii() or not _SURROGATE.search(text)
 
 
 def _add_missing(connection: sa.Connection) -> None:
