@@ -46,9 +46,9 @@ WAITS_AGAIN = [*RUNS, LOST]
 RUNS_AGAIN = [*WAITS_AGAIN, Started(attempt=2, actor="b")]
 
 
-def start(actor: str = "z", *, after_s: float = 1) -> Start:
+def start(*, max_attempts: int = 3, after_s: float = 1) -> Start:
     now = START + timedelta(seconds=after_s)
-    return Start(actor, max_attempts=3, max_attempts_total=9, now=now)
+    return Start("z", max_attempts=max_attempts, max_attempts_total=9, now=now)
 
 
 def of_the_writer(actor: str) -> list[Command]:
