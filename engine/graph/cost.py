@@ -46,6 +46,8 @@ class BatchShape:
     count: int
     width: int
     height: int
+    held_bytes: int = 0
+    """The size of the masks that belong to it."""
 
     @property
     def megapixels(self) -> float:
@@ -54,7 +56,7 @@ class BatchShape:
 
     @property
     def size_bytes(self) -> int:
-        return saturated(int(self._pixels * self.pixel_bytes))
+        return saturated(int(self._pixels * self.pixel_bytes) + self.held_bytes)
 
     @property
     def _pixels(self) -> int:
@@ -94,10 +96,10 @@ class MaskShape(BatchShape):
 
 
 class LatentShape(BatchShape):
-    """Latents: four channels of float32 for each 8 x 8 pixels, and a mask of any size."""
+    """Latents: four channels of float32 for each 8 x 8 pixels."""
 
     __slots__ = ()
-    pixel_bytes = 0.25 + MaskShape.pixel_bytes
+    pixel_bytes = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,16 @@ class ConditioningShape:
     """How many rows are limited to an area. The other conditioning gets a row for each."""
     controls: int = 0
     """The ControlNets of a row."""
+    held_bytes: int = 0
+    """The size of the masks and of the pictures for ControlNets that belong to it."""
 
     @property
     def size_bytes(self) -> int:
-        return saturated(self.texts * self.tokens * _TOKEN_BYTES)
+        return saturated(self.texts * self.tokens * _TOKEN_BYTES + self.held_bytes)
+
+    def holding(self, size_bytes: int) -> ConditioningShape:
+        """The conditioning with so many more bytes that belong to it."""
+        return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
 
     def combined(self, other: ConditioningShape) -> ConditioningShape:
         """The texts of both."""
@@ -127,6 +135,7 @@ class ConditioningShape:
             texts=saturated(self.texts + other.texts),
             areas=saturated(self.areas + other.areas),
             controls=max(self.controls, other.controls),
+            held_bytes=saturated(self.held_bytes + other.held_bytes),
         )
 
 
@@ -142,7 +151,7 @@ class SigmasShape:
 
 
 Shape: TypeAlias = BatchShape | ConditioningShape | SigmasShape | str | int | None
-"""What an output is. A sampler is its name, an upscale model its factor; None has no size."""
+"""What an output is. A sampler is its name, an upscale model its factor, a model None."""
 
 
 def text_tokens(text: str) -> int:
@@ -184,4 +193,6 @@ _DEFAULTS: dict[str, Any] = {
     "LATENT": LatentShape(*_SQUARE),
     "CONDITIONING": ConditioningShape(1, CHUNK_TOKENS),
     "SIGMAS": SigmasShape(20),
+    "SAMPLER": "euler",
+    "UPSCALE_MODEL": 4,
 }

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from engine.errors import TooLarge
 from engine.graph.declarations import Int
 
+MAX_SCHEDULE_SIGMAS = 1_000_000
+"""The longest schedule that is computed, of which a low denoise leaves the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from engine.graph.cost import ConditioningShape, Estimate, saturated
 from engine.graph.declarations import Choice, Float, Input, Int, Link, node
 
 if TYPE_CHECKING:
@@ -16,6 +19,37 @@ _CELL = 8
 _MAX_SIDE = 16384
 _CONDITIONING = Link("CONDITIONING")
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="Its weight relative to the other conditionings.")
+
+
+def _combined_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    first: ConditioningShape = inputs["conditioning_1"]
+    return Estimate((first.combined(inputs["conditioning_2"]),))
+
+
+def _concat_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    first, appended = inputs["conditioning_to"], inputs["conditioning_from"]
+    return Estimate((replace(first, tokens=saturated(first.tokens + appended.tokens)),))
+
+
+def _average_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    averaged: ConditioningShape = inputs["conditioning_to"]
+    return Estimate((averaged,), scratch_bytes=averaged.size_bytes)
+
+
+def _same_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((inputs["conditioning"],))
+
+
+def _area_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    limited: ConditioningShape = inputs["conditioning"]
+    return Estimate((replace(limited, areas=limited.rows),))
+
+
+def _mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    masked: ConditioningShape = inputs["conditioning"]
+    areas = 0 if inputs["set_cond_area"] == "default" else masked.rows
+    held = saturated(masked.texts * inputs["mask"].size_bytes)
+    return Estimate((replace(masked, areas=max(areas, masked.areas)).holding(held),))
 
 
 def _pixels(default: int, least: int) -> Int:
@@ -32,6 +66,7 @@ def _fraction(default: float, step: float = 0.01) -> Float:
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Combine)",
+    estimate=_combined_estimate,
 )
 def conditioning_combine(
     context: Context, conditioning_1: Conditioning, conditioning_2: Conditioning
@@ -46,6 +81,7 @@ def conditioning_combine(
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Concat)",
+    estimate=_concat_estimate,
 )
 def conditioning_concat(
     context: Context, conditioning_to: Conditioning, conditioning_from: Conditioning
@@ -66,6 +102,7 @@ def conditioning_concat(
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Average)",
+    estimate=_average_estimate,
 )
 def conditioning_average(
     context: Context,
@@ -84,6 +121,7 @@ def conditioning_average(
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
     display_name="Conditioning (Zero Out)",
+    estimate=_same_estimate,
 )
 def conditioning_zero_out(context: Context, conditioning: Conditioning) -> tuple[Conditioning]:
     """Sets a conditioning to zeros, which differs from the conditioning of an empty text."""
@@ -107,6 +145,7 @@ def _area_inputs(size: Input, place: Input) -> dict[str, Input]:
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Set Area)",
+    estimate=_area_estimate,
 )
 def conditioning_set_area(
     context: Context,
@@ -131,6 +170,7 @@ def conditioning_set_area(
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Set Area with Percentage)",
+    estimate=_area_estimate,
 )
 def conditioning_set_area_percentage(
     context: Context,
@@ -155,6 +195,7 @@ def conditioning_set_area_percentage(
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Set Area Strength)",
+    estimate=_same_estimate,
 )
 def conditioning_set_area_strength(
     context: Context, conditioning: Conditioning, strength: float
@@ -177,6 +218,7 @@ def conditioning_set_area_strength(
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="Conditioning (Set Mask)",
+    estimate=_mask_estimate,
 )
 def conditioning_set_mask(
     context: Context,
@@ -203,6 +245,7 @@ def conditioning_set_mask(
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
     display_name="Conditioning (Set Timestep Range)",
+    estimate=_same_estimate,
 )
 def conditioning_set_timestep_range(
     context: Context, conditioning: Conditioning, start: float, end: float

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph import work
+from engine.graph.cost import ConditioningShape, Estimate, ImageShape, saturated
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CONTROL_NETS
 
@@ -17,12 +21,33 @@ if TYPE_CHECKING:
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts.")
 
 
+def _controlled(conditioning: ConditioningShape, image: ImageShape) -> ConditioningShape:
+    more = replace(conditioning, controls=saturated(conditioning.controls + 1))
+    return more.holding(image.size_bytes)
+
+
+def _load_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((None,), work=work.LOAD_PART)
+
+
+def _apply_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((_controlled(inputs["conditioning"], inputs["image"]),))
+
+
+def _apply_to_both_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    image = inputs["image"]
+    return Estimate(
+        (_controlled(inputs["positive"], image), _controlled(inputs["negative"], image))
+    )
+
+
 @node(
     "ControlNetLoader",
     inputs={"control_net_name": Choice(folder=CONTROL_NETS, tooltip="The ControlNet to load.")},
     outputs=("CONTROL_NET",),
     category="loaders",
     display_name="Load ControlNet Model",
+    estimate=_load_estimate,
 )
 def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[Any]]:
     """Loads a network that looks at a picture beside the text."""
@@ -43,6 +68,7 @@ def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[An
     outputs=("CONDITIONING",),
     category="conditioning/controlnet",
     display_name="Apply ControlNet (OLD)",
+    estimate=_apply_estimate,
 )
 def control_net_apply(
     context: Context,
@@ -91,6 +117,7 @@ def control_net_apply(
     output_names=("positive", "negative"),
     category="conditioning/controlnet",
     display_name="Apply ControlNet",
+    estimate=_apply_to_both_estimate,
 )
 def control_net_apply_advanced(
     context: Context,

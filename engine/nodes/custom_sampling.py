@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph import work
+from engine.graph.cost import Estimate, SigmasShape
 from engine.graph.declarations import Boolean, Float, Int, Link, node
-from engine.nodes.sampling import CFG, SAMPLERS, SCHEDULERS, SEED, STEPS
+from engine.nodes.sampling import (
+    CFG,
+    SAMPLERS,
+    SCHEDULERS,
+    SEED,
+    STEPS,
+    require_schedule,
+    sampling_estimate,
+    schedule_work,
+)
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -18,6 +31,34 @@ if TYPE_CHECKING:
 _DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")
 _SIGMA_MAX = Float(14.614642, min=0.0, max=5000.0, tooltip="The sigma to start from.")
 _SIGMA_MIN = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last sigma above 0.")
+
+
+def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    found = sampling_estimate(inputs, inputs["sampler"], inputs["sigmas"].steps)
+    return replace(found, shapes=found.shapes * 2)
+
+
+def _select_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((inputs["sampler_name"],))
+
+
+def _basic_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((SigmasShape(inputs["steps"]),), work=schedule_work(inputs))
+
+
+def _schedule_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    steps = inputs["steps"]
+    return Estimate((SigmasShape(steps),), work=steps * work.SIGMA)
+
+
+def _split_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    steps = inputs["sigmas"].steps
+    first = min(inputs["step"], steps)
+    return Estimate((SigmasShape(first), SigmasShape(steps - first)))
+
+
+def _flip_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((inputs["sigmas"],))
 
 
 @node(
@@ -38,6 +79,7 @@ _SIGMA_MIN = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last sigma above
     category="sampling/custom_sampling",
     display_name="SamplerCustom",
     steps_input="sigmas",
+    estimate=_sampler_estimate,
 )
 def sampler_custom(
     context: Context,
@@ -75,6 +117,7 @@ def sampler_custom(
     outputs=("SAMPLER",),
     category="sampling/custom_sampling/samplers",
     display_name="KSamplerSelect",
+    estimate=_select_estimate,
 )
 def k_sampler_select(context: Context, sampler_name: str) -> tuple[str]:
     """Chooses a sampler."""
@@ -93,6 +136,8 @@ def k_sampler_select(context: Context, sampler_name: str) -> tuple[str]:
     category="sampling/custom_sampling/schedulers",
     display_name="BasicScheduler",
     steps_input="steps",
+    estimate=_basic_estimate,
+    check=require_schedule,
 )
 def basic_scheduler(
     context: Context, *, model: Model, scheduler: str, steps: int, denoise: float
@@ -115,6 +160,7 @@ def basic_scheduler(
     category="sampling/custom_sampling/schedulers",
     display_name="KarrasScheduler",
     steps_input="steps",
+    estimate=_schedule_estimate,
 )
 def karras_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
@@ -132,6 +178,7 @@ def karras_scheduler(
     category="sampling/custom_sampling/schedulers",
     display_name="ExponentialScheduler",
     steps_input="steps",
+    estimate=_schedule_estimate,
 )
 def exponential_scheduler(
     context: Context, steps: int, sigma_max: float, sigma_min: float
@@ -154,6 +201,7 @@ def exponential_scheduler(
     category="sampling/custom_sampling/schedulers",
     display_name="PolyexponentialScheduler",
     steps_input="steps",
+    estimate=_schedule_estimate,
 )
 def polyexponential_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
@@ -175,6 +223,7 @@ def polyexponential_scheduler(
     category="sampling/custom_sampling/schedulers",
     display_name="SDTurboScheduler",
     steps_input="steps",
+    estimate=_schedule_estimate,
 )
 def sd_turbo_scheduler(context: Context, model: Model, steps: int, denoise: float) -> tuple[Sigmas]:
     """The sigmas of the timesteps that turbo models were trained for."""
@@ -195,6 +244,7 @@ def sd_turbo_scheduler(context: Context, model: Model, steps: int, denoise: floa
     category="sampling/custom_sampling/schedulers",
     display_name="VPScheduler",
     steps_input="steps",
+    estimate=_schedule_estimate,
 )
 def vp_scheduler(
     context: Context, *, steps: int, beta_d: float, beta_min: float, eps_s: float
@@ -213,6 +263,7 @@ def vp_scheduler(
     category="sampling/custom_sampling/sigmas",
     display_name="SplitSigmas",
     steps_input="sigmas",
+    estimate=_split_estimate,
 )
 def split_sigmas(context: Context, sigmas: Sigmas, step: int) -> tuple[Sigmas, Sigmas]:
     """Cuts a schedule in two; both parts have the sigma at the cut."""
@@ -226,6 +277,7 @@ def split_sigmas(context: Context, sigmas: Sigmas, step: int) -> tuple[Sigmas, S
     category="sampling/custom_sampling/sigmas",
     display_name="FlipSigmas",
     steps_input="sigmas",
+    estimate=_flip_estimate,
 )
 def flip_sigmas(context: Context, sigmas: Sigmas) -> tuple[Sigmas]:
     """Reverses a schedule, to go from an image to noise."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from engine.graph import work
+from engine.graph.cost import Estimate, ImageShape, LatentShape, MaskShape
 from engine.graph.declarations import Choice, InputFile, Link, String, node
 
 if TYPE_CHECKING:
@@ -12,12 +15,37 @@ if TYPE_CHECKING:
     from engine.reports import SavedLatent
 
 
+def _load_image_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    image: ImageShape = inputs["image"]
+    mask = MaskShape(image.count, image.width, image.height)
+    return Estimate(
+        (image, mask), work=image.megapixels * work.FILE, scratch_bytes=image.size_bytes
+    )
+
+
+def _load_mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    image: ImageShape = inputs["image"]
+    mask = MaskShape(1, image.width, image.height)
+    return Estimate((mask,), work=mask.megapixels * work.FILE, scratch_bytes=2 * mask.size_bytes)
+
+
+def _load_latent_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    image: ImageShape = inputs["latent"]
+    latent = LatentShape(image.count, image.width, image.height)
+    return Estimate((latent,), scratch_bytes=latent.size_bytes)
+
+
+def _save_latent_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate(scratch_bytes=inputs["samples"].size_bytes, results=1)
+
+
 @node(
     "LoadImage",
     inputs={"image": InputFile(tooltip="An uploaded image.")},
     outputs=("IMAGE", "MASK"),
     category="image",
     display_name="Load Image",
+    estimate=_load_image_estimate,
 )
 def load_image(context: Context, image: str) -> tuple[Images, Mask]:
     """Loads an image, and as a mask where it is transparent; of an animation every frame."""
@@ -33,6 +61,7 @@ def load_image(context: Context, image: str) -> tuple[Images, Mask]:
     outputs=("MASK",),
     category="mask",
     display_name="Load Image (as Mask)",
+    estimate=_load_mask_estimate,
 )
 def load_image_mask(context: Context, image: str, channel: str) -> tuple[Mask]:
     """Loads one channel of an image as a mask; alpha masks what is transparent."""
@@ -49,6 +78,7 @@ def load_image_mask(context: Context, image: str, channel: str) -> tuple[Mask]:
     },
     category="_for_testing",
     is_output=True,
+    estimate=_save_latent_estimate,
 )
 def save_latent(context: Context, samples: Latent, filename_prefix: str) -> list[SavedLatent]:
     """Makes a batch of latents a result of the job, as one file."""
@@ -60,6 +90,7 @@ def save_latent(context: Context, samples: Latent, filename_prefix: str) -> list
     inputs={"latent": InputFile(kind="latent", tooltip="An uploaded latent.")},
     outputs=("LATENT",),
     category="_for_testing",
+    estimate=_load_latent_estimate,
 )
 def load_latent(context: Context, latent: str) -> tuple[Latent]:
     """Loads a latent that was saved before."""

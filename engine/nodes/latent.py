@@ -24,6 +24,38 @@ def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((LatentShape(inputs["batch_size"], inputs["width"], inputs["height"]),))
 
 
+def encode_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    """What it costs to encode `pixels`, and to keep a `mask` with the latent."""
+    images: ImageShape = inputs["pixels"]
+    held = images.size_bytes // 3 if "mask" in inputs else 0
+    latent = LatentShape(images.count, images.width, images.height, held)
+    return Estimate(
+        (latent,), work=images.megapixels * work.ENCODE, scratch_bytes=images.size_bytes
+    )
+
+
+def changed_latent(before: LatentShape, after: LatentShape) -> Estimate:
+    """A latent that is made from another."""
+    largest = max(before.megapixels, after.megapixels)
+    return Estimate((after,), work=largest * work.COPY, scratch_bytes=after.size_bytes)
+
+
+def upscale_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    """What it costs to bring `samples` to `width` x `height`. No side becomes less than 64."""
+    latent: LatentShape = inputs["samples"]
+    sides = (side and max(64, side) for side in (inputs["width"], inputs["height"]))
+    return changed_latent(latent, latent.sized(*sides))
+
+
+def _upscale_by_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    latent: LatentShape = inputs["samples"]
+    return changed_latent(latent, latent.scaled(inputs["scale_by"]))
+
+
+def _composite_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return changed_latent(inputs["samples_from"], inputs["samples_to"])
+
+
 def _decode_estimate(inputs: Mapping[str, Any]) -> Estimate:
     latent: LatentShape = inputs["samples"]
     images = ImageShape(latent.count, latent.width, latent.height)
@@ -74,6 +106,7 @@ def vae_decode(context: Context, samples: Latent, vae: Vae) -> Work[tuple[Images
     outputs=("LATENT",),
     category="latent",
     display_name="VAE Encode",
+    estimate=encode_estimate,
 )
 def vae_encode(context: Context, pixels: Images, vae: Vae) -> Work[tuple[Latent]]:
     """Encodes images into latents; sides that are no multiple of 8 are cropped evenly."""
@@ -94,6 +127,7 @@ def vae_encode(context: Context, pixels: Images, vae: Vae) -> Work[tuple[Latent]
     category="latent",
     display_name="Upscale Latent",
     pixel_inputs=("width", "height"),
+    estimate=upscale_estimate,
 )
 def latent_upscale(
     context: Context, samples: Latent, *, upscale_method: str, width: int, height: int, crop: str
@@ -112,6 +146,7 @@ def latent_upscale(
     outputs=("LATENT",),
     category="latent",
     display_name="Upscale Latent By",
+    estimate=_upscale_by_estimate,
 )
 def latent_upscale_by(
     context: Context, samples: Latent, upscale_method: str, scale_by: float
@@ -132,6 +167,7 @@ def latent_upscale_by(
     outputs=("LATENT",),
     category="latent",
     display_name="Latent Composite",
+    estimate=_composite_estimate,
 )
 def latent_composite(
     context: Context, samples_to: Latent, samples_from: Latent, *, x: int, y: int, feather: int

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from engine.graph.cost import Estimate, LatentShape, saturated
 from engine.graph.declarations import Int, Link, node
+from engine.nodes.latent import changed_latent
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
+
+
+def _repeat_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    latent: LatentShape = inputs["samples"]
+    amount: int = inputs["amount"]
+    repeated = replace(
+        latent,
+        count=saturated(latent.count * amount),
+        held_bytes=saturated(latent.held_bytes * amount),
+    )
+    return changed_latent(latent, repeated)
+
+
+def _slice_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    latent: LatentShape = inputs["samples"]
+    return Estimate((latent.counted(min(latent.count, inputs["length"])),))
 
 
 @node(
@@ -17,6 +37,7 @@ if TYPE_CHECKING:
     outputs=("LATENT",),
     category="latent/batch",
     display_name="Repeat Latent Batch",
+    estimate=_repeat_estimate,
 )
 def repeat_latent_batch(context: Context, samples: Latent, amount: int) -> tuple[Latent]:
     """Repeats a batch; a sampler gives each repeat noise of its own."""
@@ -33,6 +54,7 @@ def repeat_latent_batch(context: Context, samples: Latent, amount: int) -> tuple
     outputs=("LATENT",),
     category="latent/batch",
     display_name="Latent From Batch",
+    estimate=_slice_estimate,
 )
 def latent_from_batch(
     context: Context, samples: Latent, batch_index: int, length: int

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph import work
+from engine.graph.cost import Estimate
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
@@ -17,12 +20,25 @@ if TYPE_CHECKING:
 _STRENGTH = {"min": -100.0, "max": 100.0}
 
 
+def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((None, None, None), work=work.LOAD)
+
+
+def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((None, None), work=work.LOAD_PART)
+
+
+def _part_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((None,), work=work.LOAD_PART)
+
+
 @node(
     "CheckpointLoaderSimple",
     inputs={"ckpt_name": Choice(folder=CHECKPOINTS, tooltip="The checkpoint (model) to load.")},
     outputs=("MODEL", "CLIP", "VAE"),
     category="loaders",
     display_name="Load Checkpoint",
+    estimate=_checkpoint_estimate,
 )
 def checkpoint_loader(context: Context, ckpt_name: str) -> Work[tuple[Model, Clip, Vae]]:
     """Loads the denoising model, the text encoder and the image decoder of a checkpoint."""
@@ -42,6 +58,7 @@ def checkpoint_loader(context: Context, ckpt_name: str) -> Work[tuple[Model, Cli
     outputs=("MODEL", "CLIP"),
     category="loaders",
     display_name="Load LoRA",
+    estimate=_lora_estimate,
 )
 def lora_loader(
     context: Context,
@@ -70,6 +87,7 @@ def lora_loader(
     outputs=("MODEL",),
     category="loaders",
     display_name="Load LoRA (Model Only)",
+    estimate=_part_estimate,
 )
 def lora_loader_model_only(
     context: Context, model: Model, lora_name: str, strength_model: float
@@ -87,6 +105,7 @@ def lora_loader_model_only(
     outputs=("VAE",),
     category="loaders",
     display_name="Load VAE",
+    estimate=_part_estimate,
 )
 def vae_loader(context: Context, vae_name: str) -> Work[tuple[Vae]]:
     """Loads an image decoder of its own."""

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph.cost import Estimate, ImageShape, LatentShape, MaskShape, saturated
 from engine.graph.declarations import Choice, Int, Link, node
+from engine.nodes.latent import encode_estimate
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Latent, Mask
     from engine.diffusion.images.vae import Vae
+
+
+def _to_image_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    mask: MaskShape = inputs["mask"]
+    return Estimate((ImageShape(mask.count, mask.width, mask.height),))
+
+
+def _to_mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    image: ImageShape = inputs["image"]
+    # The mask is a view of the images, so they stay.
+    return Estimate((MaskShape(image.count, image.width, image.height, image.size_bytes),))
+
+
+def _noise_mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    latent: LatentShape = inputs["samples"]
+    mask: MaskShape = inputs["mask"]
+    return Estimate((replace(latent, held_bytes=saturated(mask.size_bytes)),))
 
 
 @node(
@@ -20,6 +40,7 @@ if TYPE_CHECKING:
     outputs=("IMAGE",),
     category="mask",
     display_name="Convert Mask to Image",
+    estimate=_to_image_estimate,
 )
 def mask_to_image(context: Context, mask: Mask) -> tuple[Images]:
     """Makes grey images of a mask."""
@@ -32,6 +53,7 @@ def mask_to_image(context: Context, mask: Mask) -> tuple[Images]:
     outputs=("MASK",),
     category="mask",
     display_name="Convert Image to Mask",
+    estimate=_to_mask_estimate,
 )
 def image_to_mask(context: Context, image: Images, channel: str) -> tuple[Mask]:
     """Makes a mask of one channel of images."""
@@ -44,6 +66,7 @@ def image_to_mask(context: Context, image: Images, channel: str) -> tuple[Mask]:
     outputs=("LATENT",),
     category="latent/inpaint",
     display_name="Set Latent Noise Mask",
+    estimate=_noise_mask_estimate,
 )
 def set_latent_noise_mask(context: Context, samples: Latent, mask: Mask) -> tuple[Latent]:
     """Has a sampler make a latent anew where the mask is, and keep the rest."""
@@ -61,6 +84,7 @@ def set_latent_noise_mask(context: Context, samples: Latent, mask: Mask) -> tupl
     outputs=("LATENT",),
     category="latent/inpaint",
     display_name="VAE Encode (for Inpainting)",
+    estimate=encode_estimate,
 )
 def vae_encode_for_inpaint(
     context: Context, pixels: Images, vae: Vae, mask: Mask, *, grow_mask_by: int

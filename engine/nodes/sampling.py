@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import names, work
 from engine.graph.cost import ConditioningShape, Estimate, LatentShape, saturated
 from engine.graph.declarations import Choice, Float, Int, Link, node
+from engine.graph.limits import MAX_SCHEDULE_SIGMAS
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -25,6 +27,25 @@ SEED = Int(0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed mak
 CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
 _LATENT_COPIES = 8
 """A sampler keeps its latent, the noise, the last estimates and the mask."""
+
+
+def require_schedule(literals: Mapping[str, Any]) -> None:
+    """Raise ValueError for the end of a schedule that would be too long."""
+    if (sigmas := _schedule_sigmas(literals)) > MAX_SCHEDULE_SIGMAS:
+        raise ValueError(
+            f"steps {literals['steps']} at denoise {literals['denoise']:g} are the end of a "
+            f"schedule of {sigmas:,.0f} steps, at most {MAX_SCHEDULE_SIGMAS:,} are taken: lower "
+            "the steps, or take a denoise of 0 or a higher one"
+        )
+
+
+def schedule_work(inputs: Mapping[str, Any]) -> float:
+    """What it costs to compute a schedule, of which `denoise` may leave only the end."""
+    return _schedule_sigmas(inputs) * work.SIGMA
+
+
+def _schedule_sigmas(inputs: Mapping[str, Any]) -> float:
+    return inputs["steps"] / inputs["denoise"] if inputs["denoise"] else 0.0
 
 
 def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Estimate:
@@ -50,7 +71,8 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
 
 
 def _k_sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return sampling_estimate(inputs, inputs["sampler_name"], inputs["steps"])
+    found = sampling_estimate(inputs, inputs["sampler_name"], inputs["steps"])
+    return replace(found, work=found.work + schedule_work(inputs))
 
 
 def _k_sampler_advanced_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -78,6 +100,7 @@ def _k_sampler_advanced_estimate(inputs: Mapping[str, Any]) -> Estimate:
     display_name="KSampler",
     steps_input="steps",
     estimate=_k_sampler_estimate,
+    check=require_schedule,
 )
 def k_sampler(
     context: Context,

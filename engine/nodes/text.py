@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph import work
+from engine.graph.cost import CHUNK_TOKENS, ConditioningShape, Estimate, text_tokens
 from engine.graph.declarations import Float, Int, Link, String, node
 from engine.nodes.sides import MAX_SIDE
 
@@ -18,6 +21,21 @@ _TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it
 
 def _side(default: int, tooltip: str) -> Int:
     return Int(default, min=0, max=MAX_SIDE, tooltip=tooltip)
+
+
+def encoding_estimate(conditioning: ConditioningShape) -> Estimate:
+    """What it costs to encode the texts of a conditioning."""
+    chunks = conditioning.texts * conditioning.tokens / CHUNK_TOKENS
+    return Estimate((conditioning,), work=chunks * work.CHUNK)
+
+
+def _text_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return encoding_estimate(ConditioningShape(1, text_tokens(inputs["text"])))
+
+
+def _pair_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    tokens = max(text_tokens(inputs["text_g"]), text_tokens(inputs["text_l"]))
+    return encoding_estimate(ConditioningShape(1, tokens))
 
 
 @node(
@@ -46,6 +64,7 @@ def clip_set_last_layer(context: Context, clip: Clip, stop_at_clip_layer: int) -
     outputs=("CONDITIONING",),
     category="conditioning",
     display_name="CLIP Text Encode (Prompt)",
+    estimate=_text_estimate,
 )
 def clip_text_encode(context: Context, text: str, clip: Clip) -> Work[tuple[Conditioning]]:
     """Encodes a text with a CLIP model, to guide the denoising towards it."""
@@ -69,6 +88,7 @@ def clip_text_encode(context: Context, text: str, clip: Clip) -> Work[tuple[Cond
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
     display_name="CLIPTextEncodeSDXL",
+    estimate=_pair_estimate,
 )
 def clip_text_encode_sdxl(
     context: Context,
@@ -101,6 +121,7 @@ def clip_text_encode_sdxl(
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
     display_name="CLIPTextEncodeSDXLRefiner",
+    estimate=_text_estimate,
 )
 def clip_text_encode_sdxl_refiner(
     context: Context, *, ascore: float, width: int, height: int, text: str, clip: Clip

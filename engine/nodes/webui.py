@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.graph.cost import ConditioningShape, Estimate, text_tokens
 from engine.graph.declarations import Choice, Int, Link, String, node
 from engine.nodes.latent import latent_upscale
-from engine.nodes.sampling import k_sampler
-from engine.webui.prompt import read_negative_prompt, read_prompt
+from engine.nodes.sampling import k_sampler, require_schedule, schedule_work
+from engine.nodes.text import encoding_estimate
+from engine.webui.prompt import Part, read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
 
 if TYPE_CHECKING:
@@ -33,12 +35,36 @@ _SCHEDULE = ("steps", "sampler_name", "scheduler", "denoise")
 
 
 def _check(literals: Mapping[str, Any]) -> None:
+    require_schedule(literals)
     counted = {"steps": literals["steps"], "steps_before": literals["steps_before"]}
     for name, read in (("text", read_prompt), ("negative_text", read_negative_prompt)):
         try:
             read(literals[name], **counted)
         except PromptInvalid as error:
             raise PromptInvalid(f"{name}: {error}") from error
+
+
+def _encode_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    counted = {"steps": inputs["steps"], "steps_before": inputs["steps_before"]}
+    parts = read_prompt(inputs["text"], **counted)
+    negative = _conditioning(read_negative_prompt(inputs["negative_text"], **counted))
+    positive = _conditioning(parts)
+    if sum(part.weight for part in parts) != 1.0:
+        positive = positive.combined(negative)
+    encoded = [encoding_estimate(each) for each in (positive, negative)]
+    return Estimate(
+        (positive, negative), work=sum(each.work for each in encoded) + schedule_work(inputs)
+    )
+
+
+def _conditioning(parts: Sequence[Part]) -> ConditioningShape:
+    """The conditioning of the texts that AND joins. Of its stretches the model gets one a step."""
+    tokens = [
+        sum(text_tokens("".join(words for words, _ in section)) for section in stretch.sections)
+        for part in parts
+        for stretch in part.stretches
+    ]
+    return ConditioningShape(rows=len(parts), tokens=max(tokens), texts=len(tokens))
 
 
 @node(
@@ -57,6 +83,7 @@ def _check(literals: Mapping[str, Any]) -> None:
     category="darkroom",
     display_name="WebUI Text Encode",
     check=_check,
+    estimate=_encode_estimate,
 )
 def webui_text_encode(
     context: Context,
@@ -98,6 +125,8 @@ def webui_text_encode(
     category="darkroom",
     display_name="WebUI Sampler",
     steps_input="steps",
+    estimate=k_sampler.estimate,
+    check=k_sampler.check,
 )
 def webui_sampler(
     context: Context, eta_noise_seed_delta: int, **inputs: Any
@@ -116,6 +145,7 @@ def webui_sampler(
     category="darkroom",
     display_name="WebUI Latent Upscale",
     pixel_inputs=latent_upscale.pixel_inputs,
+    estimate=latent_upscale.estimate,
 )
 def webui_latent_upscale(context: Context, **inputs: Any) -> tuple[Latent]:
     """Brings latents to the size of images of `width` x `height` pixels, by the WebUI's methods."""

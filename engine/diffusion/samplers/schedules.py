@@ -14,9 +14,9 @@ from torch import Tensor
 
 from engine.diffusion.samplers.lookup import schedule_of
 from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.graph.limits import MAX_SCHEDULE_SIGMAS
 
 _FULL_DENOISE = 0.9999
-_MAX_STEPS = 1_000_000
 _KARRAS_RHO = 7.0
 _BETA_SHAPE = 0.6
 _LINEAR_UP_TO = 0.025
@@ -117,7 +117,7 @@ def sigmas_for(
         return torch.empty(0)
     is_full = denoise > _FULL_DENOISE
     total = steps if is_full else int(steps / denoise)
-    if total > _MAX_STEPS:
+    if total > MAX_SCHEDULE_SIGMAS:
         raise ValueError("denoise is too small for so many steps")
     schedule = schedule_of(scheduler)
     above_zero = (
