@@ -113,6 +113,11 @@ class Engine:
         return self._steps_done
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether it runs nothing any more, for whatever reason."""
+        return self._stopped.is_set()
+
+    @property
     def activity(self) -> Activity:
         """What the device thread does now."""
         return self._batcher.activity.now
@@ -192,6 +197,8 @@ class Engine:
     def _end(self, run: Run, error: Exception | None) -> None:
         self._members.pop(run, None)
         self._admission.leave(run)
+        if error is not None and self._device is not None:
+            error = self._device.diagnosed(error)
         try:
             run.end(error)
         except Exception:  # noqa: BLE001 - a submitter's callback must not end the device thread

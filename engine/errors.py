@@ -8,6 +8,7 @@ EngineError
 ├── TooLarge               a node would make more images or pixels than the limits allow
 ├── OutOfMemory            the device has too little memory for the work
 ├── NodeFailed             a node's body raised
+├── DeviceFailed           the device failed, whatever it was asked for
 └── Cancelled              the run was cancelled
 
 Every error survives pickling, because it travels from the engine's process to the job's.
@@ -115,6 +116,17 @@ class NodeFailed(EngineError):
 
     def __str__(self) -> str:
         return f"node {self.node_id} ({self.class_type}): {self.message}"
+
+
+class DeviceFailed(EngineError):
+    """The device failed. If it `is_lost`, nothing works on it until the process is another one."""
+
+    def __init__(self, message: str, is_lost: bool) -> None:
+        self.is_lost = is_lost
+        super().__init__(message, is_lost)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Cancelled(EngineError):

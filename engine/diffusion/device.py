@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from engine.diffusion.context import Context
+from engine.diffusion.device_error import is_device_error, is_lost
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.memory_probe import memory_probe_of
+from engine.errors import DeviceFailed
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
@@ -21,7 +23,7 @@ class Device:
     def __init__(self, models: ModelsFolder, options: DeviceOptions, limits: Limits) -> None:
         self._options = options
         self._limits = limits
-        device = _find(options.device)
+        self._device = device = _find(options.device)
         self.memory_probe = memory_probe_of(device)
         self._store = ModelStore(
             models,
@@ -35,6 +37,12 @@ class Device:
     def loaded(self) -> tuple[str, ...]:
         """The names of the checkpoints in memory."""
         return self._store.labels
+
+    def diagnosed(self, error: Exception) -> Exception:
+        """The error that ended a run, or DeviceFailed where the device is the reason for it."""
+        if not is_device_error(error):
+            return error
+        return DeviceFailed(f"The device failed: {error}", is_lost(self._device))
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -1,0 +1,87 @@
+"""Which errors are the device's, and which are those of what it was asked for."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.diffusion.device import Device
+from engine.diffusion.device_error import is_device_error, is_lost
+from engine.errors import CheckpointUnavailable, DeviceFailed, NodeFailed
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.options import DeviceOptions
+
+ASSERT = torch.AcceleratorError(
+    "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in ..."
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ASSERT,
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        torch.AcceleratorError("CUDA error: unspecified launch failure"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        RuntimeError("CUDA driver error: unknown error"),
+    ],
+    ids=str,
+)
+def test_these_are_errors_of_the_device(error: Exception) -> None:
+    assert is_device_error(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("CUDA error"),
+        IndexError("index 3 is out of range"),
+        FileNotFoundError("x.safetensors"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        torch.AcceleratorError("CUDA error: invalid configuration argument"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(...)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if ..."),
+    ],
+    ids=str,
+)
+def test_these_are_errors_of_what_was_asked_for(error: Exception) -> None:
+    assert not is_device_error(error)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(ModelsFolder(tmp_path), DeviceOptions(), Limits())
+
+
+def test_a_node_that_failed_by_the_device_is_told_apart(device: Device) -> None:
+    failed = NodeFailed("3", "KSampler", "AcceleratorError: CUDA error: device-side assert")
+    failed.__cause__ = ASSERT
+    found = device.diagnosed(failed)
+    assert isinstance(found, DeviceFailed)
+    assert str(found).startswith("The device failed: node 3 (KSampler): AcceleratorError")
+    unreadable = CheckpointUnavailable("x.safetensors: CUDA error")
+    unreadable.__cause__ = ASSERT
+    assert isinstance(device.diagnosed(unreadable), DeviceFailed)
+
+
+def test_a_node_that_failed_by_itself_stays_as_it_is(device: Device) -> None:
+    failed = NodeFailed("3", "KSampler", "RuntimeError: shapes")
+    failed.__cause__ = RuntimeError("shapes")
+    assert device.diagnosed(failed) is failed
+
+
+def test_a_cpu_is_never_lost() -> None:
+    assert not is_lost(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_it_survives_pickling(is_lost: bool) -> None:
+    copy = pickle.loads(pickle.dumps(DeviceFailed("The device failed: x", is_lost)))
+    assert (str(copy), copy.is_lost) == ("The device failed: x", is_lost)
