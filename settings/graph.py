@@ -19,6 +19,8 @@ class GraphSettings(Group):
     """The longest text that a node may have."""
     max_request_chars: PositiveInt = 131_072
     """The most characters that all texts of a request may have together."""
+    max_extra_data_bytes: PositiveInt = 64 * 1024
+    """The most bytes of JSON that a workflow may send along for its PNG files."""
     max_side_px: PositiveInt = 4096
     """The longest side that an image may have."""
     max_batch: PositiveInt = 16

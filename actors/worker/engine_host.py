@@ -24,8 +24,8 @@ class Order:
 
     job_id: str
     attempt: int
-    prompt: Mapping[str, Any]
-    """Node graph."""
+    prompt: Any
+    """Node graph, not validated yet."""
     first_index: Mapping[str, int] | None
     input_files: Mapping[str, bytes]
     is_alone: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.extra_data import pnginfo_of
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.reports import ImageReady, LatentReady
@@ -20,8 +21,8 @@ from settings.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    prompt: Mapping[str, Any]
-    """Node graph."""
+    prompt: Any
+    """Node graph, not validated yet."""
     first_index: Mapping[str, int] | None
     """Index of each output node's first image; None: counted in the graph's order."""
     extra_pnginfo: Mapping[str, Any]
@@ -32,13 +33,14 @@ class Plan:
 def planner(
     catalogue: Catalogue, limits: Limits, default_checkpoint: str | None
 ) -> Callable[[Job], Plan]:
-    """A function from job to plan. It raises EngineError if the request no longer holds."""
+    """A function from job to plan. It raises EngineError if the request does not hold (any more):
+    what is on the log may be older than the checks of today.
+    """
 
     def plan(job: Job) -> Plan:
         request = job.submitted.request
         if job.submitted.flavour is Flavour.WORKFLOW:
-            extra = (request.get("extra_data") or {}).get("extra_pnginfo") or {}
-            return Plan(request["prompt"], None, extra)
+            return Plan(request.get("prompt"), None, pnginfo_of(request.get("extra_data")))
         parameters = parse_parameters(request)
         compiled = compile_parameters(
             parameters,
@@ -71,10 +73,17 @@ def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
 
 
 def checkpoint_of(job: Job) -> str | None:
-    """The checkpoint the request names first, if it names one."""
+    """The checkpoint that the request names first, if any. Raises nothing, whatever it holds."""
     request = job.submitted.request
     if job.submitted.flavour is Flavour.DIFFUSION:
-        override = (request.get("override_settings") or {}).get("sd_model_checkpoint")
-        return override or request.get("sd_model_checkpoint")
-    inputs = (node.get("inputs", {}) for node in request["prompt"].values())
-    return next((each["ckpt_name"] for each in inputs if "ckpt_name" in each), None)
+        places = (request.get("override_settings"), request)
+        names = [_member(place, "sd_model_checkpoint") for place in places]
+    else:
+        prompt = request.get("prompt")
+        nodes = prompt.values() if isinstance(prompt, Mapping) else ()
+        names = [_member(_member(node, "inputs"), "ckpt_name") for node in nodes]
+    return next((name for name in names if isinstance(name, str) and name), None)
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None

@@ -65,6 +65,7 @@ def _own_vae(value: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(_unicode)]
+_Name = Annotated[_Text, Field(max_length=1024)]
 _Whole = Annotated[int, BeforeValidator(_no_boolean)]
 _Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
 _Side = Annotated[_Whole, Field(ge=16, le=4096)]
@@ -79,8 +80,8 @@ _SchedulerName = Annotated[str, AfterValidator(_known_scheduler)]
 class OverrideSettings(Strict):
     """Settings for this job alone."""
 
-    sd_model_checkpoint: _Text | None = None
-    sd_vae: Annotated[_Text, AfterValidator(_own_vae)] = ""
+    sd_model_checkpoint: _Name | None = None
+    sd_vae: Annotated[_Name, AfterValidator(_own_vae)] = ""
     CLIP_stop_at_last_layers: _ClipSkip | None = None
     eta_noise_seed_delta: Annotated[_Whole, Field(ge=0, lt=2**32)] = 0
 
@@ -97,13 +98,13 @@ class HiresFix(WebUIMembers):
     hr_scale: Annotated[_Number, Field(ge=1, le=8)] = 2.0
     hr_resize_x: _SideOrNone = 0
     hr_resize_y: _SideOrNone = 0
-    hr_upscaler: _Text = ""
+    hr_upscaler: _Name = ""
     hr_second_pass_steps: Annotated[_Whole, Field(ge=0, le=150)] = 0
     hr_prompt: _Text = ""
     hr_negative_prompt: _Text = ""
     hr_sampler_name: Annotated[str, AfterValidator(_same_or_sampler)] = ""
     hr_scheduler: Annotated[str, AfterValidator(_same_or_scheduler)] = ""
-    hr_checkpoint_name: Annotated[_Text, AfterValidator(_same)] = ""
+    hr_checkpoint_name: Annotated[_Name, AfterValidator(_same)] = ""
 
 
 class DiffusionParameters(HiresFix):
@@ -111,7 +112,7 @@ class DiffusionParameters(HiresFix):
 
     prompt: _Text
     negative_prompt: _Text = ""
-    sd_model_checkpoint: _Text | None = None
+    sd_model_checkpoint: _Name | None = None
     width: _Side | None = None
     """None: the checkpoint's default."""
     height: _Side | None = None
@@ -146,6 +147,13 @@ class DiffusionParameters(HiresFix):
     def checkpoint(self) -> str | None:
         """The checkpoint that was asked for."""
         return self.override_settings.sd_model_checkpoint or self.sd_model_checkpoint or None
+
+    def recorded(self) -> dict[str, Any]:
+        """The members that were given and have an effect, as JSON. They make the same images."""
+        without_effect = WebUIMembers if self.enable_hr else HiresFix
+        return self.model_dump(
+            mode="json", exclude_unset=True, exclude=set(without_effect.model_fields)
+        )
 
     @property
     def stops_at_layer(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import FieldError, ParametersInvalid
+from engine.extra_data import pnginfo_of, require_size
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS
@@ -19,11 +19,6 @@ from events.store.records import Endpoint
 from events.types import Flavour
 from serve_app.acceptance.text_budget import require_text_budget
 from settings.graph import GraphSettings
-
-_RECORDED = ("prompt", "extra_data")
-"""Members of a workflow body that a run needs. Others, such as `client_id`, are accepted and not
-recorded.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +40,23 @@ class Checker:
     limits: Limits
     default_checkpoint: str | None
     max_request_chars: int
+    max_extra_data_bytes: int
 
     def check(self, flavour: Flavour, body: Any) -> CheckedRequest:
         """Raises GraphInvalid, ParametersInvalid."""
         return self._workflow(body) if flavour is Flavour.WORKFLOW else self._diffusion(body)
 
     def _workflow(self, body: Any) -> CheckedRequest:
+        """Members that a run does not need, such as `client_id`, are accepted and not recorded."""
         members = body if isinstance(body, dict) else {}
-        if not isinstance(members.get("extra_data", {}), dict | None):
-            raise ParametersInvalid((FieldError("dict_type", "must be an object", "extra_data"),))
-        recorded = {name: members[name] for name in _RECORDED if name in members}
-        require_text_budget(recorded.get("prompt"), self.max_request_chars)
-        prompt = resolve_seeds(recorded.get("prompt"), draw_seed)
+        pnginfo = pnginfo_of(members.get("extra_data"))
+        require_size(pnginfo, self.max_extra_data_bytes)
+        require_text_budget(members.get("prompt"), self.max_request_chars)
+        prompt = resolve_seeds(members.get("prompt"), draw_seed)
         graph = validate(prompt, self.catalogue, self.limits)
-        recorded["prompt"] = graph.prompt
+        recorded: dict[str, Any] = {"prompt": graph.prompt}
+        if pnginfo:
+            recorded["extra_data"] = {"extra_pnginfo": pnginfo}
         return CheckedRequest(recorded, images=0, input_files=graph.input_files)
 
     def require_files(self, checked: CheckedRequest, known: Collection[str]) -> None:
@@ -76,7 +74,7 @@ class Checker:
         )
         require_text_budget(compiled.prompt, self.max_request_chars)
         validate(compiled.prompt, self.catalogue, self.limits)
-        recorded = {**body, "seed": parameters.seed}
+        recorded = parameters.recorded()
         if given.checkpoint is None:
             # The default may have changed by the time the job is repeated.
             recorded["sd_model_checkpoint"] = self.default_checkpoint
@@ -105,6 +103,7 @@ def checker_for(
         ),
         default_checkpoint=default or next(iter(catalogue.models.names(CHECKPOINTS)), None),
         max_request_chars=settings.max_request_chars,
+        max_extra_data_bytes=settings.max_extra_data_bytes,
     )
 
 

@@ -31,7 +31,8 @@ _WORKFLOW_SCHEMA: dict[str, Any] = {
         },
         "extra_data": {
             "type": "object",
-            "description": "extra_pnginfo in it goes into the PNG",
+            "description": "extra_pnginfo in it goes into the PNG: an object, whose names are "
+            "keywords of PNG text chunks. Its other members are ignored",
         },
     },
 }

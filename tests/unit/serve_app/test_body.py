@@ -68,9 +68,10 @@ class TestInvalidJson:
         self, client: httpx.AsyncClient
     ) -> None:
         deep: Any = {}
-        for _ in range(MAX_DEPTH - 3):
+        for _ in range(MAX_DEPTH - 4):
             deep = [deep]
-        extra_data = {"extra_pnginfo": deep, "large": 10**4000, "\x00": "\x00"}
+        pnginfo = {"deep": deep, "large": 10**4000, "text": {"\x00": "\x00"}}
+        extra_data = {"extra_pnginfo": pnginfo}
         body = {**workflow_body(), "extra_data": extra_data}
         answer = await client.post("/workflow/v1/generate", json=body)
         assert answer.status_code == 202

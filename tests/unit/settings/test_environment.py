@@ -25,6 +25,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_CALLBACK_ALLOW_NETWORKS": ((), (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),
     "DARKROOM_DEFAULT_CHECKPOINT": (None, "other.safetensors"),
     "DARKROOM_MAX_BODY_BYTES": (524_288, 524_291),
+    "DARKROOM_MAX_EXTRA_DATA_BYTES": (64 * 1024, 1003),
     "DARKROOM_MAX_NODES": (1000, 1003),
     "DARKROOM_MAX_NODE_ID_CHARS": (128, 129),
     "DARKROOM_MAX_PROMPT_CHARS": (32_768, 32_771),

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.worker.plan import plan_text, planner
+from actors.worker.plan import checkpoint_of, plan_text, planner
+from engine.errors import EngineError
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
@@ -28,10 +29,13 @@ def catalogue(tmp_path: Path) -> Catalogue:
     return Catalogue(ModelsFolder(tmp_path))
 
 
+def job_of(**fields: Any) -> Job:
+    return Job("j", 1, 1, submitted(**fields), datetime(2026, 1, 1, tzinfo=UTC))
+
+
 def text_of(catalogue: Catalogue, index: int, **fields: Any) -> dict[str, str]:
     """The PNG text of one image of a job."""
-    job = Job("j", 1, 1, submitted(**fields), datetime(2026, 1, 1, tzinfo=UTC))
-    plan = planner(catalogue, Limits(), CHECKPOINT)(job)
+    plan = planner(catalogue, Limits(), CHECKPOINT)(job_of(**fields))
     return plan_text(plan, ImageReady(index, "9", np.zeros((8, 8, 3), np.uint8), seed=7 + index))
 
 
@@ -51,3 +55,35 @@ def test_a_workflows_image_has_no_parameters(catalogue: Catalogue) -> None:
     request = {"prompt": text_to_image(), "extra_data": {"extra_pnginfo": {"workflow": {"a": 1}}}}
     text = text_of(catalogue, 0, flavour=Flavour.WORKFLOW, request=request)
     assert text.keys() == {"prompt", "seed", "workflow"}
+
+
+JUNK = [None, 5, "ckpt_name", [], ["ckpt_name"], {}, {"ckpt_name": ["a", 0]}, {"ckpt_name": 5}]
+
+
+class TestARequestOfAWrongShape:
+    """It may be on the log: no check of today was there when it was accepted."""
+
+    @pytest.mark.parametrize("junk", JUNK)
+    def test_names_no_checkpoint(self, junk: Any) -> None:
+        loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}}
+        prompts = ({"1": junk}, {"1": {"inputs": junk}}, junk)
+        for request in ({"prompt": prompt} for prompt in prompts):
+            assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) is None
+        request = {"prompt": {"1": junk, "2": {"inputs": junk}, "3": loader}}
+        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) == CHECKPOINT
+        request = {"override_settings": junk, "sd_model_checkpoint": junk}
+        assert checkpoint_of(job_of(request=request)) in {None, "ckpt_name"}
+        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request={})) is None
+
+    @pytest.mark.parametrize("pnginfo", ["abc", [1], 5, {"日本": 1}, {"": 1}, {"a" * 80: 1}])
+    def test_cannot_be_planned(self, catalogue: Catalogue, pnginfo: Any) -> None:
+        request = {"prompt": text_to_image(), "extra_data": {"extra_pnginfo": pnginfo}}
+        with pytest.raises(EngineError, match=r"extra_data\.extra_pnginfo"):
+            text_of(catalogue, 0, flavour=Flavour.WORKFLOW, request=request)
+
+    @pytest.mark.parametrize("request_", [{}, {"prompt": 5}, {"prompt": {}, "steps": []}])
+    def test_of_the_other_flavour_cannot_be_planned(
+        self, catalogue: Catalogue, request_: Any
+    ) -> None:
+        with pytest.raises(EngineError):
+            text_of(catalogue, 0, request=request_)

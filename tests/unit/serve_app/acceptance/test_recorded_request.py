@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.edge import Edge
-from tests.support.generate_bodies import workflow_body
+from tests.support.generate_bodies import diffusion_body, workflow_body
 
 WORKFLOW = "/workflow/v1/generate"
 DIFFUSION = "/diffusion/v1/generate"
@@ -43,3 +43,40 @@ async def test_literals_are_recorded_in_their_types(edge: Edge, client: httpx.As
     request = await recorded(edge, client, WORKFLOW, workflow_body(steps="20", cfg="8"))
     inputs = request["prompt"]["3"]["inputs"]
     assert (inputs["steps"], inputs["cfg"]) == (20, 8.0)
+
+
+async def test_of_extra_data_the_texts_of_images_are_recorded(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    pnginfo = {"workflow": {"nodes": []}}
+    sent = {**workflow_body(), "extra_data": {"extra_pnginfo": pnginfo, "token": "x" * 100_000}}
+    request = await recorded(edge, client, WORKFLOW, sent)
+    assert request["extra_data"] == {"extra_pnginfo": pnginfo}
+
+
+async def test_extra_data_of_half_a_megabyte_is_refused(client: httpx.AsyncClient) -> None:
+    sent = {**workflow_body(), "extra_data": {"extra_pnginfo": {"workflow": "x" * 400_000}}}
+    answer = await client.post(WORKFLOW, json=sent)
+    assert answer.status_code == 400
+    assert "at most 65536 are taken" in answer.json()["error"]["details"]
+
+
+async def test_a_member_without_effect_is_not_recorded(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    without_effect = {"save_images": True, "hr_prompt": "x" * 100_000, "styles": [], "eta": None}
+    body = diffusion_body(seed=7)
+    assert await recorded(edge, client, DIFFUSION, body | without_effect) == body
+
+
+async def test_numbers_of_a_diffusion_request_are_recorded_as_numbers(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    request = await recorded(edge, client, DIFFUSION, diffusion_body(steps=f"{' ' * 100_000}20"))
+    assert request["steps"] == 20
+
+
+async def test_the_name_of_a_model_is_bounded(client: httpx.AsyncClient) -> None:
+    body = {**diffusion_body(), "sd_model_checkpoint": "x" * 1025}
+    answer = await client.post(DIFFUSION, json=body)
+    assert answer.status_code == 400
