@@ -49,7 +49,12 @@ def main() -> None:
     print_hardware()
     with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
         folder = Path(name)
-        settings = {"DARKROOM_RAY_NUM_GPUS": "0", "DARKROOM_WORKER_GPUS": "1"}
+        settings = {
+            "DARKROOM_RAY_NUM_GPUS": "0",
+            "DARKROOM_WORKER_GPUS": "1",
+            "DARKROOM_OWNER_RATE_PER_S": "0",
+            "DARKROOM_OWNER_MAX_OPEN_JOBS": "0",
+        }
         with Service(folder / "data", settings, log_path=folder / "log") as service:
             rows = asyncio.run(_measure(service))
     print_table(

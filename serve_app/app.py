@@ -166,6 +166,7 @@ def _services(
         endpoint_settings=settings.default_endpoint,
         dispatch_settings=settings.dispatch,
         key_settings=settings.keys,
+        owner_settings=settings.owners,
         callback_settings=settings.callbacks,
         secret=secret,
         url_for=url_for(settings.http.effective_public_url, secret),

@@ -25,6 +25,8 @@ RequestRefused
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from events.errors import ServiceError
 from events.store.records import Scope
 
@@ -103,15 +105,22 @@ class TryLater(RequestRefused):
         self.retry_after_s = retry_after_s
 
 
+class Limited(StrEnum):
+    """Whose limit was reached, as its message begins."""
+
+    KEY = "The key"
+    OWNER = "All keys of this owner together"
+
+
 class RateExceeded(TryLater):
-    def __init__(self, rate_per_s: float, *, retry_after_s: int) -> None:
-        message = f"The key may send {rate_per_s:g} requests a second."
+    def __init__(self, limited: Limited, rate_per_s: float, *, retry_after_s: int) -> None:
+        message = f"{limited} may send {rate_per_s:g} requests a second."
         super().__init__(message, retry_after_s=retry_after_s)
 
 
 class TooManyOpenJobs(TryLater):
-    def __init__(self, max_open_jobs: int) -> None:
-        message = f"The key may have {max_open_jobs} jobs that wait or run."
+    def __init__(self, limited: Limited, max_open_jobs: int) -> None:
+        message = f"{limited} may have {max_open_jobs} jobs that wait or run."
         super().__init__(message, retry_after_s=5)
 
 

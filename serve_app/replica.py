@@ -32,7 +32,7 @@ class Replica:
             defaults=_default_limits(services.key_settings),
         )
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
-        self.rates = Rates(replicas=services.http_settings.replicas)
+        self.rates = Rates(services.owner_settings, replicas=services.http_settings.replicas)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
         self.upload_store = UploadStore(

@@ -18,7 +18,7 @@ from settings.dispatch import DispatchSettings
 from settings.endpoint import EndpointSettings
 from settings.graph import GraphSettings
 from settings.http import HttpSettings
-from settings.keys import KeySettings
+from settings.keys import KeySettings, OwnerSettings
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Services:
     endpoint_settings: EndpointSettings
     dispatch_settings: DispatchSettings
     key_settings: KeySettings
+    owner_settings: OwnerSettings
     callback_settings: CallbackSettings
     secret: bytes
     """Key of ids, file tokens and webhook secrets."""

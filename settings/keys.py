@@ -42,6 +42,12 @@ class OwnerSettings(Group):
 
     model_config = SettingsConfigDict(env_prefix="DARKROOM_OWNER_")
 
+    rate_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
+    """How many requests per second an owner may make; 0 is any number. One that waits is one."""
+    burst: PositiveInt = 500
+    """How many requests an owner may make at once after a pause."""
+    max_open_jobs: Annotated[int, Field(ge=0)] = 2000
+    """How many jobs of an owner may wait or run; 0 is any number."""
     max_running_jobs: Annotated[int, Field(ge=0)] = 0
     """How many jobs of an owner may run at once, on all endpoints; 0 is any number."""
     slots_kept_free: Annotated[int, Field(ge=0)] = 1

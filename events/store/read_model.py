@@ -119,20 +119,21 @@ class ReadModel:
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
 
-    async def open_jobs_by_key(self) -> tuple[int, dict[str, int]]:
-        """The checkpoint, and how many jobs of each key have not ended; both from one snapshot.
+    async def open_jobs_by_caller(self) -> tuple[int, dict[tuple[str, str | None], int]]:
+        """The checkpoint, and how many jobs of each owner and key have not ended.
 
-        Rows of an older version have no key until their next event.
+        Both are from one snapshot. Rows of an older version have no key until their next event.
         """
         running = JOBS.c.status == Status.RUNNING.value
+        caller = (JOBS.c.owner, JOBS.c.key_id)
         query = (
-            sa.select(CHECKPOINTS.c.seq, JOBS.c.key_id, sa.func.count(JOBS.c.key_id).label("jobs"))
+            sa.select(CHECKPOINTS.c.seq, *caller, sa.func.count(JOBS.c.owner).label("jobs"))
             .select_from(CHECKPOINTS.outerjoin(JOBS, running))
             .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
-            .group_by(CHECKPOINTS.c.seq, JOBS.c.key_id)
+            .group_by(CHECKPOINTS.c.seq, *caller)
         )
         rows = await self._database.fetch(query)
-        return rows[0].seq, {row.key_id: row.jobs for row in rows if row.key_id is not None}
+        return rows[0].seq, {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
 
     async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
         """Jobs of every owner that ended after `since`, in log order, from after `position` on."""

@@ -65,7 +65,7 @@ JOBS = _table(
     sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
-    sa.Index("jobs_by_key", "status", "key_id"),
+    sa.Index("jobs_by_caller", "status", "owner", "key_id"),
     sa.Index("jobs_by_position", "position"),
     _dead_letters_index("jobs_by_dead_letter", "created_at", "id"),
 )

@@ -49,7 +49,11 @@ class Acceptance:
         self._endpoints = TtlCache(
             services.endpoints.get, ttl_s=services.dispatch_settings.endpoints_period_s
         )
-        self._open_jobs = OpenJobs(services.read_model, period_s=open_jobs_period_s)
+        self._open_jobs = OpenJobs(
+            services.read_model,
+            max_of_owner=services.owner_settings.max_open_jobs,
+            period_s=open_jobs_period_s,
+        )
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:

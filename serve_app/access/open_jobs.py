@@ -1,54 +1,56 @@
-"""How many jobs of a key wait or run."""
+"""How many jobs of a key, and of an owner with all keys together, wait or run."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from events.store.records import ApiKey
-from serve_app.refusals import TooManyOpenJobs
+from serve_app.access.unprojected import NoteStored, Unprojected
+from serve_app.refusals import Limited, TooManyOpenJobs
 
 if TYPE_CHECKING:
     from events.store.read_model import ReadModel
 
 OPEN_JOBS_PERIOD_S = 1.0
-"""How often a replica counts the open jobs of the keys."""
+"""How often a replica counts the open jobs of the keys and their owners."""
 
-NoteStored = Callable[[int], None]
-"""Takes the position of the log at which the job was stored."""
+_Account = tuple[Limited, str]
+"""A key by its id, or an owner by name."""
 
 
 class OpenJobs:
-    """Counts the open jobs of each key: those of the read model, and those stored after them here.
+    """Counts the open jobs of each key and owner: those of the read model, and later ones of here.
 
     The rows are at most one period old. One replica never accepts too many jobs, however late the
     projection is: a job that it stored counts from its own memory until the checkpoint has passed
     the job. Of the other replicas it sees only what is projected. So `n` replicas together accept
-    at most `n` times what was free for the key when the projection last moved. While the projection
-    moves, they exceed the number by what the others accept in about one second.
+    at most `n` times what was free when the projection last moved. While the projection moves, they
+    exceed the number by what the others accept in about one second.
     """
 
     def __init__(
         self,
         read_model: ReadModel,
         *,
+        max_of_owner: int,
         period_s: float = OPEN_JOBS_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`max_of_owner`: of every owner, 0 is any number; a key's own number is in its limits."""
         self._read_model = read_model
+        self._max_of_owner = max_of_owner
         self._period_s = period_s
         self._clock = clock
         self._counted_until = -float("inf")
         self._counting = asyncio.Lock()
         self._checkpoint = 0
-        self._rows: dict[str, int] = {}
-        self._storing: Counter[str] = Counter()
-        self._stored: defaultdict[str, list[int]] = defaultdict(list)
+        self._rows: Counter[_Account] = Counter()
+        self._unprojected: dict[_Account, Unprojected] = {}
 
     @asynccontextmanager
     async def place(self, key: ApiKey) -> AsyncGenerator[NoteStored]:
@@ -57,35 +59,41 @@ class OpenJobs:
         Raises TooManyOpenJobs where no place is free, DatabaseUnavailable where the jobs cannot be
         counted.
         """
-        most = key.limits.max_open_jobs
-        if not most:
-            yield lambda _position: None
-            return
-        await self._count()
-        if self._rows.get(key.id, 0) + self._storing[key.id] + len(self._stored[key.id]) >= most:
-            raise TooManyOpenJobs(most)
-        self._storing[key.id] += 1
-        try:
-            yield partial(self._note, key.id)
-        finally:
-            self._storing[key.id] -= 1
+        limits: dict[_Account, int] = {
+            (Limited.KEY, key.id): key.limits.max_open_jobs or 0,
+            (Limited.OWNER, key.owner): self._max_of_owner,
+        }
+        limits = {account: most for account, most in limits.items() if most}
+        if limits:
+            await self._count()
+        for account, most in limits.items():
+            if self._rows[account] + self._of(account).total >= most:
+                raise TooManyOpenJobs(account[0], most)
+        with ExitStack() as stack:
+            notes = [stack.enter_context(self._of(account).storing(1)) for account in limits]
 
-    def _note(self, key_id: str, position: int) -> None:
-        if position > self._checkpoint:  # otherwise the rows already count it
-            self._stored[key_id].append(position)
+            def note_all(position: int) -> None:
+                for note in notes:
+                    note(position)
+
+            yield note_all
+
+    def _of(self, account: _Account) -> Unprojected:
+        new = Unprojected(checkpoint=self._checkpoint)
+        return self._unprojected.setdefault(account, new)
 
     async def _count(self) -> None:
-        """One query for all keys, once a period."""
+        """One query for all keys and owners, once a period."""
         async with self._counting:
             if self._clock() < self._counted_until:
                 return
-            self._checkpoint, self._rows = await self._read_model.open_jobs_by_key()
-            for key_id, positions in list(self._stored.items()):
-                not_yet_counted = [
-                    position for position in positions if position > self._checkpoint
-                ]
-                if not_yet_counted:
-                    self._stored[key_id] = not_yet_counted
-                else:
-                    del self._stored[key_id]
+            self._checkpoint, rows = await self._read_model.open_jobs_by_caller()
+            self._rows = Counter()
+            for (owner, key_id), jobs in rows.items():
+                self._rows[Limited.OWNER, owner] += jobs
+                if key_id is not None:
+                    self._rows[Limited.KEY, key_id] += jobs
+            for unprojected in self._unprojected.values():
+                unprojected.drop_until(self._checkpoint)
+            self._unprojected = {a: each for a, each in self._unprojected.items() if each.total}
             self._counted_until = self._clock() + self._period_s

@@ -33,7 +33,7 @@ _DESCRIPTIONS = {
     413: "The body is too large",
     415: "The body is of another media type",
     416: "The image ends before this range",
-    429: "The key has sent too many requests or has too many open jobs, or the queue is full",
+    429: "A limit of the key or its owner is reached (requests, open jobs), or the queue is full",
     500: "An error of the service",
     503: "The event log, the database or the name server is away, or the log is full",
 }

@@ -71,13 +71,13 @@ async def test_its_keys_work_on_without_limits(old_database: Database) -> None:
     await old_database.close()
 
 
-async def test_its_jobs_are_counted_from_their_next_event_on(old_database: Database) -> None:
+async def test_its_jobs_are_counted_by_key_from_their_next_event_on(old_database: Database) -> None:
     await old_database.prepare()
     model = ReadModel(old_database)
     assert await model.job(JOB_ID) == fold(EVENTS[:1])
-    assert await model.open_jobs_by_key() == (1, {})
+    assert await model.open_jobs_by_caller() == (1, {("alice", None): 1})
     assert await model.apply(EVENTS[1:], expected=1)
-    assert await model.open_jobs_by_key() == (2, {"old": 1})
+    assert await model.open_jobs_by_caller() == (2, {("alice", "old"): 1})
     await old_database.close()
 
 
@@ -99,5 +99,5 @@ async def test_it_ends_with_the_indexes_of_a_new_one(
     }
     async with old_database.write() as connection:
         names = await connection.exec_driver_sql(catalogue[connection.dialect.name])
-        assert {"jobs_by_key", "jobs_by_dead_letter"} <= set(names.scalars().all())
+        assert {"jobs_by_caller", "jobs_by_dead_letter"} <= set(names.scalars().all())
     await old_database.close()

@@ -25,18 +25,22 @@ async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
     assert await model.open_job_ids() == [first, second]
 
 
-async def test_open_jobs_are_counted_by_key(model: ReadModel, history: History) -> None:
-    assert await model.open_jobs_by_key() == (0, {})
+async def test_open_jobs_are_counted_by_owner_and_key(model: ReadModel, history: History) -> None:
+    assert await model.open_jobs_by_caller() == (0, {})
     history.add(new_id(), submitted(key_id="ended"), Cancelled())
     await model.apply(history.events, expected=0)
-    assert await model.open_jobs_by_key() == (2, {})
+    assert await model.open_jobs_by_caller() == (2, {})
     more = [
         *history.add(new_id(), submitted(key_id="one")),
         *history.add(new_id(), submitted(key_id="two"), Started(attempt=1, actor="a")),
-        *history.add(new_id(), submitted(key_id="two", owner="bob")),
+        *history.add(new_id(), submitted(key_id="two")),
+        *history.add(new_id(), submitted(key_id="three", owner="bob")),
     ]
     await model.apply(more, expected=2)
-    assert await model.open_jobs_by_key() == (6, {"one": 1, "two": 2})
+    assert await model.open_jobs_by_caller() == (
+        7,
+        {("alice", "one"): 1, ("alice", "two"): 2, ("bob", "three"): 1},
+    )
 
 
 async def test_ended_jobs_come_in_log_order_from_a_position_on(

@@ -149,6 +149,7 @@ def _services(
         endpoint_settings=settings.default_endpoint,
         dispatch_settings=settings.dispatch,
         key_settings=settings.keys,
+        owner_settings=settings.owners,
         callback_settings=settings.callbacks,
         secret=SECRET,
         url_for=URL_FOR,

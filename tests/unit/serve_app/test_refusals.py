@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from events.store.records import Endpoint, KeyLimits, Scope
 from serve_app.access.api_keys import mint
 from serve_app.api import create_api
 from serve_app.replica import Replica
-from tests.support.edge import ALL_SCOPES, Edge
+from tests.support.edge import ALL_SCOPES, Edge, running_edge
 from tests.support.generate_bodies import diffusion_body
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -104,6 +105,28 @@ class TestKeys:
             assert (await submit(client)).status_code == 202
             answer = await submit(client)
         message = "The key may have 1 jobs that wait or run."
+        assert_refused(answer, 429, "too_many_open_jobs", message, headers={"retry-after": "5"})
+
+    async def test_an_owner_who_asks_too_often(self, tmp_path: Path) -> None:
+        async with (
+            running_edge(tmp_path, owner_rate_per_s=0.5, owner_burst=1) as edge,
+            await edge.client() as one,
+            await edge.client() as two,
+        ):
+            await one.get("/v1/jobs")
+            answer = await two.get("/v1/jobs")
+        message = "All keys of this owner together may send 0.5 requests a second."
+        assert_refused(answer, 429, "rate_exceeded", message, headers={"retry-after": "2"})
+
+    async def test_an_owner_with_too_many_open_jobs(self, tmp_path: Path) -> None:
+        async with (
+            running_edge(tmp_path, owner_max_open_jobs=1) as edge,
+            await edge.client() as one,
+            await edge.client() as two,
+        ):
+            assert (await submit(one)).status_code == 202
+            answer = await submit(two)
+        message = "All keys of this owner together may have 1 jobs that wait or run."
         assert_refused(answer, 429, "too_many_open_jobs", message, headers={"retry-after": "5"})
 
 

@@ -167,3 +167,38 @@ async def test_replicas_see_each_others_jobs_once_they_are_projected(edge: Edge)
         assert await accepted(one, tries=2) == 2
         await edge.project()
         assert await accepted(two, tries=10) == 1
+
+
+@pytest.mark.parametrize("projected", [True, False])
+async def test_the_keys_of_an_owner_share_the_owners_number(
+    tmp_path: Path, log: FailingLog, projected: bool
+) -> None:
+    settings = {"open_jobs_period_s": AT_EVERY_REQUEST_S, "owner_max_open_jobs": MOST}
+    async with (
+        running_edge(tmp_path, log=log, **settings) as edge,
+        edge.client_with(await limited_key(edge, most=2)) as one,
+        edge.client_with(await limited_key(edge, most=0)) as two,
+        edge.client_with(await limited_key(edge, most=None, owner="bob")) as others,
+    ):
+        assert await accepted(one, tries=10) == 2
+        if projected:
+            await edge.project()
+        assert await accepted(two, tries=10) == 1
+        answer = await submit(two)
+        assert answer.json()["error"]["message"] == (
+            "All keys of this owner together may have 3 jobs that wait or run."
+        )
+        assert await accepted(others, tries=10) == MOST
+
+
+async def test_an_owner_has_a_number_unless_the_settings_take_it_away(
+    tmp_path: Path, log: FailingLog
+) -> None:
+    async with running_edge(tmp_path, log=log) as edge:
+        assert edge.services.owner_settings.max_open_jobs == 2000
+    (tmp_path / "unlimited").mkdir()
+    async with (
+        running_edge(tmp_path / "unlimited", log=log, owner_max_open_jobs=0) as edge,
+        edge.client_with(await limited_key(edge, most=None)) as client,
+    ):
+        assert await accepted(client, tries=20) == 20

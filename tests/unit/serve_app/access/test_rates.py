@@ -6,7 +6,8 @@ from events.log import utc_now
 from events.store.records import ApiKey, KeyLimits, Scope
 from serve_app.access.api_keys import mint
 from serve_app.access.rates import Rates
-from serve_app.refusals import RateExceeded
+from serve_app.refusals import Limited, RateExceeded
+from settings.keys import OwnerSettings
 
 
 class Clock:
@@ -16,9 +17,15 @@ class Clock:
         return self.now
 
 
-def key(**limits: float) -> ApiKey:
+def key(owner: str = "alice", **limits: float) -> ApiKey:
     chosen = KeyLimits(**limits)  # type: ignore[arg-type]  # the tests name them rightly
-    return mint("alice", "test", [Scope.READ], created_at=utc_now(), limits=chosen)[1]
+    return mint(owner, "test", [Scope.READ], created_at=utc_now(), limits=chosen)[1]
+
+
+def new_rates(clock: Clock, *, replicas: int = 1, **owners: float) -> Rates:
+    """Of owners without a limit, unless it is given."""
+    settings = OwnerSettings(**({"rate_per_s": 0} | owners))  # type: ignore[arg-type]  # as above
+    return Rates(settings, replicas=replicas, clock=clock)
 
 
 def taken_at_once(rates: Rates, key: ApiKey) -> tuple[int, int]:
@@ -33,7 +40,7 @@ def taken_at_once(rates: Rates, key: ApiKey) -> tuple[int, int]:
 
 def test_a_burst_then_the_rate() -> None:
     clock = Clock()
-    rates, mine = Rates(replicas=1, clock=clock), key(rate_per_s=2, burst=5)
+    rates, mine = new_rates(clock), key(rate_per_s=2, burst=5)
     assert taken_at_once(rates, mine) == (5, 1)
     clock.now += 1.5
     assert taken_at_once(rates, mine) == (3, 1)
@@ -50,7 +57,7 @@ def test_after_retry_after_it_works_and_a_second_before_it_does_not(
     rate: float, burst: int, replicas: int
 ) -> None:
     clock = Clock()
-    rates, mine = Rates(replicas=replicas, clock=clock), key(rate_per_s=rate, burst=burst)
+    rates, mine = new_rates(clock, replicas=replicas), key(rate_per_s=rate, burst=burst)
     _, wait_s = taken_at_once(rates, mine)
     began = clock.now
     clock.now = began + wait_s - 1 - 1e-5
@@ -62,7 +69,7 @@ def test_after_retry_after_it_works_and_a_second_before_it_does_not(
 
 def test_refusals_cost_nothing() -> None:
     clock = Clock()
-    rates, mine = Rates(replicas=1, clock=clock), key(rate_per_s=1, burst=1)
+    rates, mine = new_rates(clock), key(rate_per_s=1, burst=1)
     rates.take(mine)
     for _ in range(100):
         with pytest.raises(RateExceeded):
@@ -72,20 +79,20 @@ def test_refusals_cost_nothing() -> None:
 
 
 def test_keys_do_not_share_a_bucket() -> None:
-    rates = Rates(replicas=1, clock=Clock())
+    rates = new_rates(Clock())
     for _ in range(3):
         assert taken_at_once(rates, key(rate_per_s=1, burst=2))[0] == 2
 
 
 @pytest.mark.parametrize("limits", [{}, {"rate_per_s": 0, "burst": 1}])
 def test_without_a_rate_there_is_no_limit(limits: dict[str, float]) -> None:
-    rates, mine = Rates(replicas=1, clock=Clock()), key(**limits)
+    rates, mine = new_rates(Clock()), key(**limits)
     for _ in range(1000):
         rates.take(mine)
 
 
 def test_a_limit_that_changes_holds_at_once() -> None:
-    rates = Rates(replicas=1, clock=Clock())
+    rates = new_rates(Clock())
     fast = key(rate_per_s=10, burst=10)
     for _ in range(4):
         rates.take(fast)
@@ -100,7 +107,7 @@ def test_a_limit_that_changes_holds_at_once() -> None:
 def test_all_replicas_together_grant_the_rate(replicas: int) -> None:
     clock = Clock()
     mine = key(rate_per_s=8, burst=8)
-    every = [Rates(replicas=replicas, clock=clock) for _ in range(replicas)]
+    every = [new_rates(clock, replicas=replicas) for _ in range(replicas)]
     assert sum(taken_at_once(each, mine)[0] for each in every) == 8
     clock.now += 10
     total = 0
@@ -116,6 +123,55 @@ def test_all_replicas_together_grant_the_rate(replicas: int) -> None:
 
 
 def test_a_burst_smaller_than_the_replicas_is_one_for_each() -> None:
-    every = [Rates(replicas=3, clock=Clock()) for _ in range(3)]
+    every = [new_rates(Clock(), replicas=3) for _ in range(3)]
     mine = key(rate_per_s=1, burst=2)
     assert [taken_at_once(each, mine)[0] for each in every] == [1, 1, 1]
+
+
+def test_an_owner_has_one_bucket_for_all_keys() -> None:
+    clock = Clock()
+    rates = new_rates(clock, rate_per_s=2, burst=5)
+    one, two, others = key(), key(), key("bob")
+    for _ in range(4):
+        rates.take(one)
+    assert taken_at_once(rates, two) == (1, 1)
+    with pytest.raises(RateExceeded, match=f"^{Limited.OWNER} may send 2 requests a second"):
+        rates.take(one)
+    assert taken_at_once(rates, others) == (5, 1)
+    clock.now += 1.5
+    assert taken_at_once(rates, one) == (3, 1)
+
+
+def test_a_keys_own_rate_holds_beside_that_of_its_owner() -> None:
+    rates = new_rates(Clock(), rate_per_s=1, burst=4)
+    slow, fast = key(rate_per_s=1, burst=2), key(rate_per_s=100, burst=100)
+    assert taken_at_once(rates, slow)[0] == 2
+    with pytest.raises(RateExceeded, match=f"^{Limited.KEY} may"):
+        rates.take(slow)
+    assert taken_at_once(rates, fast)[0] == 2  # what the key was refused, its owner still has
+    with pytest.raises(RateExceeded, match=f"^{Limited.OWNER} may"):
+        rates.take(fast)
+
+
+def test_what_the_owner_is_refused_costs_the_key_nothing() -> None:
+    clock = Clock()
+    rates = new_rates(clock, rate_per_s=1, burst=1)
+    mine = key(rate_per_s=0.001, burst=2)
+    rates.take(mine)
+    for _ in range(10):
+        with pytest.raises(RateExceeded):
+            rates.take(mine)
+    clock.now += 1
+    rates.take(mine)
+
+
+def test_without_an_owners_rate_there_is_no_limit() -> None:
+    rates, mine = new_rates(Clock()), key()
+    for _ in range(2000):
+        rates.take(mine)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_all_replicas_together_grant_an_owners_burst(replicas: int) -> None:
+    every = [new_rates(Clock(), replicas=replicas, rate_per_s=8, burst=8) for _ in range(replicas)]
+    assert sum(taken_at_once(each, key())[0] for each in every) == 8
