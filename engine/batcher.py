@@ -38,6 +38,21 @@ class Request(ABC):
         """The result of each request in order, or its Exception. Raises if all requests fail."""
 
 
+@dataclass(eq=False, slots=True)
+class Turn(Request):
+    """A place in the queue for a run that does without the device now, and gave way to others."""
+
+    rows: int = 0
+
+    @property
+    def key(self) -> Hashable:
+        return self
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[None]:
+        return [None for _ in requests]
+
+
 Answer: TypeAlias = tuple[Request, Any]
 """A request and its result, or the Exception that it failed with."""
 Work: TypeAlias = Generator[Request, Any, T]
@@ -91,8 +106,18 @@ class Batcher:
         self._drop_requests(member)
         member.execution.close()
 
-    def step(self) -> None:
-        """Make one device call and advance the runs that it served."""
+    def step(self) -> bool:
+        """Advance the runs whose requests are next, after the device call that serves them.
+
+        Returns whether there was a call: one run that takes its turn needs none.
+        """
+        is_call = not isinstance(self._queue[0].request, Turn)
+        for member, received in self._answers().items():
+            self._advance(member, received)
+        return is_call
+
+    def _answers(self) -> dict[Member, list[Answer]]:
+        """The answers of the next call, by run. Nothing else holds them."""
         group = self._pick()
         results = self._run(group)
         taken = set(group) if results else set()
@@ -100,8 +125,7 @@ class Batcher:
         answers: dict[Member, list[Answer]] = {}
         for waiting, result in zip(group, results, strict=False):
             answers.setdefault(waiting.member, []).append((waiting.request, result))
-        for member, received in answers.items():
-            self._advance(member, received)
+        return answers
 
     def _pick(self) -> list[_Waiting]:
         first = self._queue[0]
@@ -117,6 +141,8 @@ class Batcher:
     def _run(self, group: list[_Waiting]) -> Sequence[Any]:
         """The results in order. None at all if memory ran out: the next group is then smaller."""
         requests = [waiting.request for waiting in group]
+        if isinstance(requests[0], Turn):
+            return Turn.run_batch([requests[0]])
         key, rows = requests[0].key, sum(each.rows for each in requests)
         is_first = self.limits.is_first(key)
         kind = ActivityKind.LOAD if is_first else requests[0].activity

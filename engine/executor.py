@@ -1,15 +1,26 @@
-"""Runs a graph: starts every node whose inputs are ready, so several may wait for the device."""
+"""Runs a graph: its nodes in order, and more of them while one waits for the device.
+
+Nodes run in the order of `run_order`, by which the memory of a graph is estimated. While the node
+that the order has come to waits for the device, ready nodes behind it start as well, so that they
+share its calls. They hold no more than `overlap_bytes` of the graph. So what is alive at once is
+never more than the estimate, which counts the order alone, and `overlap_bytes` together.
+
+Nodes that need no device give way to other runs every few milliseconds. Until they are done, the
+requests of the run are kept back, for then it does not depend on time which of them share a call.
+"""
 
 from __future__ import annotations
 
+import time
+from bisect import insort
 from collections.abc import Callable, Generator, Mapping
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from engine.batcher import Answer, Execution, Request, Work
+from engine.batcher import Answer, Execution, Request, Turn, Work
 from engine.errors import EngineError, NodeFailed
 from engine.graph.declarations import Body
-from engine.graph.graph import Graph, Node
+from engine.graph.graph import Graph, Node, run_order
 from engine.nodes import NODE_TYPES
 
 if TYPE_CHECKING:
@@ -17,6 +28,8 @@ if TYPE_CHECKING:
 
 OnOutput: TypeAlias = Callable[[str, Any], None]
 """Called with the id of an output node and its images or latents."""
+
+_TURN_S = 0.01
 
 BODIES: dict[str, Body] = {declared.class_type: declared.body for declared in NODE_TYPES}
 
@@ -37,12 +50,23 @@ def execute(
     nodes = _Nodes(graph, context, on_output=on_output, on_node=on_node, bodies=bodies)
     try:
         requests = nodes.start_ready()
-        while nodes.in_flight:
-            answers = yield requests
-            requests = [request for answer in answers for request in nodes.resume(answer)]
+        while nodes.in_flight or nodes.has_startable:
+            if nodes.has_startable:
+                requests += nodes.resume((yield from _next_turn()))
+            else:
+                requests = nodes.resume((yield requests))
             requests += nodes.start_ready()
     finally:
         nodes.close()
+
+
+def _next_turn() -> Generator[list[Request], list[Answer], list[Answer]]:
+    """Wait until all other runs have had a turn. Returns the answers that came meanwhile."""
+    turn = Turn()
+    came = yield [turn]
+    while not any(request is turn for request, _ in came):
+        came += yield []
+    return [(request, result) for request, result in came if request is not turn]
 
 
 class _Nodes:
@@ -63,27 +87,52 @@ class _Nodes:
         self._on_output = on_output
         self._on_node = on_node
         self._bodies = bodies
+        self._order = run_order(graph)
         self._outputs: dict[str, Any] = {}
         self._consumers: dict[str, int] = {}
-        for node in graph.nodes:
+        for node in self._order:
             for source in node.sources:
                 self._consumers[source] = self._consumers.get(source, 0) + 1
-        self._sorter = TopologicalSorter({node.id: node.sources for node in graph.nodes})
+        self._places = {node.id: place for place, node in enumerate(self._order)}
+        self._reached = 0
+        """The place of the first node in the order that has not ended."""
+        self._ended: set[str] = set()
+        self._ahead_bytes: dict[str, int] = {}
+        """What each node takes that was started before the order had come to it."""
+        self._ready: list[int] = []
+        """The places of the nodes that are ready, in order."""
+        self._sorter = TopologicalSorter({node.id: node.sources for node in self._order})
         self._sorter.prepare()
+        self._find_ready()
+
+    @property
+    def has_startable(self) -> bool:
+        """Whether a node may start now."""
+        return self._startable() is not None
 
     def start_ready(self) -> list[Request]:
-        """Start every node that is ready or becomes so. Returns the requests that they make."""
+        """Start nodes for some milliseconds. Returns the requests that they make."""
         requests: list[Request] = []
-        while ready := self._sorter.get_ready():
-            for node_id in ready:
-                requests += self._start(self._graph.node(node_id))
+        give_way_at = time.monotonic() + _TURN_S
+        while (place := self._startable()) is not None:
+            self._ready.remove(place)
+            node = self._order[place]
+            if place != self._reached:
+                self._ahead_bytes[node.id] = self._graph.node_bytes.get(node.id, 0)
+            requests += self._start(node)
+            if time.monotonic() >= give_way_at:
+                break
         return requests
 
-    def resume(self, answer: Answer) -> list[Request]:
-        """Give a node its answer. Returns its next request, if it makes one."""
-        request, result = answer
-        node, work = self.in_flight.pop(request)
-        return self._advance(node, work, result)
+    def resume(self, answers: list[Answer]) -> list[Request]:
+        """Give nodes their answers, which are taken off the list so that nothing else holds them.
+
+        Returns the next requests of the nodes.
+        """
+        requests: list[Request] = []
+        while answers:
+            requests += self._resume(*answers.pop(0))
+        return requests
 
     def close(self) -> None:
         """Close the nodes that wait for the device."""
@@ -102,6 +151,10 @@ class _Nodes:
             return self._advance(node, result, None)
         self._end(node, result)
         return []
+
+    def _resume(self, request: Request, result: Any) -> list[Request]:
+        node, work = self.in_flight.pop(request)
+        return self._advance(node, work, result)
 
     def _advance(self, node: Node, work: Work[Any], result: Any) -> list[Request]:
         try:
@@ -124,7 +177,32 @@ class _Nodes:
             self._consumers[source] -= 1
             if not self._consumers[source]:
                 del self._outputs[source]
+                self._ahead_bytes.pop(source, None)
+        if node.id not in self._outputs:
+            self._ahead_bytes.pop(node.id, None)
+        self._advance_order(node)
         self._sorter.done(node.id)
+        self._find_ready()
+
+    def _startable(self) -> int | None:
+        """The place of the first ready node that may start."""
+        room = self._graph.overlap_bytes - sum(self._ahead_bytes.values())
+        for place in self._ready:
+            node_bytes = self._graph.node_bytes.get(self._order[place].id, 0)
+            if place == self._reached or node_bytes <= room:
+                return place
+        return None
+
+    def _find_ready(self) -> None:
+        for node_id in self._sorter.get_ready():
+            insort(self._ready, self._places[node_id])
+
+    def _advance_order(self, ended: Node) -> None:
+        self._ended.add(ended.id)
+        while self._reached < len(self._order) and self._order[self._reached].id in self._ended:
+            self._reached += 1
+            if self._reached < len(self._order):
+                self._ahead_bytes.pop(self._order[self._reached].id, None)
 
 
 def _failure(node: Node, error: Exception) -> EngineError:

@@ -78,6 +78,8 @@ class Ledger:
         self._shapes: dict[str, Sequence[Shape]] = {}
         self._consumers = Counter(source for node in graph.nodes for source in node.sources)
         self._scratch: dict[str, int] = {}
+        self.node_bytes: dict[str, int] = {}
+        """What the outputs and the body of each started node take."""
         self._work, self._live_bytes, self._results = 0.0, 0, 0
         self._peaks = {name: _Peak() for name in ("work", "live_bytes", "rows", "tokens")}
         self._last_output: Node | None = None
@@ -119,7 +121,8 @@ class Ledger:
         self._shapes[node.id] = estimate.shapes
         self._scratch[node.id] = saturated(estimate.scratch_bytes)
         self._work = min(self._work + estimate.work, float(MOST))
-        self._hold(_size(estimate.shapes) + self._scratch[node.id])
+        self.node_bytes[node.id] = _size(estimate.shapes) + self._scratch[node.id]
+        self._hold(self.node_bytes[node.id])
         self._note(node, estimate)
 
     def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:

@@ -11,6 +11,9 @@ from engine.graph.cost import Cost
 SEED_INPUTS = ("seed", "noise_seed")
 """The names of the inputs that hold a node's seed."""
 
+_OVERLAP = 4
+_MOST_OVERLAP_BYTES = 128 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -57,6 +60,8 @@ class Graph:
 
     nodes: tuple[Node, ...]
     cost: Cost = Cost()  # noqa: RUF009 - frozen
+    node_bytes: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """What the outputs and the body of each node take, as its cost estimates it."""
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +83,16 @@ class Graph:
     def outputs(self) -> tuple[Node, ...]:
         """The nodes whose images or latents are the job's results."""
         return tuple(node for node in self.nodes if node.is_output)
+
+    @property
+    def overlap_bytes(self) -> int:
+        """What may be alive of nodes that run beside those which are next in `run_order`."""
+        return min(_MOST_OVERLAP_BYTES, _OVERLAP * self.cost.live_bytes)
+
+    @property
+    def need_bytes(self) -> int:
+        """The most bytes of values alive at once in a run. Models and their calls take more."""
+        return self.cost.live_bytes + self.overlap_bytes
 
     @property
     def total_steps(self) -> int:

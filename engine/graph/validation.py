@@ -56,7 +56,7 @@ def validate(
     ledger = ledger_of(graph, {each.class_type: each for each in types.values()}, sizes)
     if excess := ledger.excess(limits):
         raise graph_too_costly(excess.node_id, _too_costly(excess), sources, types)
-    return replace(graph, cost=ledger.cost)
+    return replace(graph, cost=ledger.cost, node_bytes=ledger.node_bytes)
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:

@@ -137,7 +137,8 @@ def test_closing_closes_the_nodes_in_flight() -> None:
             closed.append(name)
         return (name,)
 
-    nodes = (node("a", "Watched"), node("b", "Watched"), node("s", "Save", "a"))
+    nodes = (node("a", "Watched"), node("b", "Watched"), node("c", "Ask", "a", "b"))
+    nodes += (node("s", "Save", "c"),)
     bodies = cast("Any", {**BODIES, "Watched": watched})
     execution = execute(Graph(nodes), CONTEXT, on_output=lambda *_: None, bodies=bodies)
     next(execution)
