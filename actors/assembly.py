@@ -141,6 +141,7 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
         models=models,
         options=device_options(config.engine, config.endpoint, device=device),
         max_rows=config.engine.max_rows,
+        job_memory_bytes=config.engine.job_memory_bytes,
         limits=limits,
     )
     engine.start()

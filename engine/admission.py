@@ -24,6 +24,8 @@ class _Place(Generic[T]):
 class Admission(Generic[T]):
     """First come, first served, within `budget_bytes`; where nothing runs, any run may start.
 
+    A budget of 0 is none: then all may run beside each other.
+
     A run that fits beside those that run may pass one that does not. Each run is passed a limited
     number of times, so that a large one comes to its turn. An exclusive run is never passed: it
     starts when no other run is left, and keeps all others back until it has ended.
@@ -73,4 +75,5 @@ class Admission(Generic[T]):
             return True
         if place.is_exclusive or any(other.is_exclusive for other in self._running):
             return False
-        return self.running_bytes + place.need_bytes <= self.budget_bytes
+        needed_bytes = self.running_bytes + place.need_bytes
+        return not self.budget_bytes or needed_bytes <= self.budget_bytes

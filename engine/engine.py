@@ -36,7 +36,8 @@ class Engine:
 
     To make an engine is cheap; `start` imports torch. `max_rows` is the largest number of latents
     in one UNet call; there are fewer when memory is short. `limits` apply during a run as well,
-    because the sizes of files and of other nodes' outputs are not known before.
+    because the sizes of files and of other nodes' outputs are not known before. Runs wait for their
+    turn while they and those that run would need more than `job_memory_bytes` together.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Engine:
         models: ModelsFolder,
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         max_rows: int = 32,
+        job_memory_bytes: int = 2 * 2**30,
         limits: Limits | None = None,
     ) -> None:
         self._models = models
@@ -54,7 +56,7 @@ class Engine:
         self._batcher = Batcher()
         self._device: Device | None = None
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
-        self._admission: Admission[Run] = Admission(0)
+        self._admission: Admission[Run] = Admission(job_memory_bytes)
         self._waiting: dict[Run, Callable[[], None]] = {}
         """What starts each run that waits for its turn."""
         self._members: dict[Run, Member] = {}
@@ -136,8 +138,7 @@ class Engine:
                 self._admit()
                 self._run_commands()
                 if not self._batcher.idle:
-                    self._batcher.step()
-                    self._steps_done += 1
+                    self._steps_done += self._batcher.step()
 
     def _run_commands(self) -> None:
         """Run all commands that have come. Wait for one if no request waits for the device."""
@@ -166,7 +167,7 @@ class Engine:
 
     def _enter(self, run: Run, start: Callable[[], None], *, is_exclusive: bool) -> None:
         self._waiting[run] = start
-        self._admission.enter(run, 0, is_exclusive=is_exclusive)
+        self._admission.enter(run, run.graph.need_bytes, is_exclusive=is_exclusive)
 
     def _admit(self) -> None:
         """Start every run that may start now."""

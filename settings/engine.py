@@ -21,6 +21,10 @@ class EngineSettings(Group):
     """How much memory one engine uses to keep models."""
     text_cache_bytes: PositiveInt = 128 * 1024**2
     """How much memory one engine uses to keep encoded texts, in addition to the models."""
+    job_memory_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
+    """How much memory the images, latents and texts of all jobs on one engine may need together, as
+    their costs say; a job that does not fit waits, and 0 is any number. Models and their calls are
+    not counted."""
     step_seed_offset: int = 0
     """The number that is added to the seed for the noise of steps; with 1 it is that of ComfyUI
     after 0.3 on a CPU."""

@@ -92,3 +92,10 @@ def test_a_run_that_no_longer_waits_holds_nobody_back() -> None:
     assert runs.start() == ["a"]
     runs.leave("lone")
     assert runs.start() == ["b"]
+
+
+def test_without_a_budget_all_run_beside_each_other() -> None:
+    unlimited: Admission[str] = Admission(0)
+    for name in ("a", "b"):
+        unlimited.enter(name, 2**60)
+    assert [unlimited.admit(), unlimited.admit()] == ["a", "b"]

@@ -13,7 +13,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
 from engine.reports import EngineEvent, Errored, Finished, Progress
-from tests.support.engine.workflows import Watched, text_to_image
+from tests.support.engine.workflows import Watched, node, text_to_image
 
 Start = Callable[..., Watched]
 
@@ -72,3 +72,36 @@ def test_a_run_that_waits_can_be_cancelled(start: Start) -> None:
     assert first.run is not None
     first.run.cancel()
     first.wait()
+
+
+def test_a_small_job_ends_before_a_long_chain_of_host_work_beside_it(
+    start: Start, told: list[tuple[str, EngineEvent]]
+) -> None:
+    start("warm", text_to_image()).wait()
+    chain = start("chain", chain_of_scales(900))
+    small = start("small", text_to_image())
+    assert isinstance(small.wait(), Finished)
+    assert not any(name == "chain" for name, _ in told)
+    assert chain.run is not None
+    chain.run.cancel()
+    end = chain.wait()
+    assert isinstance(end, Errored)
+    assert isinstance(end.error, Cancelled)
+
+
+def chain_of_scales(count: int) -> dict[str, Any]:
+    """Images that are scaled time after time."""
+    first = {"0": node("EmptyImage", width=512, height=512, batch_size=1, color=0)}
+    scales = {
+        str(number): node(
+            "ImageScale",
+            image=[str(number - 1), 0],
+            upscale_method="lanczos",
+            width=512 - 8 * (number % 2),
+            height=512,
+            crop="disabled",
+        )
+        for number in range(1, count + 1)
+    }
+    save = {"save": node("SaveImage", images=[str(count), 0], filename_prefix="x")}
+    return first | scales | save
