@@ -47,6 +47,10 @@ class ResultResponse(BaseModel):
     created_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    retry_of: str | None = Field(
+        default=None,
+        description="The failed job that this one repeats, submitted again by an administrator",
+    )
 
     def body(self) -> bytes:
         """The bytes that are answered and delivered: members without a value are left out."""
@@ -84,6 +88,7 @@ def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
         created_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
+        retry_of=job.submitted.retry_of,
     )
 
 

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from serve_app import errors, refused_keys
 from serve_app.replica import Replica
 from serve_app.routes import (
+    admin_jobs,
     callbacks,
     catalogue,
     files,
@@ -27,6 +28,18 @@ from settings.version import VERSION
 
 logger = logging.getLogger(__name__)
 
+_ROUTES = (
+    generate,
+    results,
+    jobs,
+    admin_jobs,
+    callbacks,
+    uploads,
+    keys,
+    catalogue,
+    files,
+    health,
+)
 TITLE = "Darkroom"
 _DESCRIPTION = """\
 Asynchronous image generation. Submit a job, get its `request_id` at once, and be called back or
@@ -57,7 +70,7 @@ def create_api(
     app.state.replica = replica
     errors.install(app)
     refused_keys.install(app, replica.refusal_log)
-    for module in (generate, results, jobs, callbacks, uploads, keys, catalogue, files, health):
+    for module in _ROUTES:
         app.include_router(module.router)
     return app
 

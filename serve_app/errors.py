@@ -46,6 +46,7 @@ from serve_app.refusals import (
     InvalidLatent,
     InvalidUploadName,
     JobNotFound,
+    JobNotResubmittable,
     KeyInvalid,
     KeyMissing,
     KeyNotFound,
@@ -198,6 +199,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     InvalidImage: _Plain(400, "invalid_image"),
     InvalidLatent: _Plain(400, "invalid_latent"),
     IdempotencyConflict: _Plain(409, "idempotency_conflict"),
+    JobNotResubmittable: _Plain(409, "job_not_resubmittable"),
     KeyNotRotatable: _Plain(409, "key_not_rotatable"),
     # what is not there
     HTTPException: _routing,

@@ -9,6 +9,7 @@ RequestRefused
 │   └── CallbackHostForbidden   the key may not call this host back
 ├── EndpointNotFound
 ├── JobNotFound             also for a job of another owner
+├── JobNotResubmittable     the job has not failed
 ├── KeyNotFound
 ├── KeyNotRotatable         the key has ended, or has a successor
 ├── IdempotencyConflict     the idempotency key belongs to another request
@@ -67,6 +68,10 @@ class EndpointNotFound(RequestRefused):
 
 class JobNotFound(RequestRefused):
     """There is no such job."""
+
+
+class JobNotResubmittable(RequestRefused):
+    """Only a job that has failed can be submitted again."""
 
 
 class KeyNotFound(RequestRefused):

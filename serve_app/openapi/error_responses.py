@@ -29,7 +29,8 @@ _DESCRIPTIONS = {
     403: "The key lacks the scope, or may not use this endpoint or callback host",
     404: "Unknown, or another owner's",
     405: "Another method is needed",
-    409: "The idempotency key was used for another request, or the key cannot be rotated",
+    409: "The idempotency key was used for another request, or the key cannot be rotated, "
+    "or the job has not failed",
     413: "The body is too large",
     415: "The body is of another media type",
     416: "The image ends before this range",

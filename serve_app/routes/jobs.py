@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -10,20 +9,18 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
 from events.decisions import Cancel, Erase
-from events.errors import LogUnavailable
 from events.ids import ENDPOINT_ID, is_job_id
 from events.job import Job
-from events.log import Outcome
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
 from serve_app.auth import CancelKey, ReadKey
 from serve_app.errors import ApiError
+from serve_app.job_end import end_job
 from serve_app.job_state import current_job, owned_job
 from serve_app.openapi.error_responses import documented
 from serve_app.refusals import JobNotFound
 from serve_app.replica import ReplicaDep
 from serve_app.routes.results import result_body
-from serve_app.services import Services
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -40,6 +37,10 @@ class JobSummary(BaseModel):
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    retry_of: str | None = Field(
+        default=None,
+        description="The failed job that this one repeats, submitted again by an administrator",
+    )
 
 
 class JobPage(BaseModel):
@@ -102,7 +103,7 @@ async def list_jobs(
     )
     page = found[:limit]
     next_cursor = page[-1].id if len(found) > limit else None
-    return JobPage(jobs=[_summary(job) for job in page], next_cursor=next_cursor)
+    return JobPage(jobs=[summary(job) for job in page], next_cursor=next_cursor)
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
@@ -112,7 +113,7 @@ async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
     submitted = job.submitted
     files = submitted.input_files or {}
     return JobDetail(
-        **_summary(job).model_dump(),
+        **summary(job).model_dump(),
         request=submitted.request,
         result=result_body(replica.services, job),
         attempts=job.attempts,
@@ -120,7 +121,7 @@ async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
         cancel_requested=job.cancel_requested,
         callback_url=submitted.callback_url,
         input_files={name: file.digest for name, file in files.items()} or None,
-        timings=_timings(job),
+        timings=timings(job),
     )
 
 
@@ -129,9 +130,7 @@ async def cancel_job(id: str, key: CancelKey, replica: ReplicaDep) -> CancelAnsw
     """Stop a job. Repeating it changes nothing."""
     services = replica.services
     job = await owned_job(services, id, key)
-    outcome = await services.writer.execute(Cancel(), job)
-    await _drop_entry(services, job, outcome)
-    end = None if outcome.job is None else outcome.job.end
+    end = (await end_job(services, Cancel(), job)).end
     return CancelAnswer(cancelled=end is None or isinstance(end, Cancelled))
 
 
@@ -148,22 +147,12 @@ async def erase_job(
     job = await current_job(services, id) if is_job_id(id) else None
     if job is None or job.submitted.owner != key.owner:
         raise JobNotFound
-    outcome = await services.writer.execute(Erase(), job)
-    await _drop_entry(services, job, outcome)
-    assert outcome.job is not None
-    erased = await services.removal.hide(outcome.job)
+    erased = await services.removal.hide(await end_job(services, Erase(), job))
     response.status_code = 200 if erased else 202
     return EraseAnswer(erased=erased)
 
 
-async def _drop_entry(services: Services, job: Job, outcome: Outcome) -> None:
-    """Spares the dispatcher a pull; it also sees by itself that the job has ended."""
-    if job.actor is None and any(isinstance(data, Cancelled) for data in outcome.added):
-        with suppress(LogUnavailable):
-            await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
-
-
-def _summary(job: Job) -> JobSummary:
+def summary(job: Job) -> JobSummary:
     return JobSummary(
         request_id=job.id,
         flavour=job.submitted.flavour,
@@ -172,10 +161,11 @@ def _summary(job: Job) -> JobSummary:
         created_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
+        retry_of=job.submitted.retry_of,
     )
 
 
-def _timings(job: Job) -> Timings:
+def timings(job: Job) -> Timings:
     return Timings(
         queued_s=_seconds(job.submitted_at, job.started_at),
         running_s=_seconds(job.started_at, job.ended_at),

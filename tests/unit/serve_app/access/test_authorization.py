@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from actors.worker.png import encode_png
+from events.decisions import Quarantine
 from events.store.records import Scope
 from serve_app.access.api_keys import mint
 from storage.tokens import file_token
@@ -26,8 +27,8 @@ UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
 
 @dataclass(frozen=True)
 class Row:
-    """`{diffusion}`, `{workflow}` and `{called}` are jobs of Alice's that have ended, the last one
-    with a callback; `{key}` is a key of hers.
+    """`{diffusion}`, `{workflow}` and `{called}` are jobs of Alice's that are completed, the last
+    one with a callback, and `{failed}` is one that is not; `{key}` is a key of hers.
 
     A caller without a key, and one whose key was revoked or has expired, gets 401; a key with every
     scope but the route's and `admin` gets 403. Without `scope` no key is needed, and all get `own`.
@@ -45,6 +46,8 @@ class Row:
     """The path with its places filled in, and the query, where that differs from the path."""
     request: dict[str, Any] = field(default_factory=dict)
     """What else is sent, as httpx takes it."""
+    administers: bool = False
+    """It names the jobs of other owners, and shows nothing of their content."""
     in_document: bool = True
 
     def __str__(self) -> str:
@@ -58,6 +61,8 @@ UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8),
 NOBODY = "http://127.0.0.1:9999/"
 """Where nobody answers, which is an outcome like others."""
 JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
+ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
+REASON = {"json": {"reason": "It floods the disk."}}
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
 # fmt: off
@@ -84,7 +89,15 @@ ROUTES = [
     Row("GET", "/v1/samplers", READ, 200, 200),
     Row("GET", "/v1/schedulers", READ, 200, 200),
     Row("GET", "/v1/object_info", READ, 200, 200),
-    # Administrators are trusted with every owner's keys.
+    # Administrators see every owner's jobs, but nothing of what was asked for.
+    Row("GET", "/v1/admin/jobs", ADMIN, 200, 200, administers=True),
+    Row("GET", ANY_JOB, ADMIN, 200, 200, ANY_JOB_URL, administers=True),
+    Row("POST", f"{ANY_JOB}/cancel", ADMIN, 200, 200, f"{ANY_JOB_URL}/cancel", administers=True),
+    Row("POST", p := f"{ANY_JOB}/quarantine", ADMIN, 200, 200, p.format(id="{failed}"), REASON,
+        administers=True),
+    Row("POST", p := f"{ANY_JOB}/resubmit", ADMIN, 202, 202, p.format(id="{failed}"),
+        administers=True),
+    # They are trusted with every owner's keys, too.
     Row("GET", "/v1/keys", ADMIN, 200, 200),
     Row("POST", "/v1/keys", ADMIN, 201, 201, request={"json": {"owner": "carol"}}),
     Row("GET", KEY, ADMIN, 200, 200, "/v1/keys/{key}"),
@@ -124,6 +137,10 @@ async def places(edge: Edge) -> dict[str, str]:
             answer = await alice.post(path, **request)
             ids[name] = answer.json()["request_id"]
             await edge.run(ids[name])
+        ids["failed"] = (await alice.post("/diffusion/v1/generate", **PARAMETERS)).json()[
+            "request_id"
+        ]
+        await edge.execute(ids["failed"], Quarantine("No."))
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
     await edge.project()
     secret = edge.services.secret
@@ -189,6 +206,10 @@ class TestEveryRoute:
         async with await edge.client("bob", scopes=scopes) as bob:
             answer = await call(bob, row, places)
             assert answer.status_code == row.foreign
+            if row.administers:
+                assert PARAMETERS["json"]["prompt"] not in answer.text
+                assert places["token"] not in answer.text
+                return
             assert places["diffusion"] not in answer.text
             assert places["workflow"] not in answer.text
             if row.foreign == 404:

@@ -1,0 +1,41 @@
+"""Submits a failed job again."""
+
+from __future__ import annotations
+
+from events.decisions import Submit
+from events.ids import derived_id
+from events.job import Job
+from events.log import utc_now
+from events.types import Failed
+from serve_app.refusals import EndpointNotFound, JobNotResubmittable
+from serve_app.services import Services
+
+
+async def resubmit(services: Services, job: Job) -> Job:
+    """A new job with the request, owner, key and callback of `job`; a repeat finds the same one.
+
+    Nothing is checked again: its worker does that. The owner's limits do not hold for it.
+
+    Raises JobNotResubmittable, EndpointNotFound, LogUnavailable, LogFull, OutcomeUnknown,
+    ReadTimeout, DatabaseUnavailable.
+    """
+    submitted = job.submitted
+    if not isinstance(job.end, Failed):
+        raise JobNotResubmittable
+    if await services.endpoints.get(submitted.endpoint) is None:
+        raise EndpointNotFound
+    # Their files are kept for as long as the new job may need them.
+    await services.uploads.use(submitted.owner, list(submitted.input_files or ()), utc_now())
+    retry = submitted.model_copy(update={"retry_of": job.id})
+    outcome = await services.writer.submit(
+        _retry_id(services.secret, job), Submit(retry), traceparent=job.traceparent
+    )
+    assert outcome.job is not None  # it was added, or it was there
+    if outcome.job.erased:
+        raise JobNotResubmittable("It was submitted again, and that job was erased.")
+    return outcome.job
+
+
+def _retry_id(secret: bytes, job: Job) -> str:
+    """No caller's idempotency key gives it: those have no control characters."""
+    return derived_id(secret, job.submitted.owner, f"\0retry of {job.id}")

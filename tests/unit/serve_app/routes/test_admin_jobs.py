@@ -1,0 +1,292 @@
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from events.decisions import Complete, FailDispatch, Quarantine, Submit
+from events.ids import lane_of
+from events.types import Cancelled, DeadLetter, Failed
+from tests.support.edge import ACTOR, Edge
+from tests.support.generate_bodies import diffusion_body
+
+JOBS = "/v1/admin/jobs"
+UNKNOWN = "0199a1b2-0000-7000-8000-000000000000"
+SECRET = "a very private prompt"
+CALLBACK = "http://127.0.0.1:9999/a-private-path"
+REASON = {"reason": "It floods the disk."}
+
+
+async def submit(client: httpx.AsyncClient, query: str = "") -> str:
+    answer = await client.post(f"/diffusion/v1/generate{query}", json=diffusion_body(prompt=SECRET))
+    return str(answer.json()["request_id"])
+
+
+async def listed(client: httpx.AsyncClient, query: str = "") -> list[str]:
+    answer = await client.get(f"{JOBS}{query}")
+    return [job["request_id"] for job in answer.json()["jobs"]]
+
+
+async def give_up(edge: Edge, job_id: str) -> None:
+    """What the dispatcher does after too many failures."""
+    await edge.execute(job_id, FailDispatch(0, "the actor died", max_failures=1))
+
+
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(each) for each in caplog.records if each.message == "jobs administered"]
+
+
+class TestList:
+    async def test_it_has_every_owners_jobs_newest_first(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        alices = await submit(client)
+        async with await edge.client("bob") as bob:
+            bobs = await submit(bob)
+        await edge.project()
+        assert await listed(admin) == [bobs, alices]
+        assert await listed(admin, "?owner=alice") == [alices]
+        assert await listed(admin, "?owner=nobody") == []
+
+    async def test_filters_narrow_it(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        waiting, dead, stopped = [await submit(client) for _ in range(3)]
+        await give_up(edge, dead)
+        await edge.execute(stopped, Quarantine("No."))
+        await edge.project()
+        assert await listed(admin, "?status=0") == [waiting]
+        assert await listed(admin, "?status=2") == [stopped, dead]
+        assert await listed(admin, "?dead_letter=undispatchable") == [dead]
+        assert await listed(admin, "?dead_letter=quarantined") == [stopped]
+        both = "?dead_letter=quarantined&dead_letter=undispatchable"
+        assert await listed(admin, both) == [stopped, dead]
+        assert await listed(admin, "?endpoint=elsewhere") == []
+
+    async def test_pages_join_without_gap_or_repeat(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        ids = [await submit(client) for _ in range(5)]
+        await edge.project()
+        seen: list[str] = []
+        cursor = ""
+        while True:
+            page = (await admin.get(f"{JOBS}?limit=2{cursor}")).json()
+            seen += [job["request_id"] for job in page["jobs"]]
+            if "next_cursor" not in page:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        assert seen == ids[::-1]
+
+    @pytest.mark.parametrize(
+        "query", ["limit=0", "status=3", "cursor=x", "owner=%00", "dead_letter=x"]
+    )
+    async def test_a_bad_filter_is_a_bad_request(
+        self, admin: httpx.AsyncClient, query: str
+    ) -> None:
+        assert (await admin.get(f"{JOBS}?{query}")).status_code == 400
+
+
+class TestShow:
+    async def test_it_has_state_sizes_and_times_and_no_content(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        edge.name_server.answers["127.0.0.1"] = ("127.0.0.1",)
+        job_id = await submit(client, f"?callback_url={CALLBACK}")
+        await edge.start(job_id)
+        await edge.store_image(job_id, data=b"12345")
+        answer = await admin.get(f"{JOBS}/{job_id}")
+        body = answer.json()
+        assert body["owner"] == "alice"
+        assert body["key_id"] == client.headers["Authorization"].split("_")[1]
+        assert (body["status"], body["attempts"], body["actor"]) == (0, 1, ACTOR)
+        assert (body["results"], body["result_bytes"], body["input_files"]) == (1, 5, 0)
+        assert body["has_callback"] is True
+        assert body["request_bytes"] > len(SECRET)
+        assert "queued_s" in body["timings"]
+        for private in (SECRET, "a-private-path", "token=", "/files/"):
+            assert private not in answer.text
+
+    async def test_why_it_failed_is_told(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await give_up(edge, job_id)
+        body = (await admin.get(f"{JOBS}/{job_id}")).json()
+        assert body["dead_letter"] == "undispatchable"
+        assert "the actor died" in body["message"]
+
+    async def test_every_way_to_ask_is_logged(
+        self, client: httpx.AsyncClient, admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        job_id = await submit(client)
+        caplog.set_level("INFO")
+        await admin.get(JOBS)
+        await admin.get(f"{JOBS}/{job_id}")
+        await admin.post(f"{JOBS}/{job_id}/cancel")
+        await admin.post(f"{JOBS}/{job_id}/quarantine", json=REASON)
+        by = {"by_key_id": admin.headers["Authorization"].split("_")[1]}
+        one = {"job_id": job_id, "owner": "alice", **by}
+        expected = [
+            {"action": "list_jobs", **by},
+            {"action": "show_job", **one},
+            {"action": "cancel_job", **one},
+            {"action": "quarantine_job", **REASON, **one},
+        ]
+        for line, fields in zip(log_lines(caplog), expected, strict=True):
+            assert fields.items() <= line.items()
+
+
+class TestCancel:
+    async def test_another_owners_job_ends(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        for _ in range(2):
+            answer = await admin.post(f"{JOBS}/{job_id}/cancel")
+            assert answer.json() == {"cancelled": True}
+        assert isinstance((await edge.job(job_id)).end, Cancelled)
+        assert edge.queue.removed == [("default", lane_of("alice"), job_id)]
+
+    async def test_a_job_that_has_ended_stays_as_it_is(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        answer = await admin.post(f"{JOBS}/{job_id}/cancel")
+        assert answer.json() == {"cancelled": False}
+
+
+class TestQuarantine:
+    async def test_a_job_that_waits_is_never_dispatched(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        for _ in range(2):
+            answer = await admin.post(f"{JOBS}/{job_id}/quarantine", json=REASON)
+            assert answer.json() == {"quarantined": True}
+        end = (await edge.job(job_id)).end
+        assert isinstance(end, Failed)
+        assert end.dead_letter is DeadLetter.QUARANTINED
+        assert edge.queue.removed == [("default", lane_of("alice"), job_id)]
+        shown = (await client.get(f"/diffusion/v1/result?request_id={job_id}")).json()
+        assert shown["message"] == "An administrator stopped this job: It floods the disk."
+
+    async def test_whoever_runs_a_job_can_write_nothing_more(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.start(job_id)
+        running = await edge.job(job_id)
+        await admin.post(f"{JOBS}/{job_id}/quarantine", json=REASON)
+        outcome = await edge.services.writer.execute(Complete(ACTOR, images=0), running)
+        assert outcome.added == ()
+        assert isinstance((await edge.job(job_id)).end, Failed)
+
+    async def test_a_job_that_has_ended_stays_as_it_is(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        answer = await admin.post(f"{JOBS}/{job_id}/quarantine", json=REASON)
+        assert answer.json() == {"quarantined": False}
+
+    @pytest.mark.parametrize(
+        "body", [{}, {"reason": ""}, {"reason": "a\nb"}, {"reason": "a" * 501}, {"why": "a"}, []]
+    )
+    async def test_a_reason_is_needed(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient, body: Any
+    ) -> None:
+        job_id = await submit(client)
+        answer = await admin.post(f"{JOBS}/{job_id}/quarantine", json=body)
+        assert answer.status_code == 400
+        assert (await edge.job(job_id)).end is None
+
+    async def test_the_example_of_the_document_is_taken(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        operation = edge.app.openapi()["paths"][f"{JOBS}/{{id}}/quarantine"]["post"]
+        content = operation["requestBody"]["content"]["application/json"]
+        Draft202012Validator(content["schema"]).validate(content["example"])
+        job_id = await submit(client)
+        answer = await admin.post(f"{JOBS}/{job_id}/quarantine", json=content["example"])
+        assert answer.json() == {"quarantined": True}
+
+
+class TestResubmit:
+    async def test_a_dead_letter_becomes_a_new_job_of_the_same_owner(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        edge.name_server.answers["127.0.0.1"] = ("127.0.0.1",)
+        job_id = await submit(client, f"?callback_url={CALLBACK}")
+        await give_up(edge, job_id)
+        answer = await admin.post(f"{JOBS}/{job_id}/resubmit")
+        retry_id = answer.json()["request_id"]
+        assert answer.status_code == 202
+        assert answer.json() == {"request_id": retry_id, "retry_of": job_id}
+        assert answer.headers["Location"] == f"{JOBS}/{retry_id}"
+        old, new = await edge.job(job_id), await edge.job(retry_id)
+        assert new.submitted == old.submitted.model_copy(update={"retry_of": job_id})
+        assert (old.version, new.version, new.end) == (2, 1, None)
+        # The owner, who knows the old id alone, finds what it became.
+        shown = (await client.get(f"/diffusion/v1/result?request_id={retry_id}")).json()
+        assert shown["retry_of"] == job_id
+        assert (await client.get(f"/v1/jobs/{retry_id}")).json()["retry_of"] == job_id
+
+    async def test_a_repeat_finds_the_same_job(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await give_up(edge, job_id)
+        answers = [(await admin.post(f"{JOBS}/{job_id}/resubmit")).json() for _ in range(2)]
+        assert answers[0] == answers[1]
+        await give_up(edge, answers[0]["request_id"])
+        again = (await admin.post(f"{JOBS}/{answers[0]['request_id']}/resubmit")).json()
+        assert again["retry_of"] == answers[0]["request_id"]
+
+    async def test_a_job_that_has_not_failed_is_not_sent_again(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        waiting, done, cancelled = [await submit(client) for _ in range(3)]
+        await edge.run(done)
+        await client.post(f"/v1/jobs/{cancelled}/cancel")
+        for job_id in (waiting, done, cancelled):
+            answer = await admin.post(f"{JOBS}/{job_id}/resubmit")
+            assert answer.status_code == 409
+            assert answer.json()["error"]["type"] == "job_not_resubmittable"
+
+    async def test_a_job_that_was_sent_again_and_erased_stays_erased(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await give_up(edge, job_id)
+        retry_id = (await admin.post(f"{JOBS}/{job_id}/resubmit")).json()["request_id"]
+        await client.delete(f"/v1/jobs/{retry_id}")
+        answer = await admin.post(f"{JOBS}/{job_id}/resubmit")
+        assert answer.status_code == 409
+        assert "erased" in answer.json()["error"]["message"]
+
+    async def test_its_endpoint_must_still_be_there(
+        self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await give_up(edge, job_id)
+        job = await edge.job(job_id)
+        gone = job.submitted.model_copy(update={"endpoint": "gone"})
+        other = "0199a1b2-0000-7000-8000-000000000001"
+        await edge.services.writer.submit(other, Submit(gone))
+        await give_up(edge, other)
+        assert (await admin.post(f"{JOBS}/{other}/resubmit")).status_code == 404
+
+
+@pytest.mark.parametrize("tail", ["", "/cancel", "/quarantine", "/resubmit"])
+async def test_an_unknown_and_an_erased_job_are_404(
+    edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient, tail: str
+) -> None:
+    erased = await submit(client)
+    await client.delete(f"/v1/jobs/{erased}")
+    for job_id in (UNKNOWN, "x", "%00", erased):
+        method = "POST" if tail else "GET"
+        json = REASON if tail == "/quarantine" else None
+        answer = await admin.request(method, f"{JOBS}/{job_id}{tail}", json=json)
+        assert answer.status_code == 404
