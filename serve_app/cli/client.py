@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _FLAVOURS = ("workflow", "diffusion")
+_JOBS = {False: "/v1/jobs", True: "/v1/admin/jobs"}
+"""The path of jobs: those of the key's owner, and of every owner (True)."""
 _POLL_S = 0.2
 
 
@@ -68,6 +72,30 @@ class Client:
                 paths.append(path)
         return paths
 
+    def jobs(self, filters: Mapping[str, Any], *, every_owner: bool = False) -> dict[str, Any]:
+        """A page of jobs, newest first; `filters` as the route takes them. Raises ClientError."""
+        return self._call("GET", _JOBS[every_owner], params=filters)
+
+    def job(self, request_id: str, *, every_owner: bool = False) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("GET", _job_path(request_id, every_owner=every_owner))
+
+    def cancel(self, request_id: str, *, every_owner: bool = False) -> bool:
+        """False if it had ended before, in another way. Raises ClientError."""
+        path = _job_path(request_id, every_owner=every_owner)
+        return bool(self._call("POST", f"{path}/cancel")["cancelled"])
+
+    def quarantine(self, request_id: str, reason: str) -> bool:
+        """False if it had ended before, in another way. Raises ClientError."""
+        path = _job_path(request_id, every_owner=True)
+        answer = self._call("POST", f"{path}/quarantine", json={"reason": reason})
+        return bool(answer["quarantined"])
+
+    def resubmit(self, request_id: str) -> str:
+        """Id of the new job. Raises ClientError."""
+        path = _job_path(request_id, every_owner=True)
+        return str(self._call("POST", f"{path}/resubmit")["request_id"])
+
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **options)
@@ -94,6 +122,10 @@ def run_job(
             if result["status"]:
                 return result
             time.sleep(_POLL_S)
+
+
+def _job_path(request_id: str, *, every_owner: bool) -> str:
+    return f"{_JOBS[every_owner]}/{quote(request_id, safe='')}"
 
 
 def _explain(status: int, body: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`darkroom`: start the service, manage keys, run a job."""
+"""`darkroom`: start the service, manage keys and jobs, run a job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -18,9 +18,11 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
+from serve_app.cli import jobs as job_commands
 from serve_app.cli import keys as key_commands
 from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
-from serve_app.cli.client import Client, ClientError, run_job
+from serve_app.cli.client import Client, run_job
+from serve_app.cli.connection import KeyOption, UrlOption, open_client
 from serve_app.cli.terminal import console, fail, stderr
 from serve_app.local.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
 from serve_app.local.nats_server import NatsDidNotStart
@@ -28,6 +30,7 @@ from settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(key_commands.app, name="keys")
+app.add_typer(job_commands.app, name="jobs")
 
 _READY_TIMEOUT_S = 120.0
 
@@ -123,12 +126,6 @@ def _without_password(url: str) -> str:
 
 # Jobs.
 
-UrlOption = Annotated[
-    str | None, typer.Option(help="Of the service; default: this machine's.", envvar="DARKROOM_URL")
-]
-KeyOption = Annotated[
-    str | None, typer.Option(help="Default: <data>/admin.key.", envvar="DARKROOM_API_KEY")
-]
 OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
 PromptArgument = Annotated[str | None, typer.Argument(help="What the picture shows.")]
 WorkflowOption = Annotated[
@@ -172,7 +169,7 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     } | ({} if checkpoint is None else {"sd_model_checkpoint": checkpoint})
     body = parameters if workflow is None else _read_graph(workflow)
     flavour = "diffusion" if workflow is None else "workflow"
-    with _client(url, key) as client:
+    with open_client(url, key) as client:
         _show(run_job(client, flavour, body, endpoint=endpoint, console=console), client, out)
 
 
@@ -181,23 +178,8 @@ def result(
     request_id: str, out: OutOption = Path("pictures"), url: UrlOption = None, key: KeyOption = None
 ) -> None:
     """Show where a job is; save the pictures it has."""
-    with _client(url, key) as client:
+    with open_client(url, key) as client:
         _show(client.result(request_id), client, out)
-
-
-@contextmanager
-def _client(url: str | None, key: str | None) -> Generator[Client]:
-    """Prints a ClientError and exits."""
-    settings = Settings.load()
-    path = settings.stores.data_dir / ADMIN_KEY_FILE
-    if key is None and not path.exists():
-        fail(f"no key: give --key or DARKROOM_API_KEY, or run where {path} is")
-    text = key or path.read_text().strip()
-    try:
-        with Client(url or settings.http.effective_public_url, text) as client:
-            yield client
-    except ClientError as error:
-        fail(str(error))
 
 
 def _read_graph(path: Path) -> dict[str, Any]:

@@ -15,3 +15,8 @@ def fail(message: str) -> NoReturn:
     """Print the message and exit with 1."""
     stderr.print(message, style="red", markup=False)
     raise typer.Exit(1)
+
+
+def printable(text: str) -> str:
+    """The text of a caller without what a terminal would obey."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -1,0 +1,138 @@
+"""`darkroom jobs`: the jobs of the key's owner, and with an admin key those of every owner."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from events.types import DeadLetter
+from serve_app.cli.connection import KeyOption, UrlOption, open_client
+from serve_app.cli.terminal import console, fail, printable
+
+app = typer.Typer(help="List, show, cancel, quarantine and resubmit jobs.")
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+_STATUS = {state: str(number) for number, state in enumerate(State)}
+
+AllOption = Annotated[bool, typer.Option("--all", help="Of every owner; needs an admin key.")]
+OwnerOption = Annotated[str | None, typer.Option(help="Of this owner; needs an admin key.")]
+StateOption = Annotated[State | None, typer.Option(help="Running includes those that wait.")]
+DeadLettersOption = Annotated[
+    bool,
+    typer.Option(
+        "--dead-letters",
+        help="Those that were quarantined or could not be dispatched; needs an admin key.",
+    ),
+]
+LimitOption = Annotated[int, typer.Option(min=1, max=200)]
+CursorOption = Annotated[str | None, typer.Option(help="Where the list before has ended.")]
+
+
+@app.callback(invoke_without_command=True)
+def list_jobs(  # noqa: PLR0917 - typer makes the options from the arguments
+    context: typer.Context,
+    every_owner: AllOption = False,
+    owner: OwnerOption = None,
+    state: StateOption = None,
+    endpoint: str | None = None,
+    dead_letters: DeadLettersOption = False,
+    limit: LimitOption = 20,
+    cursor: CursorOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Without a command: list them, newest first."""
+    if context.invoked_subcommand is not None:
+        return
+    filters: dict[str, Any] = {
+        "owner": owner,
+        "status": state and _STATUS[state],
+        "endpoint": endpoint,
+        "dead_letter": list(DeadLetter) if dead_letters else None,
+        "limit": limit,
+        "cursor": cursor,
+    }
+    given = {name: value for name, value in filters.items() if value is not None}
+    every_owner = every_owner or dead_letters or owner is not None
+    with open_client(url, key) as client:
+        page = client.jobs(given, every_owner=every_owner)
+    console.print(_table(page["jobs"], every_owner=every_owner))
+    if "next_cursor" in page:
+        console.print(f"More: --cursor {page['next_cursor']}", soft_wrap=True)
+
+
+@app.command("show")
+def show_job(
+    request_id: str, every_owner: AllOption = False, url: UrlOption = None, key: KeyOption = None
+) -> None:
+    """What is known of a job; of another owner's job, nothing of what it was asked for."""
+    with open_client(url, key) as client:
+        console.print_json(data=client.job(request_id, every_owner=every_owner), ensure_ascii=True)
+
+
+@app.command("cancel")
+def cancel_job(
+    request_id: str, every_owner: AllOption = False, url: UrlOption = None, key: KeyOption = None
+) -> None:
+    """Stop a job."""
+    with open_client(url, key) as client:
+        if not client.cancel(request_id, every_owner=every_owner):
+            fail(f"{request_id} had ended before.")
+    console.print(f"{request_id} is cancelled.", soft_wrap=True)
+
+
+@app.command("quarantine")
+def quarantine_job(
+    request_id: str,
+    reason: Annotated[str, typer.Option(help="Its owner sees it.")],
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """End any owner's job at once, and list it as a dead letter; needs an admin key."""
+    with open_client(url, key) as client:
+        if not client.quarantine(request_id, reason):
+            fail(f"{request_id} had ended before.")
+    console.print(f"{request_id} is quarantined.", soft_wrap=True)
+
+
+@app.command("resubmit")
+def resubmit_job(request_id: str, url: UrlOption = None, key: KeyOption = None) -> None:
+    """Submit any owner's failed job again, as a new job of theirs; needs an admin key."""
+    with open_client(url, key) as client:
+        new_id = client.resubmit(request_id)
+    console.print(f"{request_id} runs again as {new_id}.", soft_wrap=True)
+
+
+def _table(jobs: list[dict[str, Any]], *, every_owner: bool) -> Table:
+    columns = (
+        "id",
+        *(("owner",) if every_owner else ()),
+        "flavour",
+        "endpoint",
+        "state",
+        "created",
+    )
+    table = Table(*columns, *(("why it failed",) if every_owner else ()))
+    for job in jobs:
+        owner = (escape(printable(job["owner"])),) if every_owner else ()
+        why = (escape(printable(job.get("message", ""))),) if every_owner else ()
+        created = job["created_at"].partition(".")[0]
+        row = (job["flavour"], job["endpoint"], _state(job), created)
+        table.add_row(job["request_id"], *owner, *row, *why)
+    return table
+
+
+def _state(job: dict[str, Any]) -> str:
+    if job["status"] == 0 and "started_at" not in job:
+        return "waiting"
+    return str(job.get("dead_letter") or list(State)[job["status"]])

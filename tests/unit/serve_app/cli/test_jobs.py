@@ -1,0 +1,132 @@
+"""The commands on an edge that listens on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from click.testing import Result
+from typer.testing import CliRunner
+
+from events.decisions import Quarantine
+from events.store.records import Scope
+from events.types import Cancelled
+from serve_app.cli.main import app
+from serve_app.cli.terminal import printable
+from tests.support.edge import Edge
+from tests.support.generate_bodies import diffusion_body
+from tests.support.polling import eventually
+
+Darkroom = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+async def url(edge: Edge) -> AsyncGenerator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(edge.app, lifespan="off", log_config=None))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await eventually(lambda: server.started)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+async def darkroom(edge: Edge, url: str, tmp_path: Path) -> Darkroom:
+    admin = await edge.key("root", scopes=[Scope.ADMIN])
+    bob = await edge.key("bob")
+
+    async def run(*words: str, as_admin: bool = True) -> Result:
+        environment = {
+            "DARKROOM_URL": url,
+            "DARKROOM_API_KEY": admin if as_admin else bob,
+            "DARKROOM_DATA_DIR": str(tmp_path),
+            "COLUMNS": "240",
+        }
+        call = CliRunner(env=environment).invoke
+        return await asyncio.to_thread(call, app, ["jobs", *words])
+
+    return run
+
+
+async def submit(client: httpx.AsyncClient) -> str:
+    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
+    return str(answer.json()["request_id"])
+
+
+async def test_own_jobs_are_listed(
+    edge: Edge, client: httpx.AsyncClient, darkroom: Darkroom
+) -> None:
+    alices = await submit(client)
+    async with await edge.client("bob") as bob:
+        bobs = await submit(bob)
+    await edge.project()
+    result = await darkroom(as_admin=False)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert bobs in result.stdout
+    assert "waiting" in result.stdout
+    assert alices not in result.stdout
+
+
+async def test_an_administrator_lists_those_of_every_owner(
+    edge: Edge, client: httpx.AsyncClient, darkroom: Darkroom
+) -> None:
+    waiting, dead = await submit(client), await submit(client)
+    await edge.execute(dead, Quarantine("It floods the [red]disk."))
+    await edge.project()
+    every = (await darkroom("--all")).stdout
+    assert waiting in every
+    assert "alice" in every
+    letters = (await darkroom("--dead-letters")).stdout
+    assert dead in letters
+    assert "quarantined" in letters
+    assert "floods the [red]disk." in letters
+    assert waiting not in letters
+    failed = (await darkroom("--owner", "alice", "--state", "failed")).stdout
+    assert dead in failed
+    assert waiting not in failed
+    page = (await darkroom("--all", "--limit", "1")).stdout
+    assert f"--cursor {dead}" in page
+    assert waiting in (await darkroom("--all", "--cursor", dead)).stdout
+
+
+async def test_without_the_scope_it_says_so(darkroom: Darkroom) -> None:
+    for words in (["--all"], ["resubmit", "x"], ["cancel", "x", "--all"]):
+        result = await darkroom(*words, as_admin=False)
+        assert result.exit_code == 1
+        assert "403 forbidden" in result.stderr
+
+
+async def test_a_job_is_shown_and_cancelled(
+    edge: Edge, client: httpx.AsyncClient, darkroom: Darkroom
+) -> None:
+    job_id = await submit(client)
+    shown = await darkroom("show", job_id, "--all")
+    assert '"owner": "alice"' in shown.stdout
+    assert "404" in (await darkroom("cancel", job_id)).stderr
+    result = await darkroom("cancel", job_id, "--all")
+    assert (result.exit_code, result.stdout.strip()) == (0, f"{job_id} is cancelled.")
+    assert isinstance((await edge.job(job_id)).end, Cancelled)
+
+
+async def test_a_job_is_quarantined_and_sent_again(
+    edge: Edge, client: httpx.AsyncClient, darkroom: Darkroom
+) -> None:
+    job_id = await submit(client)
+    assert (await darkroom("quarantine", job_id)).exit_code == 2
+    result = await darkroom("quarantine", job_id, "--reason", "It floods the disk.")
+    assert (result.exit_code, result.stdout.strip()) == (0, f"{job_id} is quarantined.")
+    again = await darkroom("resubmit", job_id)
+    new_id = again.stdout.strip().removesuffix(".").rpartition(" ")[2]
+    assert (await edge.job(new_id)).submitted.retry_of == job_id
+    late = await darkroom("cancel", job_id, "--all")
+    assert (late.exit_code, "had ended" in late.stderr) == (1, True)
+
+
+def test_nothing_that_a_terminal_obeys_is_printed() -> None:
+    assert printable("a\x1b[31m\x9bb é") == "a�[31m�b é"
