@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.callbacks.own_addresses import interface_addresses, own_services
 from actors.worker.attempt import AttemptLimits, ReportProgress
 from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineClient, EngineHost
@@ -24,11 +25,11 @@ from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.bus.streams import DELIVERIES, delivery_subject, router_consumer
 from events.callback_address import AddressRule
+from events.callback_networks import Own
 from events.log import EventConsumer, EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.store.records import Endpoint
-from settings.callbacks import CallbackSettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.graph import GraphSettings
@@ -197,10 +198,14 @@ async def connect_job_actor(
     return JobActorParts(runner, messaging.queue)
 
 
-def address_rule(settings: CallbackSettings) -> AddressRule:
+def address_rule(settings: Settings) -> AddressRule:
     """Which addresses a callback may go to."""
+    callbacks = settings.callbacks
+    services = own_services(settings.http, settings.log, settings.stores, callbacks)
     return AddressRule(
-        allow_networks=settings.allow_networks,
-        require_https=settings.require_https,
-        ports=settings.ports,
+        allow_networks=callbacks.allow_networks,
+        deny_networks=callbacks.deny_networks,
+        own=Own(services=tuple(services), interfaces=interface_addresses),
+        require_https=callbacks.require_https,
+        ports=callbacks.ports,
     )

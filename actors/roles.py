@@ -134,7 +134,7 @@ async def run_callbacks(settings: Settings) -> None:
         queue=messaging.callback_queue,
         jobs=messaging.log,
         deliveries=messaging.deliveries,
-        sender=Sender(address_rule(settings.callbacks), settings=settings.callbacks),
+        sender=Sender(address_rule(settings), settings=settings.callbacks),
         url_for=url_for(settings.http.effective_public_url, secret),
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
         settings=settings.callbacks,

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import idna
 
+from events.callback_networks import LOOPBACK, Address, Network, Own, forms, is_public, literal
 from events.errors import AddressNotAllowed
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """Host name -> its addresses. Raises OSError where it has none."""
 
@@ -26,47 +26,13 @@ LONGEST_URL = 2048
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FIRST_FREE_PORT = 1024
 _LOCALHOST = "localhost"
+_OWN = "it is an address of this service itself"
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)")
 _AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-
-# https://www.iana.org/assignments/iana-ipv4-special-registry, multicast and class E, and one public
-# address that is a cloud's own: Azure's host agent.
-_DENIED_IPV4 = tuple(
-    IPv4Network(text)
-    for text in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "168.63.129.16/32",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.31.196.0/24",
-        "192.52.193.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "192.175.48.0/24",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-    )
-)
-# IPv6 has one public block. https://www.iana.org/assignments/iana-ipv6-special-registry has the
-# ranges inside it that are something else; some of them carry an IPv4 address (Teredo, 6to4).
-_PUBLIC_IPV6 = IPv6Network("2000::/3")
-_DENIED_IPV6 = tuple(
-    IPv6Network(text)
-    for text in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
-)
-_LOOPBACK = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +46,34 @@ class Target:
     @property
     def address(self) -> Address | None:
         """The address where the host is a literal, None where it is a name."""
-        try:
-            return ip_address(self.host)
-        except ValueError:
-            return None
+        return literal(self.host)
 
 
 class AddressRule:
-    """`allow_networks` opens networks that are not public; `ports` replaces 80, 443 and 1024 up."""
+    """`allow_networks` opens networks that are not public; `ports` replaces 80, 443 and 1024 up.
+
+    Denied in any case are `deny_networks` and where this service itself listens. The other ports of
+    this machine are opened by its very address alone, not by a network around it.
+    """
 
     def __init__(
         self,
         *,
         allow_networks: Sequence[Network] = (),
+        deny_networks: Sequence[Network] = (),
+        own: Own | None = None,
         require_https: bool = False,
         ports: Sequence[int] = (),
     ) -> None:
         self._allow_networks = tuple(allow_networks)
+        self._deny_networks = tuple(deny_networks)
+        self._own = own or Own()
         self._require_https = require_https
         self._ports = frozenset(ports)
         self._allows_localhost = any(
             type(network) is type(loopback) and network.overlaps(loopback)
             for network in self._allow_networks
-            for loopback in _LOOPBACK
+            for loopback in LOOPBACK
         )
 
     def check_url(self, url: str) -> Target:
@@ -115,7 +86,9 @@ class AddressRule:
         host, port_text = _split_authority(authority)
         target = Target(scheme, host, self._port(scheme, port_text))
         if (address := target.address) is not None:
-            self.check_ip(address)
+            self.check_ip(address, port=target.port)
+        elif host in self._own.names_at(target.port):
+            raise AddressNotAllowed(_OWN)
         elif host == _LOCALHOST:
             if not self._allows_localhost:
                 raise AddressNotAllowed("localhost is this machine, not a public address")
@@ -123,16 +96,23 @@ class AddressRule:
             raise AddressNotAllowed("the host name has no dot, so it is not a public one")
         return target
 
-    def check_ip(self, ip: str | Address) -> None:
-        """Raises AddressNotAllowed for an address that is neither public nor opened."""
+    def check_ip(self, ip: str | Address, *, port: int | None = None) -> None:
+        """Raises AddressNotAllowed for an address that is denied, or neither public nor opened.
+
+        Without a port the address is refused where any of its ports is.
+        """
         try:
             address = ip_address(ip) if isinstance(ip, str) else ip
         except ValueError as error:
             raise AddressNotAllowed(f"{ip!r} is not an IP address") from error
-        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-        if self._is_opened(address) or (mapped is not None and self._is_opened(mapped)):
-            return
-        if not _is_public(address):
+        for each in forms(address):
+            if _is_in(each, self._deny_networks):
+                raise AddressNotAllowed(f"{address} is in a network that is denied here")
+            if self._own.listens_at(each, port) or (
+                self._own.has(each) and not self._is_named(each)
+            ):
+                raise AddressNotAllowed(_OWN)
+        if not is_public(address) and not any(map(self._is_opened, forms(address))):
             raise AddressNotAllowed(f"{address} is not a public address")
 
     async def addresses(self, target: Target, resolve: Resolve) -> tuple[Address, ...]:
@@ -142,9 +122,10 @@ class AddressRule:
         Only localhost, which needs no name server, may have an answer that is passed over.
         Raises AddressNotAllowed, also where the name has no address.
         """
-        if (literal := target.address) is not None:
-            self.check_ip(literal)
-            return (literal,)
+        if (address := target.address) is not None:
+            self.check_ip(address, port=target.port)
+            await self._require_others([address], target.port, resolve)
+            return (address,)
         try:
             answers = [ip_address(answer) for answer in await resolve(target.host)]
         except (OSError, ValueError) as error:
@@ -153,12 +134,22 @@ class AddressRule:
             answers = [each for each in answers if each.is_loopback and self._is_opened(each)]
         for answer in answers:
             try:
-                self.check_ip(answer)
+                self.check_ip(answer, port=target.port)
             except AddressNotAllowed as error:
                 raise AddressNotAllowed(f"{target.host} resolves to {answer}: {error}") from None
         if not answers:
             raise AddressNotAllowed(f"the host name {target.host} does not resolve")
+        await self._require_others(answers, target.port, resolve)
         return tuple(answers)
+
+    async def _require_others(
+        self, answers: Sequence[Address], port: int, resolve: Resolve
+    ) -> None:
+        """Refuse where a service of ours that is known by its name listens."""
+        for name in self._own.names_at(port):
+            with suppress(OSError, ValueError):
+                if not set(answers).isdisjoint(map(ip_address, await resolve(name))):
+                    raise AddressNotAllowed(_OWN)
 
     def _port(self, scheme: str, text: str | None) -> int:
         if text is None or text == "":
@@ -175,7 +166,16 @@ class AddressRule:
         return port
 
     def _is_opened(self, address: Address) -> bool:
-        return any(address in network for network in self._allow_networks)
+        return _is_in(address, self._allow_networks)
+
+    def _is_named(self, address: Address) -> bool:
+        return any(
+            network.num_addresses == 1 and address in network for network in self._allow_networks
+        )
+
+
+def _is_in(address: Address, networks: Sequence[Network]) -> bool:
+    return any(address in network for network in networks)
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -245,9 +245,3 @@ def _check_punycode(host: str) -> None:
         idna.decode(host)
     except UnicodeError as error:
         raise AddressNotAllowed("the host name is not valid Punycode") from error
-
-
-def _is_public(address: Address) -> bool:
-    if isinstance(address, IPv4Address):
-        return not any(address in network for network in _DENIED_IPV4)
-    return address in _PUBLIC_IPV6 and not any(address in network for network in _DENIED_IPV6)

@@ -114,9 +114,7 @@ def build_asgi(settings: Settings) -> FastAPI:
     database = Database(settings.stores.effective_database_url)
     progress = ProgressBoard(bus)
     resolver = Resolver()
-    sender = Sender(
-        address_rule(settings.callbacks), settings=settings.callbacks, resolve=resolver.resolve
-    )
+    sender = Sender(address_rule(settings), settings=settings.callbacks, resolve=resolver.resolve)
     services = _services(
         settings, bus, database, progress=progress, resolve=resolver.resolve, sender=sender
     )
@@ -179,7 +177,7 @@ def _services(
         images=images,
         removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
         catalogue=Catalogue(ModelsFolder(settings.stores.models_dir)),
-        address_rule=address_rule(settings.callbacks),
+        address_rule=address_rule(settings),
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s),
         deliveries=deliveries,

@@ -17,6 +17,9 @@ class CallbackSettings(Group):
     allow_networks: Networks = ()
     """The networks that callbacks may go to in addition to public addresses, as a JSON list or
     with commas."""
+    deny_networks: Networks = ()
+    """The networks that callbacks may not go to, even if they are public or allowed. Where this
+    service itself listens is denied in any case."""
     require_https: bool = False
     """Whether callback addresses without TLS are refused."""
     ports: Ports = ()

@@ -12,7 +12,8 @@ from contextlib import suppress
 import httpcore
 
 from actors.callbacks.proxy import Proxy
-from events.callback_address import Address, AddressRule, Resolve, Target
+from events.callback_address import AddressRule, Resolve, Target
+from events.callback_networks import Address
 
 _RESOLVER_THREADS = 32
 

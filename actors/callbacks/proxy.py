@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpcore
 
-from events.callback_address import Address
+from events.callback_networks import Address
 
 _LONGEST_ANSWER_BYTES = 16 * 1024
 _HEAD_END = b"\r\n\r\n"

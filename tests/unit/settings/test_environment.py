@@ -23,6 +23,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_PUBLIC_URL": (None, "https://darkroom.example"),
     "DARKROOM_SECRET": (None, SecretStr("a secret of the test")),
     "DARKROOM_CALLBACK_ALLOW_NETWORKS": ((), (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),
+    "DARKROOM_CALLBACK_DENY_NETWORKS": ((), (ip_network("8.8.8.0/24"),)),
     "DARKROOM_DEFAULT_CHECKPOINT": (None, "other.safetensors"),
     "DARKROOM_MAX_BODY_BYTES": (524_288, 524_291),
     "DARKROOM_MAX_EXTRA_DATA_BYTES": (64 * 1024, 1003),
