@@ -74,6 +74,13 @@ class FailDispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The service cannot handle the job, whoever runs it."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Complete:
     actor: str
     images: int
@@ -117,6 +124,7 @@ Command = (
     | StoreImage
     | FailAttempt
     | FailDispatch
+    | GiveUp
     | Complete
     | Cancel
     | ConfirmCancel
@@ -142,13 +150,21 @@ def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
             return _fail_dispatch(command, job)
         case Cancel():
             return _cancel(job)
-        case Quarantine(reason=reason):
-            message = f"An administrator stopped this job: {reason}"
-            return (Failed(message=message, dead_letter=DeadLetter.QUARANTINED),)
+        case GiveUp() | Quarantine():
+            return (_dead_letter(command),)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
             return _write(command, job) if job.actor == command.actor else ()
         case _ as never:
             assert_never(never)
+
+
+def _dead_letter(command: GiveUp | Quarantine) -> Failed:
+    match command:
+        case GiveUp(message=message):
+            return Failed(message=message, dead_letter=DeadLetter.UNDISPATCHABLE)
+        case Quarantine(reason=reason):
+            message = f"An administrator stopped this job: {reason}"
+            return Failed(message=message, dead_letter=DeadLetter.QUARANTINED)
 
 
 def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:

@@ -99,11 +99,18 @@ class Withhold:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUpDelivery:
+    """The service cannot make the callback."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRedelivery:
     """A caller asks for the delivery once more, with all its tries."""
 
 
-DeliveryCommand = RecordTry | EndAfterTry | Withhold | RequestRedelivery
+DeliveryCommand = RecordTry | EndAfterTry | Withhold | GiveUpDelivery | RequestRedelivery
 
 
 def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
@@ -121,6 +128,8 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
             return _end(made.step(delivery.tries), delivery.tries) if delivery.tries else ()
         case Withhold():
             return _withhold(command, delivery)
+        case GiveUpDelivery(message=message):
+            return (CallbackExhausted(attempts=delivery.tries, message=message),)
 
 
 def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:

@@ -28,7 +28,7 @@ class DeadLetter(StrEnum):
     """Why a job is on the list of dead letters."""
 
     UNDISPATCHABLE = "undispatchable"
-    """It failed to be dispatched too often."""
+    """It failed to be dispatched too often, or the service met an error that only it causes."""
     QUARANTINED = "quarantined"
     """An administrator stopped it."""
 

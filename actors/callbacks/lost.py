@@ -56,6 +56,7 @@ class LostCallbacks:
                 logger.exception(
                     "unreadable delivery", extra={"action": "requeue", "job_id": job_id}
                 )
+                self._open.discard(job_id)
                 continue
             if delivery.ended:
                 self._open.discard(job_id)

@@ -35,7 +35,7 @@ from actors.callbacks.breaker import BreakerLimits
 from actors.callbacks.hosts import Hosts
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
-from events.delivery import Delivery, EndAfterTry, RecordTry, Withhold
+from events.delivery import Delivery, EndAfterTry, GiveUpDelivery, RecordTry, Withhold
 from events.delivery_policy import SendResult
 from events.errors import LogUnavailable, ServiceError
 from events.job import Job, fold
@@ -117,11 +117,32 @@ class Callbacks:
             await self._deliver(entry)
         except ServiceError as error:
             logger.warning("callback goes back", extra={**fields, "error": str(error)})
-        except Exception:
-            logger.exception("callback goes back", extra=fields)
+        except Exception as error:
+            logger.exception("callback given up", extra=fields)
+            await self._drop(entry, error)
         finally:
             del self._held[entry.job_id]
             self._room.set()
+
+    async def _drop(self, entry: QueueEntry, error: Exception) -> None:
+        """End one delivery that cannot be made, as far as its events can be read.
+
+        An entry that came again for ever would have the same error each time.
+        """
+        message = (
+            f"The service could not make this callback ({type(error).__name__}). Read the job's "
+            "result; if it was asked for again and failed alike, tell the operator its id."
+        )
+        fields = {"action": "callback", "job_id": entry.job_id}
+        try:
+            job = fold(await self._jobs.read(entry.job_id))
+            if job is not None:
+                delivery = await self._writer.load(entry.job_id)
+                await self._writer.execute(GiveUpDelivery(message), job, delivery)
+        except Exception as unreadable:  # noqa: BLE001 - whatever its events hold
+            fields["error"] = type(unreadable).__name__
+            logger.warning("callback could not be ended", extra=fields)
+        await entry.ack()
 
     async def _deliver(self, entry: QueueEntry) -> None:
         """Raises LogUnavailable, LogFull if the entry could not be parked."""

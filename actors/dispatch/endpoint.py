@@ -12,6 +12,7 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
+from actors.job_error import end_job
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
 from events.decisions import Expire, FailDispatch
@@ -22,7 +23,6 @@ from events.log import JobWriter, utc_now
 from events.queue import JobQueue, QueueEntry
 from events.retry import keep_trying
 from events.store.records import Endpoint
-from events.types import MalformedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -124,15 +124,23 @@ class EndpointDispatcher:
         async with self._queue.lane(self.endpoint.id, lane) as entries:
             while True:
                 for entry in await entries.next(most=1, timeout_s=_PULL_TIMEOUT_S):
-                    await self._receive(lane, entry)
+                    await self._take(lane, entry)
+
+    async def _take(self, lane: int, entry: QueueEntry) -> None:
+        try:
+            await self._receive(lane, entry)
+        except LogUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - `_drop` logs it
+            await self._drop(entry, error)
+
+    async def _drop(self, entry: QueueEntry, error: Exception) -> None:
+        """An error about one job ends that job, not the others' turn. Its entry does not return."""
+        await end_job(entry.job_id, error, writer=self._writer, action="dispatch")
+        await entry.ack()
 
     async def _receive(self, lane: int, entry: QueueEntry) -> None:
-        try:
-            job = await self._writer.load(entry.job_id)
-        except MalformedEvent:
-            fields = {"action": "receive", "job_id": entry.job_id}
-            logger.exception("unreadable job", extra=fields)
-            job = None
+        job = await self._writer.load(entry.job_id)
         if job is None or job.end is not None:
             await entry.ack()
         elif not await self._is_running(job, entry):
@@ -182,6 +190,10 @@ class EndpointDispatcher:
     async def _run_held(self, held: _Held, worker: Worker, slot: Slot) -> None:
         try:
             await self._dispatch(held, worker, slot)
+        except Exception as error:  # noqa: BLE001 - `_drop` logs it
+            await self._drop(held.entry, error)
+            if slot.entry is held.entry:
+                slot.replace()
         finally:
             self._running_jobs.remove(held.owner, self.endpoint)
 

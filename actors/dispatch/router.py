@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 
 from actors.callbacks.lost import LostCallbacks
-from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
+from actors.job_error import end_job
+from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.job import Job
 from events.log import EventConsumer, JobWriter
 from events.queue import CallbackQueue, JobQueue
@@ -21,6 +23,9 @@ from events.store.read_model import ReadModel
 from events.types import Cancelled, Completed, Event, Failed, MalformedEvent, Submitted
 
 logger = logging.getLogger(__name__)
+
+_PASSING = (LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout)
+"""Errors that say nothing about a job: the same step is tried again."""
 
 
 class Router:
@@ -42,6 +47,8 @@ class Router:
         self._read_model = read_model
         self._lost_callbacks = lost_callbacks
         self._requeue_period_s = requeue_period_s
+        self._unreadable: set[str] = set()
+        """Jobs whose events cannot be read: each is told of once."""
 
     async def run(self) -> None:
         """Route until cancelled."""
@@ -59,28 +66,33 @@ class Router:
                 return
         # The entry may come back meanwhile: to repeat the step is harmless.
         await keep_trying(
-            lambda: step(event.job_id),
-            on=(LogUnavailable, LogFull, ReadTimeout),
+            lambda: self._do(step, event.job_id),
+            on=_PASSING,
             fields={"action": "route", "job_id": event.job_id},
         )
 
+    async def _do(self, step: Callable[[str], Awaitable[None]], job_id: str) -> None:
+        """One step for one job. An error about that job ends it; it must not stop the others."""
+        if job_id in self._unreadable:
+            return
+        try:
+            await step(job_id)
+        except _PASSING:
+            raise
+        except Exception as error:  # noqa: BLE001 - `end_job` logs it
+            if isinstance(error, MalformedEvent):
+                self._unreadable.add(job_id)
+            await end_job(job_id, error, writer=self._writer, action="route")
+
     async def _queue_job(self, job_id: str) -> None:
-        job = await self._load(job_id)
+        job = await self._writer.load(job_id)
         if job is not None and job.end is None:
             await self._add(job)
 
     async def _queue_callback(self, job_id: str) -> None:
-        job = await self._load(job_id)
+        job = await self._writer.load(job_id)
         if job is not None and job.submitted.callback_url is not None:
             await self._callbacks.add(job_id)
-
-    async def _load(self, job_id: str) -> Job | None:
-        """None for a job that is unknown or cannot be read: it must not stop the others."""
-        try:
-            return await self._writer.load(job_id)
-        except MalformedEvent:
-            logger.exception("unreadable job", extra={"action": "route", "job_id": job_id})
-            return None
 
     async def _add(self, job: Job) -> None:
         await self._queue.add(job.submitted.endpoint, job.submitted.lane, job.id)
@@ -93,11 +105,11 @@ class Router:
                 queued = await self._queue.job_ids()
                 for job_id in await self._read_model.open_job_ids():
                     if job_id not in queued:
-                        await self._queue_job(job_id)
+                        await self._do(self._queue_job, job_id)
                 if count := await self._lost_callbacks.put_back():
                     fields = {"action": "requeue", "count": count}
                     logger.warning("callbacks had lost their entries", extra=fields)
-            except (DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout) as error:
+            except (DatabaseUnavailable, *_PASSING) as error:
                 logger.warning(
                     "could not re-queue", extra={"action": "requeue", "error": str(error)}
                 )

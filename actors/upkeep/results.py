@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 from events.errors import DatabaseUnavailable
 from events.log import EventLog
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
+from events.types import Event
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
 
@@ -36,6 +42,23 @@ class Results:
                 events = await reader.next(_POLL_S)
                 if not events:
                     continue
-                if not await self._read_model.apply(events, expected=checkpoint):
+                if not await self._apply(events, expected=checkpoint):
                     return
                 checkpoint = events[-1].position
+
+    async def _apply(self, events: Sequence[Event], *, expected: int) -> bool:
+        """One event that cannot be projected is passed over; it must not stop all that follow."""
+        try:
+            return await self._read_model.apply(events, expected=expected)
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            if len(events) == 1:
+                fields = {"action": "project", "job_id": events[0].job_id}
+                logger.exception("event not projected", extra=fields)
+                return await self._read_model.skip(events[0], expected=expected)
+        for event in events:
+            if not await self._apply([event], expected=expected):
+                return False
+            expected = event.position
+        return True

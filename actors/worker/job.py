@@ -12,11 +12,13 @@ from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 
+from actors.job_error import end_job
 from actors.worker.attempt import Attempt, AttemptLimits, ReportProgress
 from actors.worker.engine_host import EngineClient
 from actors.worker.lease import Lease
 from actors.worker.plan import Plan
 from events.decisions import Start
+from events.errors import ServiceError
 from events.job import Job
 from events.log import EventLog, JobWriter
 from events.queue import QueueEntry
@@ -69,7 +71,20 @@ class JobRunner:
         self._leases: dict[str, Lease] = {}
 
     async def run(self, entry: QueueEntry) -> RunOutcome:
-        """Run the job of a queue entry that was delivered to us."""
+        """Run the job of a queue entry that was delivered to us.
+
+        Raises ServiceError. Any other error is about this job, and ends it.
+        """
+        try:
+            return await self._run(entry)
+        except ServiceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - `end_job` logs it
+            await end_job(entry.job_id, error, writer=self._writer, action="run")
+            await entry.ack()
+            return RunOutcome.ENDED
+
+    async def _run(self, entry: QueueEntry) -> RunOutcome:
         job = await self._writer.load(entry.job_id)
         if job is None:
             await entry.ack()

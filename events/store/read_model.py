@@ -43,13 +43,7 @@ class ReadModel:
         if not events:
             return await self.checkpoint() == expected
         async with self._database.write() as connection:
-            # First, because it locks the row: a second process waits here and then finds it moved.
-            moved = await connection.execute(
-                sa.update(CHECKPOINTS)
-                .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT, CHECKPOINTS.c.seq == expected)
-                .values(seq=events[-1].position)
-            )
-            if moved.rowcount == 0:
+            if not await _move(connection, expected, events[-1].position):
                 return False
             before = await _read_jobs(connection, {event.job_id for event in events})
             jobs = _fold_batch(events, before)
@@ -59,6 +53,11 @@ class ReadModel:
                 insert = self._database.insert(IMAGES).on_conflict_do_nothing()
                 await connection.execute(insert, rows)
         return True
+
+    async def skip(self, event: Event, *, expected: int) -> bool:
+        """Move the checkpoint past an event that cannot be folded into a row; see `apply`."""
+        async with self._database.write() as connection:
+            return await _move(connection, expected, event.position)
 
     async def erase(self, job: Job) -> None:
         """Replace the row of `job`, which is erased, before the projection does."""
@@ -207,6 +206,16 @@ def _is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[
     if of_owner is not None:
         last = last.where(seen.c.owner == of_owner)
     return sa.tuple_(JOBS.c.created_at, JOBS.c.id) < last.scalar_subquery()
+
+
+async def _move(connection: AsyncConnection, expected: int, position: int) -> bool:
+    """Move the checkpoint. It locks its row: a second process waits here, and finds it moved."""
+    moved = await connection.execute(
+        sa.update(CHECKPOINTS)
+        .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT, CHECKPOINTS.c.seq == expected)
+        .values(seq=position)
+    )
+    return moved.rowcount > 0
 
 
 async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:

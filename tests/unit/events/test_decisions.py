@@ -13,6 +13,7 @@ from events.decisions import (
     Expire,
     FailAttempt,
     FailDispatch,
+    GiveUp,
     Quarantine,
     Start,
     StoreImage,
@@ -79,7 +80,7 @@ def test_a_job_is_submitted_once(events: list[EventData]) -> None:
     assert decide(Submit(SUBMITTED), folded(events)) == ()
 
 
-ANYBODYS: list[Command] = [start(), Cancel(), Quarantine("No."), fail_dispatch()]
+ANYBODYS: list[Command] = [start(), Cancel(), Quarantine("No."), GiveUp("No."), fail_dispatch()]
 """Commands that need no writer."""
 
 
@@ -225,3 +226,9 @@ def test_an_administrator_ends_a_job_whoever_runs_it(before: list[EventData]) ->
         message="An administrator stopped this job: It floods the disk.",
         dead_letter=DeadLetter.QUARANTINED,
     )
+
+
+@pytest.mark.parametrize("before", [WAITS, RUNS, IS_LEAVING, WAITS_AGAIN])
+def test_a_job_that_cannot_be_handled_ends_whoever_runs_it(before: list[EventData]) -> None:
+    [end] = decide(GiveUp("Submit it again."), folded(before))
+    assert end == Failed(message="Submit it again.", dead_letter=DeadLetter.UNDISPATCHABLE)

@@ -7,6 +7,7 @@ from events.delivery import (
     Delivery,
     DeliveryCommand,
     EndAfterTry,
+    GiveUpDelivery,
     RecordTry,
     RequestRedelivery,
     Withhold,
@@ -152,3 +153,9 @@ def test_a_redelivery_that_was_requested_during_a_try_is_not_ended_by_it(
 ) -> None:
     anew = delivery_of(TRIED, RedeliveryRequested())
     assert decide_delivery(EndAfterTry(made(result)), anew) == ()
+
+
+def test_a_callback_that_cannot_be_made_is_given_up_once() -> None:
+    [end] = decide_delivery(GiveUpDelivery("no"), fold_delivery(history_of(TRIED)))
+    assert end == CallbackExhausted(attempts=1, message="no")
+    assert decide_delivery(GiveUpDelivery("no"), fold_delivery(history_of(TRIED, end))) == ()

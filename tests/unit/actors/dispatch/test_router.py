@@ -21,7 +21,7 @@ from events.memory.log import MemoryConsumer
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.database import Database
 from events.store.read_model import ReadModel
-from events.types import CallbackDelivered, Event
+from events.types import CallbackDelivered, Event, Failed
 from tests.support.database import database_in
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
@@ -220,15 +220,17 @@ async def test_a_queue_that_is_away_or_full_is_waited_for(bench: Bench) -> None:
     assert bench.queue.calls == dict.fromkeys(jobs, 2)
 
 
-async def test_a_job_that_cannot_be_read_stops_no_other(bench: Bench) -> None:
+async def test_a_job_that_cannot_be_routed_stops_no_other(bench: Bench) -> None:
     unreadable = await bench.job(*COMPLETED, callback_url=ADDRESS)
     bench.log.unreadable.add(unreadable)
-    job_id = await bench.job()
+    hostile, job_id = await bench.job(), await bench.job()
+    bench.queue.errors[hostile] = [TypeError("nobody foresaw this")]
     async with bench.routing():
         await eventually(lambda: bench.waits(job_id))
         later = await bench.job()
         await eventually(lambda: bench.waits(job_id, later))
     assert await bench.callbacks.job_ids() == set()
+    assert isinstance((await bench.log.read(hostile))[-1].data, Failed)
 
 
 # What is put back.
