@@ -186,8 +186,8 @@ async def connect_job_actor(
         plan=planner(catalogue, graph_limits(config.graph), config.endpoint.checkpoint),
         report_progress=messaging.report_progress,
         limits=AttemptLimits(
-            step_timeout_s=config.workers.step_timeout_s,
-            model_load_timeout_s=config.workers.model_load_timeout_s,
+            # Longer than its watchdog allows for any kind of work.
+            silence_s=config.workers.step_timeout_s + config.workers.model_load_timeout_s,
         ),
         lease_renew_s=config.workers.lease_renew_s,
         max_attempts=config.workers.max_attempts,

@@ -9,7 +9,7 @@ import pkgutil
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from actors.logs import set_up_logging
 from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineDied, EngineHost, Order
 from actors.worker.job import RunOutcome
+from actors.worker.watchdog import Watchdog
 from engine.reports import EngineEvent, Errored, Finished
 from settings.settings import Settings, forget_secrets
 
@@ -56,28 +57,42 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, *, device: str) -> None:
         set_up_logging()
         forget_secrets(os.environ)
-        build = partial(build_engine_host, config, device=device)
+        build = partial(_start_engine, config, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         host = await self._host()
-        async for event in host.run(order):
-            yield event
-        if host.is_broken:
-            logger.error("engine is broken", extra={"action": "engine_exit"})
-            os._exit(1)
+        try:
+            async with aclosing(host.run(order)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if host.is_broken:
+                logger.error("engine is broken", extra={"action": "engine_exit"})
+                os._exit(1)
 
     async def cancel(self, job_id: str, attempt: int) -> None:
         await (await self._host()).cancel(job_id, attempt)
 
-    async def steps_done(self) -> int:
-        return await (await self._host()).steps_done()
+    async def check(self) -> None:
+        """Returns once the engine has started."""
+        await self._host()
 
     async def location(self) -> Location:
         return location()
 
     async def _host(self) -> EngineHost:
         return await asyncio.shield(asyncio.wrap_future(self._starting))
+
+
+def _start_engine(config: EngineConfig, *, device: str) -> EngineHost:
+    host = build_engine_host(config, device=device)
+    Watchdog(
+        lambda: host.activity,
+        step_timeout_s=config.workers.step_timeout_s,
+        load_timeout_s=config.workers.model_load_timeout_s,
+    ).start()
+    return host
 
 
 def _or_exit(build: Callable[[], T]) -> Callable[[], T]:
@@ -115,11 +130,11 @@ class RemoteEngine:
             if not ended:
                 handle.cancel.remote(order.job_id, order.attempt)
 
-    async def steps_done(self) -> int:
+    async def check(self) -> None:
         handle = await self._handle()
         try:
             async with asyncio.timeout(self._answer_timeout_s):
-                return int(await handle.steps_done.remote())
+                await handle.check.remote()
         except (RayError, TimeoutError) as error:
             raise self._died(error) from error
 

@@ -99,7 +99,7 @@ class RayEngineActor:
 
     async def check(self) -> None:
         try:
-            await _answer(self._handle.steps_done)
+            await _answer(self._handle.check)
         except ActorUnavailable as error:
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error

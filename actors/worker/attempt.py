@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -17,7 +17,8 @@ from actors.worker.engine_host import EngineClient, EngineDied, Order
 from actors.worker.lease import Lease, Loss
 from actors.worker.plan import Plan, plan_text
 from actors.worker.result_file import encode_result
-from engine.errors import EngineError, InputFileUnavailable, NodeFailed
+from actors.worker.run_mark import RunMark
+from engine.errors import DeviceFailed, EngineError, InputFileUnavailable
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from events.decisions import (
     Command,
@@ -29,7 +30,7 @@ from events.decisions import (
 from events.job import Job, timed_out_message
 from events.log import JobWriter
 from events.retry import keep_trying
-from events.types import ImageStored
+from events.types import Blame, ImageStored
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
 
@@ -46,10 +47,8 @@ class ReportProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    step_timeout_s: float
-    """Longest silence of an engine that has begun to sample."""
-    model_load_timeout_s: float
-    """Longest silence before this job's first step."""
+    silence_s: float
+    """How long the engine may not answer. That it makes progress is its own watchdog's business."""
     heartbeat_s: float = 1.0
     longest_store_pause_s: float = 10.0
 
@@ -80,31 +79,29 @@ class Attempt:
         self._limits = limits
         self._now = now
         self._heard_at = time.monotonic()
-        self._stepping = False
-        self._is_handling = False
-        """It is our turn, not the engine's: the time does not count as its silence."""
 
     async def run(self, lease: Lease) -> Job:
         """The job afterwards. Neither ended nor another's: it wants another attempt."""
-        tasks = {
-            asyncio.create_task(self._work(), name="work"),
-            asyncio.create_task(self._hold_lease(lease), name="lease"),
-            asyncio.create_task(self._listen(), name="heartbeat"),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            if loss := task.result():
-                await self._give_up(loss)
+        with RunMark.new() as mark:
+            tasks = {
+                asyncio.create_task(self._work(mark), name="work"),
+                asyncio.create_task(self._hold_lease(lease), name="lease"),
+                asyncio.create_task(self._listen(), name="heartbeat"),
+            }
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for task in done:
+                if loss := task.result():
+                    await self._give_up(loss, mark)
         return self._job
 
     # The work.
 
-    async def _work(self) -> None:
+    async def _work(self, mark: RunMark) -> None:
         try:
             if self._has_every_image():
                 await self._complete()
@@ -116,30 +113,29 @@ class Attempt:
                 plan.prompt,
                 plan.first_index,
                 input_files=await self._read_input_files(),
+                mark=mark.path,
                 is_alone=bool(self._job.submitted.alone),
                 is_exclusive=self._job.is_exclusive,
             )
             async with aclosing(self._engine.run(order)) as events:
                 async for event in events:
-                    self._is_handling = True
                     await self._take(event, plan)
-                    self._is_handling = False
-                    self._heard_at = time.monotonic()
                     if self._job.end is not None:
                         return
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineDied as error:
-            await self._write(FailAttempt(self._actor, str(error), final=False))
+            await self._break_off(str(error), mark)
+
+    async def _break_off(self, message: str, mark: RunMark) -> None:
+        """The engine ended under the job, which may or may not be the reason."""
+        blame = Blame.SUSPECT if mark.is_active else Blame.BYSTANDER
+        await self._write(FailAttempt(self._actor, message, final=False, blame=blame))
 
     async def _read_input_files(self) -> dict[str, bytes]:
         """Raises InputFileUnavailable."""
         files = self._job.submitted.input_files or {}
-        self._is_handling = True
-        read = {name: await self._read_input_file(name, file.key) for name, file in files.items()}
-        self._is_handling = False
-        self._heard_at = time.monotonic()
-        return read
+        return {name: await self._read_input_file(name, file.key) for name, file in files.items()}
 
     async def _read_input_file(self, name: str, key: str) -> bytes:
         try:
@@ -158,16 +154,16 @@ class Attempt:
     async def _take(self, event: EngineEvent, plan: Plan) -> None:
         match event:
             case Progress(done=done, total=total):
-                self._stepping = True
                 await self._report_progress(self._job.id, done=done, total=total)
             case ImageReady() | LatentReady():
                 await self._store(event, plan)
             case Finished():
                 await self._complete()
+            case Errored(error=DeviceFailed() as error):
+                text, blame = str(error), Blame.SUSPECT
+                await self._write(FailAttempt(self._actor, text, final=False, blame=blame))
             case Errored(error=error):
-                # A failed node may be the device's fault as well as the request's: try again.
-                final = not isinstance(error, NodeFailed)
-                await self._write(FailAttempt(self._actor, str(error), final=final))
+                await self._write(FailAttempt(self._actor, str(error), final=True))
 
     async def _store(self, result: ImageReady | LatentReady, plan: Plan) -> None:
         """What an earlier attempt has stored is not stored again."""
@@ -208,30 +204,25 @@ class Attempt:
     # The lease.
 
     async def _hold_lease(self, lease: Lease) -> Loss:
-        return await lease.keep(self._job, is_stuck=self._is_stuck, seconds_left=self._seconds_left)
+        return await lease.keep(
+            self._job, is_silent=self._is_silent, seconds_left=self._seconds_left
+        )
 
-    def _is_stuck(self) -> bool:
-        limits = self._limits
-        allowed_s = limits.step_timeout_s if self._stepping else limits.model_load_timeout_s
-        return not self._is_handling and time.monotonic() - self._heard_at > allowed_s
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self._heard_at > self._limits.silence_s
 
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()
 
     async def _listen(self) -> None:
-        """Watch the device: while it works for other runs, the engine is not stuck."""
-        heard = -1
+        """Note when the engine last answered."""
         while True:
-            try:
-                steps = await self._engine.steps_done()
-            except EngineDied:
-                steps = heard  # the run itself says so, and better
-            if steps != heard:
-                heard = steps
+            with suppress(EngineDied):  # the run itself says so, and better
+                await self._engine.check()
                 self._heard_at = time.monotonic()
             await asyncio.sleep(self._limits.heartbeat_s)
 
-    async def _give_up(self, loss: Loss) -> None:
+    async def _give_up(self, loss: Loss, mark: RunMark) -> None:
         logger.info("gave up", extra={"action": "give_up", "job_id": self._job.id, "why": loss})
         match loss:
             case Loss.NOT_MINE:
@@ -241,7 +232,7 @@ class Attempt:
             case Loss.DEADLINE:
                 text = timed_out_message(self._job)
                 await self._write(FailAttempt(self._actor, text, final=True))
-            case Loss.STUCK:
+            case Loss.SILENT:
                 await self._engine.kill()
-                text = f"The engine made no progress for {self._limits.step_timeout_s:g} s."
-                await self._write(FailAttempt(self._actor, text, final=False))
+                text = f"The engine did not answer for {self._limits.silence_s:g} s."
+                await self._break_off(text, mark)

@@ -19,6 +19,7 @@ class EngineConfig:
     """What an engine is made from. It reads models and nothing else, so no secret is here."""
 
     endpoint: Endpoint
+    workers: WorkerSettings
     engine: EngineSettings
     graph: GraphSettings
     models_dir: Path
@@ -44,6 +45,7 @@ class WorkerConfig:
     def for_engine(self) -> EngineConfig:
         return EngineConfig(
             endpoint=self.endpoint,
+            workers=self.workers,
             engine=self.engine,
             graph=self.graph,
             models_dir=self.models_dir,

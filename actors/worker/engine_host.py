@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from actors.worker.run_mark import RunMarkWriter
+from engine.activity import Activity
 from engine.engine import Engine
-from engine.errors import EngineError, NodeFailed
+from engine.errors import DeviceFailed, EngineError
 from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
 from engine.reports import EngineEvent, Errored, Finished
 from engine.run import Run
 
-_BROKEN_AFTER = 3
+_BROKEN_AFTER_RUNS = 3
+_BROKEN_AFTER_JOBS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,8 @@ class Order:
     """Node graph, not validated yet."""
     first_index: Mapping[str, int] | None
     input_files: Mapping[str, bytes]
+    mark: Path
+    """The file of its `RunMark`."""
     is_alone: bool = False
     """It shares no device call with other jobs."""
     is_exclusive: bool = False
@@ -35,20 +43,20 @@ class Order:
 
 
 class EngineDied(Exception):
-    """The engine's process ended in the middle of the run."""
+    """The engine, or its process, ended in the middle of the run."""
 
 
 class EngineClient(Protocol):
-    """A worker's engine, seen from a job: in this process (`EngineHost`) or in its own actor."""
+    """A worker's engine, seen from a job."""
 
     def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """Raises EngineDied."""
 
-    async def steps_done(self) -> int:
-        """Raises EngineDied."""
+    async def check(self) -> None:
+        """Returns if it answers. Raises EngineDied."""
 
     async def kill(self) -> None:
-        """End a stuck engine; a fresh one takes its place."""
+        """End an engine that does not answer; a fresh one takes its place."""
 
 
 class EngineHost:
@@ -60,27 +68,47 @@ class EngineHost:
         self._limits = limits
         self._runs: dict[str, tuple[int, Run]] = {}
         """By job: attempt and run."""
-        self._failures_in_a_row = 0
+        self._device_failures: list[str] = []
+        """The job of each run since the last success that the device failed."""
+        self._is_lost = False
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """The events of one run; the last is `Finished` or `Errored`.
 
         A later attempt at the same job ends an earlier one, whose actor died or lost the job.
+        Raises EngineDied once the engine has stopped.
         """
-        try:
-            graph = await asyncio.to_thread(
-                validate, order.prompt, self._catalogue, self._limits, order.input_files
-            )
-        except EngineError as error:
-            yield Errored(error)
-            return
-        events: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        with closing(RunMarkWriter(order.mark)) as mark:
+            try:
+                graph = await asyncio.to_thread(
+                    validate, order.prompt, self._catalogue, self._limits, order.input_files
+                )
+            except EngineError as error:
+                yield Errored(error)
+                return
+            if order.job_id in self._runs and order.attempt <= self._runs[order.job_id][0]:
+                yield Errored(EngineError("a later attempt is running"))
+                return
+            events: asyncio.Queue[EngineEvent] = asyncio.Queue()
+            run = self._submit(order, graph, mark, events)
+            try:
+                while True:
+                    event = await events.get()
+                    self._note_end(event, order, mark)
+                    yield event
+                    if isinstance(event, Finished | Errored):
+                        return
+            finally:
+                run.cancel()
+                if self._runs.get(order.job_id) == (order.attempt, run):
+                    del self._runs[order.job_id]
+
+    def _submit(
+        self, order: Order, graph: Graph, mark: RunMarkWriter, events: asyncio.Queue[EngineEvent]
+    ) -> Run:
         loop = asyncio.get_running_loop()
-        job_id = order.job_id
-        if job_id in self._runs and order.attempt <= self._runs[job_id][0]:
-            yield Errored(EngineError("a later attempt is running"))
-            return
-        self._cancel(job_id)
+        self._cancel(order.job_id)
+        mark.set_active(False)
         run = self._engine.submit(
             graph,
             on_event=lambda event: _hand_over(loop, events, event),
@@ -88,43 +116,47 @@ class EngineHost:
             input_files=order.input_files,
             is_alone=order.is_alone,
             is_exclusive=order.is_exclusive,
+            on_active=mark.set_active,
         )
-        self._runs[job_id] = (order.attempt, run)
-        try:
-            while True:
-                event = await events.get()
-                self._count_failures(event)
-                yield event
-                if isinstance(event, Finished | Errored):
-                    return
-        finally:
-            run.cancel()
-            if self._runs.get(job_id) == (order.attempt, run):
-                del self._runs[job_id]
+        self._runs[order.job_id] = (order.attempt, run)
+        return run
 
     async def cancel(self, job_id: str, attempt: int) -> None:
         if job_id in self._runs and self._runs[job_id][0] == attempt:
             self._cancel(job_id)
 
-    def _count_failures(self, event: EngineEvent) -> None:
-        match event:
-            case Finished():
-                self._failures_in_a_row = 0
-            case Errored(error=NodeFailed()):
-                self._failures_in_a_row += 1
-
-    @property
-    def is_broken(self) -> bool:
-        """Failed run after run: a device in a bad state fails them all, until a fresh start."""
-        return self._failures_in_a_row >= _BROKEN_AFTER
-
     def _cancel(self, job_id: str) -> None:
         if job_id in self._runs:
             self._runs.pop(job_id)[1].cancel()
 
-    async def steps_done(self) -> int:
-        """Counts device calls: tells a busy engine from a stuck one."""
-        return self._engine.steps_done
+    def _note_end(self, event: EngineEvent, order: Order, mark: RunMarkWriter) -> None:
+        match event:
+            case Finished():
+                self._device_failures.clear()
+            case Errored(error=DeviceFailed(is_lost=is_lost)):
+                mark.set_active(True)
+                mark.close()  # the device works for others from now on, but it broke under this one
+                self._device_failures.append(order.job_id)
+                self._is_lost = self._is_lost or is_lost
+            case Errored() if self._engine.has_stopped:
+                raise EngineDied("The engine has stopped.")
+
+    @property
+    def activity(self) -> Activity:
+        """What the engine does now."""
+        return self._engine.activity
+
+    @property
+    def is_broken(self) -> bool:
+        """Only another process can help: the engine has stopped, this process has lost the device,
+        or the device failed run after run, and not those of one job alone.
+        """
+        failures = self._device_failures
+        return (
+            self._engine.has_stopped
+            or self._is_lost
+            or (len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS)
+        )
 
 
 def _hand_over(

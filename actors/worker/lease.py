@@ -23,7 +23,7 @@ class Loss(StrEnum):
     NOT_MINE = "another actor has the job, or it has ended"
     CANCELLED = "the caller asked to cancel"
     DEADLINE = "the job's time is up"
-    STUCK = "the engine makes no progress"
+    SILENT = "the engine does not answer"
 
 
 class Lease:
@@ -44,15 +44,15 @@ class Lease:
         self._renew_s = renew_s
 
     async def keep(
-        self, job: Job, *, is_stuck: Callable[[], bool], seconds_left: Callable[[], float]
+        self, job: Job, *, is_silent: Callable[[], bool], seconds_left: Callable[[], float]
     ) -> Loss:
         """Renew until there is a reason to stop; that reason."""
         checked = job
         while True:
             if seconds_left() <= 0:
                 return Loss.DEADLINE
-            if is_stuck():
-                return Loss.STUCK
+            if is_silent():
+                return Loss.SILENT
             started = time.monotonic()
             last = await self._log.last(job.id)
             if last is None:

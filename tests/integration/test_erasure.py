@@ -190,7 +190,7 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
         log=bench.log,
         images=bench.images,
         bus=bench.bus,
-        limits=AttemptLimits(step_timeout_s=30, model_load_timeout_s=30),
+        limits=AttemptLimits(silence_s=30),
         lease_renew_s=30,  # it will not notice by itself
     )
     async with queue.lane("default", lane) as entries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from actors.worker.attempt import AttemptLimits
 from actors.worker.engine_host import EngineDied, Order
 from actors.worker.job import JobRunner
 from actors.worker.plan import Plan
+from actors.worker.run_mark import RunMarkWriter
 from engine.reports import EngineEvent, Finished, ImageReady, Progress
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
@@ -28,17 +30,27 @@ from tests.support.events import submitted
 
 LANE = 3
 LEASE_S = 1.0
-QUICK = AttemptLimits(step_timeout_s=1, model_load_timeout_s=1, heartbeat_s=0.1)
+QUICK = AttemptLimits(silence_s=1, heartbeat_s=0.1)
 
 
 class ScriptedEngine:
     """Reports what its script holds, and dies where the script holds None.
 
-    A gated engine reports nothing until `advance` lets it.
+    A gated engine reports nothing until `advance` lets it. One that is not `active` works for other
+    jobs. One that is `silent` answers no question.
     """
 
-    def __init__(self, script: list[EngineEvent | None], *, gated: bool = False) -> None:
+    def __init__(
+        self,
+        script: list[EngineEvent | None],
+        *,
+        gated: bool = False,
+        active: bool = True,
+        silent: bool = False,
+    ) -> None:
         self.script = script
+        self.active = active
+        self.silent = silent
         self.orders: list[Order] = []
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
@@ -50,6 +62,8 @@ class ScriptedEngine:
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         self.orders.append(order)
+        with closing(RunMarkWriter(order.mark)) as mark:
+            mark.set_active(self.active)
         for event in self.script:
             if self._gate is not None:
                 await self._gate.acquire()
@@ -57,8 +71,9 @@ class ScriptedEngine:
                 raise EngineDied("The engine died: killed")
             yield event
 
-    async def steps_done(self) -> int:
-        return 0
+    async def check(self) -> None:
+        if self.silent:
+            raise EngineDied("no answer in time")
 
     async def kill(self) -> None:
         self.kills += 1

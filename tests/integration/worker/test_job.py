@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 from actors.worker.job import RunOutcome
-from engine.errors import CheckpointUnavailable, NodeFailed
+from engine.errors import CheckpointUnavailable, DeviceFailed, NodeFailed
 from engine.reports import Errored, Finished, LatentReady, Progress
 from events.decisions import Cancel
 from events.types import (
@@ -26,7 +26,7 @@ from serve_app.local.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from storage.keys import SAFETENSORS
 from tests.support.polling import eventually
-from tests.support.worker import Bench, ScriptedEngine, picture, pictures
+from tests.support.worker import QUICK, Bench, ScriptedEngine, picture, pictures
 
 
 async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None:
@@ -53,12 +53,22 @@ async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench)
     assert job.end == Failed(message="no such checkpoint: x.safetensors")
 
 
-async def test_a_job_on_a_faulty_device_is_tried_again(bench: Bench) -> None:
+async def test_a_job_whose_node_fails_is_not_tried_again(bench: Bench) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([Errored(NodeFailed("8", "VAEDecode", "CUDA error"))])
+    engine = ScriptedEngine([Errored(NodeFailed("8", "VAEDecode", "ValueError: no"))])
+    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
+    assert (await bench.job(job_id)).end == Failed(message="node 8 (VAEDecode): ValueError: no")
+
+
+async def test_a_job_on_a_faulty_device_is_tried_again_with_no_other(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([Errored(DeviceFailed("The device failed: CUDA error", False))])
     assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
-    assert (await bench.job(job_id)).last_failure == "node 8 (VAEDecode): CUDA error"
+    job = await bench.job(job_id)
+    assert job.last_failure == "The device failed: CUDA error"
+    assert (job.charged_attempts, job.is_suspect) == (0, True)
 
 
 class Refusing(ImageStore):
@@ -127,7 +137,7 @@ async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) ->
     assert (await bench.job(job_id)).end == Failed(message=text)
 
 
-async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: Bench) -> None:
+async def test_after_an_engine_has_died_stored_images_are_kept(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
     entry = await bench.entry()
     dying = ScriptedEngine([Progress(1, 2), picture(0), None])
@@ -145,18 +155,36 @@ async def test_a_dead_engine_costs_an_attempt_and_stored_images_are_kept(bench: 
     ]  # fmt: skip
 
 
-async def test_attempts_are_limited_and_the_last_reason_is_given(bench: Bench) -> None:
+async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Bench) -> None:
     job_id = await bench.submit()
-    for attempt in range(3):
+    orders = []
+    for attempt in range(4):
         entry = await bench.entry()
-        runner = bench.runner(ScriptedEngine([None]), actor=f"a{attempt}")
-        assert await runner.run(entry) is RunOutcome.RETRY
+        engine = ScriptedEngine([None])
+        assert await bench.runner(engine, actor=f"a{attempt}").run(entry) is RunOutcome.RETRY
+        orders += engine.orders
+    assert [order.is_exclusive for order in orders] == [False, True, True, True]
     entry = await bench.entry()
     fresh = ScriptedEngine(pictures(1))
     assert await bench.runner(fresh).run(entry) is RunOutcome.ENDED
     assert fresh.orders == []
+    reason = "3 of them with no other job on the engine: The engine died: killed"
     end = (await bench.job(job_id)).end
-    assert end == Failed(message="Gave up after 3 attempts: The engine died: killed")
+    assert end == Failed(message=f"Gave up after 4 attempts, {reason}")
+
+
+async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Bench) -> None:
+    job_id = await bench.submit()
+    for attempt in range(5):
+        entry = await bench.entry()
+        engine = ScriptedEngine([None], active=False)
+        assert await bench.runner(engine, actor=f"a{attempt}").run(entry) is RunOutcome.RETRY
+        assert not engine.orders[0].is_exclusive
+    job = await bench.job(job_id)
+    assert (job.attempts, job.charged_attempts, job.end) == (5, 0, None)
+    entry = await bench.entry()
+    outcome = await bench.runner(ScriptedEngine(pictures(1)), actor="b").run(entry)
+    assert outcome is RunOutcome.COMPLETED
 
 
 async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Bench) -> None:
@@ -192,14 +220,32 @@ async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
     assert end == Failed(message="Timed out: the job did not end within 0.5 s.")
 
 
-async def test_a_stuck_engine_is_killed_and_the_job_tried_again(bench: Bench) -> None:
+async def test_an_engine_that_does_not_answer_is_killed_and_the_job_tried_again(
+    bench: Bench,
+) -> None:
     job_id = await bench.submit()
     entry = await bench.entry()
-    engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
+    engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True, silent=True)
     engine.advance()
     assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
     assert engine.kills == 1
-    assert (await bench.job(job_id)).last_failure is not None
+    job = await bench.job(job_id)
+    assert job.last_failure == "The engine did not answer for 1 s."
+    assert job.is_suspect
+
+
+async def test_a_job_that_waits_for_its_turn_waits_as_long_as_the_engine_answers(
+    bench: Bench,
+) -> None:
+    await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1), gated=True, active=False)
+    run = asyncio.create_task(bench.runner(engine).run(entry))
+    done, _ = await asyncio.wait({run}, timeout=1.5 * QUICK.silence_s)
+    assert not done
+    engine.advance(10)
+    assert await run is RunOutcome.COMPLETED
+    assert engine.kills == 0
 
 
 async def test_a_job_survives_a_restart_of_the_event_log(

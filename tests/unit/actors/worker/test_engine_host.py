@@ -1,0 +1,145 @@
+"""When an engine is broken, and what its host says of each run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from actors.worker.engine_host import EngineDied, EngineHost, Order
+from actors.worker.run_mark import RunMark
+from engine.activity import OnActive
+from engine.engine import Engine
+from engine.errors import Cancelled, DeviceFailed, EngineError, NodeFailed
+from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.reports import EngineEvent, Errored, Finished
+from tests.support.engine.workflows import node
+from tests.support.polling import eventually
+
+PROMPT = {
+    "1": node("EmptyImage", width=8, height=8, batch_size=1, color=0),
+    "2": node("SaveImage", images=["1", 0], filename_prefix="x"),
+}
+FAULT = DeviceFailed("The device failed: CUDA error", False)
+OWN = NodeFailed("1", "KSampler", "ValueError: no")
+
+
+class FakeEngine:
+    """Ends each run as a test says."""
+
+    def __init__(self) -> None:
+        self.has_stopped = False
+        self.on_active: OnActive | None = None
+        self._on_event: Callable[[EngineEvent], None] | None = None
+
+    def submit(
+        self,
+        _graph: object,
+        *,
+        on_event: Callable[[EngineEvent], None],
+        on_active: OnActive,
+        **_: object,
+    ) -> Any:
+        self._on_event, self.on_active = on_event, on_active
+        return self
+
+    def cancel(self) -> None:
+        pass
+
+    async def end(self, error: EngineError | None) -> None:
+        on_event = await eventually(lambda: self._on_event)
+        self._on_event = None
+        on_event(Finished(0) if error is None else Errored(error))
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.engine = FakeEngine()
+        self.host = EngineHost(
+            engine=cast("Engine", self.engine),
+            catalogue=Catalogue(ModelsFolder(folder)),
+            limits=Limits(),
+        )
+
+    async def run(self, job_id: str, mark: Path) -> EngineEvent:
+        order = Order(job_id, 1, PROMPT, None, input_files={}, mark=mark)
+        return [event async for event in self.host.run(order)][-1]
+
+    async def runs(self, job_id: str, error: EngineError | None = None) -> EngineEvent:
+        """A run of this job that ends so."""
+        with RunMark.new() as mark:
+            last, _ = await asyncio.gather(self.run(job_id, mark.path), self.engine.end(error))
+            return last
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_a_device_that_fails_the_runs_of_one_job_is_not_broken(bench: Bench) -> None:
+    for _ in range(5):
+        await bench.runs("a", FAULT)
+    assert not bench.host.is_broken
+
+
+async def test_a_device_that_fails_the_runs_of_different_jobs_is_broken(bench: Bench) -> None:
+    await bench.runs("a", FAULT)
+    await bench.runs("a", FAULT)
+    assert not bench.host.is_broken
+    await bench.runs("b", FAULT)
+    assert bench.host.is_broken
+
+
+async def test_a_success_shows_that_the_device_works(bench: Bench) -> None:
+    await bench.runs("a", FAULT)
+    await bench.runs("b", FAULT)
+    await bench.runs("c")
+    await bench.runs("a", FAULT)
+    assert not bench.host.is_broken
+
+
+async def test_failures_of_nodes_say_nothing_about_the_device(bench: Bench) -> None:
+    for job_id in "abcde":
+        assert await bench.runs(job_id, OWN) == Errored(OWN)
+    assert not bench.host.is_broken
+
+
+async def test_a_device_that_is_lost_is_broken_at_once(bench: Bench) -> None:
+    await bench.runs("a", DeviceFailed("The device failed: CUDA error", True))
+    assert bench.host.is_broken
+
+
+async def test_an_engine_that_has_stopped_is_broken_and_no_fault_of_its_runs(bench: Bench) -> None:
+    bench.engine.has_stopped = True
+    with pytest.raises(EngineDied):
+        await bench.runs("a", Cancelled("the engine was stopped"))
+    assert bench.host.is_broken
+
+
+async def test_a_run_is_marked_while_the_device_works_for_it(bench: Bench) -> None:
+    with RunMark.new() as mark:
+        run = asyncio.create_task(bench.run("a", mark.path))
+        set_active = await eventually(lambda: bench.engine.on_active)
+        assert not mark.is_active
+        set_active(True)
+        assert mark.is_active
+        set_active(False)
+        assert not mark.is_active
+        await bench.engine.end(None)
+        await run
+
+
+async def test_a_run_that_the_device_failed_stays_marked(bench: Bench) -> None:
+    with RunMark.new() as mark:
+        run = asyncio.create_task(bench.run("a", mark.path))
+        set_active = await eventually(lambda: bench.engine.on_active)
+        await bench.engine.end(FAULT)
+        await run
+        set_active(False)
+        assert mark.is_active

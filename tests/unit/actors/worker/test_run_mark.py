@@ -1,0 +1,56 @@
+"""The mark of a run, as its job actor and the engine see it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+from actors.worker.run_mark import RunMark, RunMarkWriter
+
+
+def test_a_run_that_no_engine_has_taken_is_active() -> None:
+    with RunMark.new() as mark:
+        assert mark.is_active
+        path = mark.path
+    assert not path.exists()
+
+
+def test_the_engine_says_whether_the_device_works_for_it() -> None:
+    with RunMark.new() as mark, closing(RunMarkWriter(mark.path)) as writer:
+        writer.set_active(False)
+        assert not mark.is_active
+        writer.set_active(True)
+        assert mark.is_active
+
+
+def test_a_writer_that_is_closed_says_nothing_more() -> None:
+    with RunMark.new() as mark:
+        writer = RunMarkWriter(mark.path)
+        writer.close()
+        writer.set_active(False)
+        assert mark.is_active
+
+
+def test_a_mark_that_is_not_there_is_left_alone(tmp_path: Path) -> None:
+    with closing(RunMarkWriter(tmp_path / "gone")) as writer:
+        writer.set_active(True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_says_outlives_a_process_that_is_killed() -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from actors.worker.run_mark import RunMarkWriter
+        RunMarkWriter(Path(sys.argv[1])).set_active(False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with RunMark.new() as mark:
+        command = [sys.executable, "-c", textwrap.dedent(code), str(mark.path)]
+        ended = subprocess.run(command, check=False, timeout=30)
+        assert ended.returncode == -signal.SIGKILL
+        assert not mark.is_active

@@ -1,0 +1,87 @@
+"""When the watchdog lets the engine's process end, and that it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from actors.worker.watchdog import Watchdog
+from engine.activity import ActivityKind, ActivityMonitor
+
+STEP_S, LOAD_S = 120.0, 600.0
+
+
+@pytest.fixture
+def monitor() -> ActivityMonitor:
+    return ActivityMonitor()
+
+
+@pytest.fixture
+def put_off() -> list[float]:
+    """By how much the end was put off, each time."""
+    return []
+
+
+@pytest.fixture
+def watchdog(monitor: ActivityMonitor, put_off: list[float]) -> Watchdog:
+    return Watchdog(
+        lambda: monitor.now,
+        step_timeout_s=STEP_S,
+        load_timeout_s=LOAD_S,
+        exit_later=put_off.append,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "timeout_s"),
+    [(ActivityKind.CALL, STEP_S), (ActivityKind.NODE, STEP_S), (ActivityKind.LOAD, LOAD_S)],
+)
+def test_each_kind_of_work_has_its_time(
+    watchdog: Watchdog,
+    monitor: ActivityMonitor,
+    put_off: list[float],
+    kind: ActivityKind,
+    timeout_s: float,
+) -> None:
+    monitor.begin(kind, ())
+    watchdog.check()
+    watchdog.check()  # it does not move: the time runs
+    assert put_off == [timeout_s]
+    monitor.move()
+    watchdog.check()
+    assert put_off == [timeout_s, timeout_s]
+
+
+def test_an_idle_engine_is_never_stuck(watchdog: Watchdog, put_off: list[float]) -> None:
+    for _ in range(3):
+        watchdog.check()
+    assert put_off == [STEP_S] * 3
+
+
+PROGRAM = """
+    import re, sys, time
+    from actors.worker.watchdog import Watchdog
+    from engine.activity import ActivityKind, ActivityMonitor
+    monitor = ActivityMonitor()
+    Watchdog(
+        lambda: monitor.now, step_timeout_s=1.0, load_timeout_s=60.0, period_s=0.05
+    ).start()
+    for _ in range(20):
+        monitor.begin(ActivityKind.CALL, ())
+        time.sleep(0.1)
+    print("it moved", flush=True)
+    if sys.argv[1] == "waits":
+        time.sleep(60)
+    re.match("(a|a)*b", "a" * 64)  # never gives the interpreter free
+"""
+
+
+@pytest.mark.parametrize("how", ["waits", "holds the interpreter"])
+def test_a_stuck_process_ends_and_prints_where(how: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
+    ended = subprocess.run(command, check=False, timeout=30, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "it moved\n")
+    assert 'File "<string>", line 1' in ended.stderr
