@@ -12,6 +12,7 @@ from actors.assembly import (
     default_endpoint,
     worker_config,
 )
+from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
@@ -137,6 +138,7 @@ async def run_callbacks(settings: Settings) -> None:
         sender=Sender(address_rule(settings), settings=settings.callbacks),
         url_for=url_for(settings.http.effective_public_url, secret),
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
+        allowed_hosts=AllowedHosts(keys, default=settings.keys.callback_hosts),
         settings=settings.callbacks,
     )
     await messaging.connected()

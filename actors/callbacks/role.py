@@ -31,10 +31,12 @@ import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.breaker import BreakerLimits
 from actors.callbacks.hosts import Hosts
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
+from events.callback_address import Target
 from events.delivery import Delivery, EndAfterTry, GiveUpDelivery, RecordTry, Withhold
 from events.delivery_policy import SendResult
 from events.errors import LogUnavailable, ServiceError
@@ -49,6 +51,9 @@ from settings.callbacks import CallbackSettings
 logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_S = 10.0
+_NOT_ALLOWED = SendResult(
+    latency_s=0.0, error="the key of the job may not have this host called back", refused=True
+)
 _CLOCKS_DIFFER_S = 1.0
 """An entry that comes early by less than this is due: it comes by the server's clock."""
 
@@ -63,6 +68,7 @@ class Callbacks:
         sender: Sender,
         url_for: UrlFor,
         secrets: SigningSecrets,
+        allowed_hosts: AllowedHosts,
         settings: CallbackSettings,
         hold_s: float = 15.0,
     ) -> None:
@@ -73,6 +79,7 @@ class Callbacks:
         self._sender = sender
         self._url_for = url_for
         self._secrets = secrets
+        self._allowed_hosts = allowed_hosts
         self._settings = settings
         self._hold_s = hold_s
         self._hosts = Hosts(
@@ -162,13 +169,20 @@ class Callbacks:
         early = timedelta(seconds=_CLOCKS_DIFFER_S)
         if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
             return delivery.retry_at
+        target = self._sender.target(url)
+        if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
+            return await self._follow(job, delivery, _NOT_ALLOWED)
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
-        async with self._hosts.turn(self._sender.host(url)) as turn:
+        async with self._hosts.turn(_receiver(target) if target else url) as turn:
             result = None if turn.wait_s else await self._send(job, url, secrets)
             turn.answered = None if result is None else result.answered
         if result is None:
             until = utc_now() + timedelta(seconds=turn.wait_s)
             return await self._withhold(job, delivery, until) if turn.is_withheld else until
+        return await self._follow(job, delivery, result)
+
+    async def _follow(self, job: Job, delivery: Delivery, result: SendResult) -> datetime | None:
+        """Record a try. Return when to come again."""
         delivery = await self._record(job, delivery, result)
         # Neither ended nor to be retried: somebody asked for it again while this try was made.
         return None if delivery.ended else delivery.retry_at or utc_now()
@@ -212,3 +226,8 @@ class Callbacks:
             },
         )
         return delivery
+
+
+def _receiver(target: Target) -> str:
+    """One name per receiver, however its URL is spelt."""
+    return f"{target.scheme}://{target.host}:{target.port}"

@@ -108,13 +108,12 @@ class Sender:
         self._pools.clear()
         self._resolver.close()
 
-    def host(self, url: str) -> str:
-        """One name per receiver, however its URL is spelt; the URL itself if it is refused."""
+    def target(self, url: str) -> Target | None:
+        """None if the URL is refused."""
         try:
-            target = self._rule.check_url(url)
+            return self._rule.check_url(url)
         except AddressNotAllowed:
-            return url
-        return f"{target.scheme}://{target.host}:{target.port}"
+            return None
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         """POST `body`. Failures are returned, not raised; a redirect is an answer like others.

@@ -111,6 +111,7 @@ async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackR
     if job.end is None or job.submitted.callback_url is None:
         reason = "has not ended yet" if job.end is None else "has no callback address"
         raise ApiError(409, "nothing_to_deliver", f"The job {reason}.")
+    require_callback_host(key, services.address_rule.check_url(job.submitted.callback_url).host)
     writer = DeliveryWriter(services.deliveries)
     await writer.execute(RequestRedelivery(), job, await writer.load(job.id))
     # Parked, not added: an entry that is being delivered now will be acknowledged.

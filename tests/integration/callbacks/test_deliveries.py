@@ -13,6 +13,7 @@ from events.ids import new_id
 from events.job import fold
 from events.log import utc_now
 from events.result import ResultResponse, Status, result_of
+from events.store.records import KeyLimits
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
@@ -108,6 +109,24 @@ async def test_a_private_address_is_never_dialled(world: World) -> None:
         assert receiver.connections == 0
     assert isinstance(events[-1], CallbackExhausted)
     assert "127.0.0.1 is not a public address" in events[-1].message
+
+
+async def test_a_host_that_the_key_may_no_longer_have_called_is_never_dialled(
+    world: World,
+) -> None:
+    await world.keys.add(api_key("k1", "alice", limits=KeyLimits(callback_hosts=("a.example",))))
+    async with Receiver() as receiver, world.callbacks():
+        events = await world.end(await world.ended_job(receiver.url))
+        assert receiver.connections == 0
+    assert isinstance(events[-1], CallbackExhausted)
+    assert "the key of the job may not have this host called back" in events[-1].message
+
+
+async def test_the_jobs_of_a_revoked_key_still_call_back(world: World) -> None:
+    await world.keys.add(api_key("k1", "alice", revoked_at=utc_now()))
+    async with Receiver() as receiver, world.callbacks():
+        events = await world.end(await world.ended_job(receiver.url))
+    assert events[-1] == CallbackDelivered(attempt=1)
 
 
 async def test_what_has_no_end_no_address_or_no_job_leaves_the_queue(world: World) -> None:

@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
+from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -126,6 +127,7 @@ class World:
             sender=sender,
             url_for=URL_FOR,
             secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.secrets),
+            allowed_hosts=AllowedHosts(self.keys, default=["*"]),
             settings=settings,
             hold_s=1.5,
         )

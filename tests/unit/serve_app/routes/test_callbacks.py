@@ -114,6 +114,21 @@ class TestRedelivery:
         assert events.count(RedeliveryRequested()) == 1
         assert len(edge.callback_queue.recorded) == 2
 
+    async def test_a_key_that_may_not_have_the_host_called_cannot_ask_for_it(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        """Neither the one that submitted the job, where its list was made shorter meanwhile."""
+        job_id = await submit(client)
+        await edge.run(job_id)
+        key_id = (await edge.job(job_id)).submitted.key_id
+        await edge.services.keys.change(key_id, callback_hosts=("a.example",))
+        async with edge.client_with(client.headers["Authorization"].split()[1]) as same_key:
+            edge.app.state.replica.authenticator.forget(key_id)
+            answer = await same_key.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
+        assert answer.status_code == 403
+        assert answer.json()["error"]["extra_info"] == {"parameter": "callback_url"}
+        assert edge.callback_queue.recorded == []
+
     @pytest.mark.parametrize("url", [None, URL])
     async def test_there_must_be_something_to_deliver(
         self, edge: Edge, client: httpx.AsyncClient, url: str | None
