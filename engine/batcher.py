@@ -90,6 +90,8 @@ class Batcher:
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
     activity: ActivityMonitor = field(default_factory=ActivityMonitor)
+    free_memory: Callable[[], bool] = lambda: False
+    """Drops what no run uses when memory ran out; returns whether there was anything."""
     _queue: list[_Waiting] = field(default_factory=list)
 
     @property
@@ -139,7 +141,10 @@ class Batcher:
         return group
 
     def _run(self, group: list[_Waiting]) -> Sequence[Any]:
-        """The results in order. None at all if memory ran out: the next group is then smaller."""
+        """The results in order.
+
+        None at all if memory ran out, and there is more of it now or the next group is smaller.
+        """
         requests = [waiting.request for waiting in group]
         if isinstance(requests[0], Turn):
             return Turn.run_batch([requests[0]])
@@ -151,6 +156,8 @@ class Batcher:
             with self.limits.measured(key, rows):
                 return type(requests[0]).run_batch(requests)
         except Exception as error:  # noqa: BLE001 - its run ends with it, see `_advance`
+            if isinstance(error, OutOfMemory) and self.free_memory():
+                return []
             if len(group) == 1:
                 return [error]
             if isinstance(error, OutOfMemory):

@@ -71,6 +71,7 @@ class Engine:
 
         self._device = Device(self._models, self._options, self._limits)
         self._batcher.limits = BatchLimits(self._max_rows, self._device.memory_probe)
+        self._batcher.free_memory = self._device.free_memory
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
         self._thread.start()
 

@@ -105,6 +105,19 @@ class OutOfMemory(EngineError):
         super().__init__(message or type(self).__doc__)
 
 
+_ALLOCATORS = ("out of memory", "not enough memory", "can't allocate memory", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, numpy, Pillow or torch says that memory ran out.
+
+    torch's errors are told by their texts: those of the CPU's allocators are plain RuntimeErrors.
+    """
+    if isinstance(error, RuntimeError):
+        return any(phrase in str(error) for phrase in _ALLOCATORS)
+    return isinstance(error, OutOfMemory | MemoryError)
+
+
 class NodeFailed(EngineError):
     """A node's body raised. In the same process, `__cause__` is the original exception."""
 

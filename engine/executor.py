@@ -18,7 +18,7 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.batcher import Answer, Execution, Request, Turn, Work
-from engine.errors import EngineError, NodeFailed
+from engine.errors import EngineError, NodeFailed, OutOfMemory, is_out_of_memory
 from engine.graph.declarations import Body
 from engine.graph.graph import Graph, Node, run_order
 from engine.nodes import NODE_TYPES
@@ -143,14 +143,20 @@ class _Nodes:
     def _start(self, node: Node) -> list[Request]:
         self._on_node()
         links = {name: self._outputs[at.node_id][at.output] for name, at in node.links.items()}
-        try:
-            result = self._bodies[node.class_type](self._context, **node.literals, **links)
-        except Exception as error:
-            raise _failure(node, error) from error
+        result = self._call(node, links)
         if isinstance(result, Generator):
             return self._advance(node, result, None)
         self._end(node, result)
         return []
+
+    def _call(self, node: Node, links: Mapping[str, Any]) -> Any:
+        """Call the body. Where memory runs out, again once what nobody uses is dropped."""
+        while True:
+            try:
+                return self._bodies[node.class_type](self._context, **node.literals, **links)
+            except Exception as error:
+                if not (is_out_of_memory(error) and self._context.free_memory()):
+                    raise _failure(node, error) from error
 
     def _resume(self, request: Request, result: Any) -> list[Request]:
         node, work = self.in_flight.pop(request)
@@ -208,4 +214,6 @@ class _Nodes:
 def _failure(node: Node, error: Exception) -> EngineError:
     if isinstance(error, EngineError):
         return error
+    if is_out_of_memory(error):
+        return OutOfMemory(f"node {node.id} ({node.class_type}): {OutOfMemory.__doc__}")
     return NodeFailed(node.id, node.class_type, f"{type(error).__name__}: {error}")

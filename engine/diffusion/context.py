@@ -64,6 +64,10 @@ class Context:
         self.latents = LatentOperations(limits)
         self._step_seed_offset = step_seed_offset
 
+    def free_memory(self) -> bool:
+        """Drop what no run uses, because memory ran out. Returns whether there was anything."""
+        return self._store.free_unused()
+
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
         store = self._store

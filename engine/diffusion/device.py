@@ -44,6 +44,10 @@ class Device:
             return error
         return DeviceFailed(f"The device failed: {error}", is_lost(self._device))
 
+    def free_memory(self) -> bool:
+        """Drop what no run uses, because memory ran out. Returns whether there was anything."""
+        return self._store.free_unused()
+
     @contextmanager
     def scope(self) -> Iterator[None]:
         """The settings of torch that the device thread works with."""

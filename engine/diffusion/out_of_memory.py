@@ -1,4 +1,4 @@
-"""Recognises the errors with which torch says that memory ran out."""
+"""Turns the errors with which torch says that memory ran out into the engine's own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.errors import OutOfMemory
-
-# The CPU's allocator raises a plain RuntimeError.
-_CPU_ALLOCATOR = ("not enough memory", "can't allocate memory")
+from engine.errors import OutOfMemory, is_out_of_memory
 
 
 @contextmanager
@@ -18,10 +15,8 @@ def memory_checked() -> Iterator[None]:
     """Raises OutOfMemory when torch runs out of the device's memory or the host's."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        torch.cuda.empty_cache()
-        raise OutOfMemory from error
-    except RuntimeError as error:
-        if any(phrase in str(error) for phrase in _CPU_ALLOCATOR):
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
+            torch.cuda.empty_cache()
             raise OutOfMemory from error
         raise

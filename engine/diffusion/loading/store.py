@@ -102,6 +102,12 @@ class ModelStore:
         """Drop models until there is room for `size_bytes`, or until all others are in use."""
         self._evict(size_bytes, spared=0)
 
+    def free_unused(self) -> bool:
+        """Drop every model that is not in use, and all encoded texts. Returns whether any was."""
+        count = len(self._entries)
+        self._evict(self._cache_bytes, spared=0)
+        return self.encoding_cache.clear() or len(self._entries) < count
+
     def _evict(self, room_bytes: int, *, spared: int) -> None:
         for key in list(self._entries)[: len(self._entries) - spared]:
             if self.size_bytes + room_bytes <= self._cache_bytes:

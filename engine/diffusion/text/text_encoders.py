@@ -208,6 +208,13 @@ class EncodingCache:
             _, dropped = self._entries.popitem(last=False)
             self._size_bytes -= _size_bytes(dropped)
 
+    def clear(self) -> bool:
+        """Drop all. Returns whether there was anything."""
+        had_any = bool(self._entries)
+        self._entries.clear()
+        self._size_bytes = 0
+        return had_any
+
 
 def _size_bytes(encoded: Encoded) -> int:
     return sum(each.nbytes for each in encoded if each is not None)

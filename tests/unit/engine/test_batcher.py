@@ -155,6 +155,19 @@ def test_a_run_that_alone_is_too_large_fails_alone() -> None:
     assert isinstance(ends.ended["full"], OutOfMemory)
 
 
+def test_memory_that_can_be_freed_is_freed_before_calls_become_smaller(
+    calls: list[list[str]],
+) -> None:
+    freed = iter([True, False])
+    batcher = Batcher(free_memory=lambda: next(freed))
+    ends = Ends(batcher)
+    for name in "abc":
+        ends.join(name, run(*fakes(name, 1, key="small memory")))
+    ends.finish()
+    assert set(ends.ended.values()) == {None}
+    assert [len(call) for call in calls] == [3, 3, 1, 1, 1]
+
+
 def test_leaving_closes_the_run_and_forgets_its_requests(calls: list[list[str]]) -> None:
     closed = []
 

@@ -127,6 +127,57 @@ def test_an_engine_error_passes_as_it_is() -> None:
         execution.send([(request, OutOfMemory())])
 
 
+class Memory:
+    """A context whose models can be dropped `times` times."""
+
+    def __init__(self, times: int = 0) -> None:
+        self.times = times
+
+    def free_memory(self) -> bool:
+        self.times -= 1
+        return self.times >= 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=str,
+)
+def test_a_body_that_runs_out_of_memory_fails_the_run_with_what_to_do(error: Exception) -> None:
+    def full(_: object, name: str) -> tuple[str]:
+        raise error
+
+    bodies = cast("Any", {**BODIES, "Full": full})
+    nodes = (node("a", "Full"), node("s", "Save", "a"))
+    context = cast("Any", Memory())
+    execution = execute(Graph(nodes), context, on_output=lambda *_: None, bodies=bodies)
+    with pytest.raises(OutOfMemory, match=r"node a \(Full\): .* lower the width"):
+        next(execution)
+
+
+def test_a_body_that_runs_out_of_memory_is_tried_again_as_long_as_models_can_be_dropped() -> None:
+    memory = Memory(times=2)
+
+    def tight(context: Memory, name: str) -> tuple[str]:
+        if context.times:
+            raise MemoryError
+        return (name,)
+
+    outputs: dict[str, Any] = {}
+    bodies = cast("Any", {**BODIES, "Tight": tight})
+    nodes = (node("a", "Tight"), node("s", "Save", "a"))
+    execution = execute(
+        Graph(nodes), cast("Any", memory), on_output=outputs.__setitem__, bodies=bodies
+    )
+    with pytest.raises(StopIteration):
+        next(execution)
+    assert outputs == {"s": ["a"]}
+
+
 def test_closing_closes_the_nodes_in_flight() -> None:
     closed: list[str] = []
 

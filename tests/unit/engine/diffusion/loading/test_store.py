@@ -54,6 +54,17 @@ def test_what_is_in_use_stays_and_it_is_said_where_that_is_too_much(
     assert store.size_bytes == 2 * SIZE_BYTES
 
 
+def test_all_that_nobody_uses_is_dropped_when_memory_runs_out(store: ModelStore) -> None:
+    held = store.get_or_create("a", layer)
+    store.get_or_create("b", layer)
+    store.encoding_cache.put(1, Encoded(torch.zeros(WEIGHTS), None))
+    assert store.free_unused()
+    assert store.size_bytes == SIZE_BYTES
+    assert store.encoding_cache.get(1) is None
+    assert not store.free_unused()
+    assert store.get_or_create("a", layer) is held
+
+
 def test_room_is_made_before_anything_is_read(store: ModelStore) -> None:
     store.get_or_create("a", layer)
     store.get_or_create("b", layer)
