@@ -22,6 +22,7 @@ from actors.logs import set_up_logging
 from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineDied, EngineHost, Order
 from actors.worker.job import RunOutcome
+from actors.worker.process_memory import limit_memory
 from actors.worker.watchdog import Watchdog
 from engine.reports import EngineEvent, Errored, Finished
 from settings.settings import Settings, forget_secrets
@@ -57,6 +58,7 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, *, device: str) -> None:
         set_up_logging()
         forget_secrets(os.environ)
+        limit_memory(config.engine.memory_bytes, device=device)
         build = partial(_start_engine, config, device=device)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
 

@@ -25,6 +25,12 @@ class EngineSettings(Group):
     """How much memory the images, latents and texts of all jobs on one engine may need together, as
     their costs say; a job that does not fit waits, and 0 is any number. Models and their calls are
     not counted."""
+    memory_bytes: Annotated[int, Field(ge=0)] | None = Field(
+        None, validation_alias="DARKROOM_ENGINE_MEMORY_BYTES"
+    )
+    """How much memory of the machine the process of one engine may take; a job that needs more
+    fails. 0 is any; if unset, three quarters of the machine's or the container's without a GPU, and
+    any with one."""
     step_seed_offset: int = 0
     """The number that is added to the seed for the noise of steps; with 1 it is that of ComfyUI
     after 0.3 on a CPU."""

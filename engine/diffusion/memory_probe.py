@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class HostMemoryProbe:
 
     def available_bytes(self) -> int:
         free = _fields(Path("/proc/meminfo"))["MemAvailable"]
-        return min([free, *_cgroup_free()]) + self._heap_bytes
+        return min([free, *_cgroup_free(), *_process_free()]) + self._heap_bytes
 
     def start(self) -> None:
         (_PROC / "clear_refs").write_text(_RESET_PEAK)
@@ -83,6 +84,13 @@ def _fields(path: Path) -> dict[str, int]:
     """The fields of a file in /proc that are in kB, converted to bytes."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
+
+
+def _process_free() -> Iterator[int]:
+    """How much this process may still take, if it has a limit of its own."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != resource.RLIM_INFINITY:
+        yield max(0, limit - _status_bytes("VmData"))
 
 
 def _cgroup_free() -> Iterator[int]:

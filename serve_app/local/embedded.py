@@ -241,6 +241,9 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Where a machine is short of memory, Ray would end processes by how long they have worked.
+        # The engine has a limit of its own, and the kernel ends the largest process.
+        "RAY_memory_monitor_refresh_ms": "0",
         # Ray's default is 15: its workers would run after everything else on the machine.
         "RAY_worker_niceness": "0",
     }

@@ -1,0 +1,47 @@
+"""The memory that the process of an engine may take, so that the machine outlives what it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_SHARE = 0.75
+
+
+def limit_memory(size_bytes: int | None, *, device: str) -> None:
+    """Let this process write to so much memory of its own; 0 is any, None the default of a device.
+
+    Shared memory is not counted. An allocation beyond the limit fails, which is an error of the job
+    that asked for it. Without one the kernel ends a process once the machine has no memory left,
+    the engine first, for Ray gives its workers the highest `oom_score_adj`.
+    """
+    if size_bytes is None:
+        size_bytes = default_bytes(device)
+    if not size_bytes:
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        size_bytes = min(size_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, most))
+    logger.info("memory is limited", extra={"action": "limit_memory", "size_bytes": size_bytes})
+
+
+def default_bytes(device: str) -> int:
+    """Three quarters of what the machine or the container has; 0, which is any, with a GPU.
+
+    A GPU's driver maps memory by its own rules, and most of what a job takes is on the GPU.
+    """
+    return int(_SHARE * _memory_bytes()) if device == "cpu" else 0
+
+
+def _memory_bytes() -> int:
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine_bytes, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return machine_bytes

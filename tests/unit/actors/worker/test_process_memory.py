@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.worker import process_memory
+from actors.worker.process_memory import default_bytes
+
+MIB = 2**20
+TAKE_TOO_MUCH = """
+import torch
+from actors.worker.process_memory import limit_memory
+from engine.diffusion.out_of_memory import memory_checked
+from engine.errors import OutOfMemory, is_out_of_memory
+import numpy
+from PIL import Image
+
+limit_memory(1500 * 2**20, device="cpu")
+too_much = 4 * 2**30
+asks = {
+    "torch": lambda: torch.zeros(too_much // 4),
+    "numpy": lambda: numpy.ones(too_much, numpy.uint8),
+    "Pillow": lambda: Image.new("L", (2**16, too_much // 2**16)),
+    "Python": lambda: bytearray(too_much),
+}
+for name, ask in asks.items():
+    try:
+        ask()
+    except Exception as error:
+        print(name, is_out_of_memory(error))
+print(len(bytearray(2**20)))
+"""
+
+
+def test_too_much_memory_is_an_error_of_what_asked_for_it_and_the_process_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKE_TOO_MUCH],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split("\n")[:-1] == [
+        "torch True",
+        "numpy True",
+        "Pillow True",
+        "Python True",
+        str(2**20),
+    ]
+
+
+def test_an_engine_on_a_cpu_may_take_three_quarters_of_the_machine() -> None:
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < default_bytes("cpu") <= machine_bytes * 3 // 4
+    assert default_bytes("auto") == 0
+
+
+@pytest.mark.parametrize(("text", "limit"), [("4000\n", 3000), ("max\n", None)])
+def test_a_container_counts_instead_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, limit: int | None
+) -> None:
+    path = tmp_path / "memory.max"
+    path.write_text(text)
+    monkeypatch.setattr(process_memory, "_CGROUP_LIMIT", path)
+    if limit is None:
+        assert default_bytes("cpu") > 2**20
+    else:
+        assert default_bytes("cpu") == limit
