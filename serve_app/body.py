@@ -2,44 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from collections.abc import AsyncGenerator
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from serve_app.errors import ApiError
 
-M = TypeVar("M", bound=BaseModel)
-
 MAX_DEPTH = 100
 """Levels of nested arrays and objects. The wire form of an event may have up to 200."""
 
+_MAX_CONTAINERS = 2**16
+"""Arrays and objects. The parser makes them without a pause, during which no thread runs."""
 _LONGEST_LENGTH = 18  # digits of a Content-Length; more are refused without conversion
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError: 415 for another media type, 413 as `bounded` does."""
-    _require_json(request)
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slowly a body may come: it is given up once it is `grace_s` behind its lowest rate."""
+
+    grace_s: float
+    min_bytes_per_s: float
+
+
+async def joined(chunks: AsyncGenerator[bytes]) -> bytes:
+    """The whole body. Raises ApiError 400 where the caller hangs up."""
     try:
-        return b"".join([chunk async for chunk in bounded(request, max_bytes=max_bytes)])
+        return b"".join([chunk async for chunk in chunks])
     except ClientDisconnect as error:
         raise _invalid("The body ended before it was complete.") from error
 
 
-async def bounded(request: Request, *, max_bytes: int) -> AsyncGenerator[bytes]:
-    """The body in chunks, as it arrives. Raises ApiError 413 as soon as it is too large."""
+def expected_bytes(request: Request, *, max_bytes: int) -> int:
+    """How long the body is, or at most where that is not announced. Raises ApiError 413."""
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > max_bytes):
+    if not announced.isdecimal():
+        return max_bytes
+    if len(announced) > _LONGEST_LENGTH or int(announced) > max_bytes:
         raise too_large(max_bytes)
+    return int(announced)
+
+
+async def bounded(request: Request, *, max_bytes: int, pace: Pace) -> AsyncGenerator[bytes]:
+    """The body in chunks, as it arrives.
+
+    Raises ApiError: 413 as soon as it is too large, 408 as soon as it is too slow.
+    """
+    give_up_at = asyncio.get_running_loop().time() + pace.grace_s
+    stream = request.stream()
     size_bytes = 0
-    async for chunk in request.stream():
+    while True:
+        try:
+            async with asyncio.timeout_at(give_up_at + size_bytes / pace.min_bytes_per_s):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise _too_slow(pace) from error
+        if chunk is None:
+            return
         size_bytes += len(chunk)
         if size_bytes > max_bytes:
             raise too_large(max_bytes)
@@ -48,6 +74,8 @@ async def bounded(request: Request, *, max_bytes: int) -> AsyncGenerator[bytes]:
 
 def parse_json(body: bytes) -> Any:
     """Raises no other error than ApiError 400 `invalid_json`."""
+    if body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+        raise _invalid(f"It has more than {_MAX_CONTAINERS} opening brackets.")
     try:
         value = _DECODER.decode(body.decode())
     except RecursionError as error:
@@ -60,20 +88,8 @@ def parse_json(body: bytes) -> Any:
     return value
 
 
-async def read_as(request: Request, model: type[M], *, max_bytes: int) -> M:
-    """The body as `model`. FastAPI would read it without a bound, and before it asks for a key.
-
-    Raises ApiError as `read_body` and `parse_json` do, RequestValidationError.
-    """
-    content = parse_json(await read_body(request, max_bytes=max_bytes))
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise RequestValidationError(errors) from error
-
-
-def _require_json(request: Request) -> None:
+def require_json(request: Request) -> None:
+    """Raises ApiError 415 for another media type."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         message = "Send the body as Content-Type: application/json."
@@ -126,6 +142,11 @@ def _invalid(details: str) -> ApiError:
 
 def _too_deep() -> ApiError:
     return _invalid(f"More than {MAX_DEPTH} arrays and objects are nested.")
+
+
+def _too_slow(pace: Pace) -> ApiError:
+    message = f"The body comes too slowly: send {pace.min_bytes_per_s:g} bytes a second at least."
+    return ApiError(408, "body_too_slow", message, headers={"Connection": "close"})
 
 
 def too_large(max_bytes: int) -> ApiError:

@@ -21,6 +21,7 @@ RequestRefused
     ├── RateExceeded
     ├── TooManyOpenJobs
     ├── QueueFull
+    ├── NoTurn              other bodies are being read or checked
     └── NameServerUnavailable
 """
 
@@ -132,6 +133,12 @@ class TooManyOpenJobs(TryLater):
 class QueueFull(TryLater):
     def __init__(self, endpoint_id: str) -> None:
         super().__init__(f"The queue of endpoint {endpoint_id} is full.", retry_after_s=5)
+
+
+class NoTurn(TryLater):
+    def __init__(self) -> None:
+        message = "The service is busy with other large requests. Try again."
+        super().__init__(message, retry_after_s=5)
 
 
 class NameServerUnavailable(TryLater):

@@ -14,6 +14,8 @@ from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.access.rates import Rates
 from serve_app.access.refusal_log import RefusalLog
 from serve_app.access.token_buckets import TokenBuckets
+from serve_app.bodies import Bodies
+from serve_app.checks import Checks
 from serve_app.services import Services
 from serve_app.uploads.store import UploadStore
 from settings.keys import KeySettings
@@ -35,6 +37,8 @@ class Replica:
         self.rates = Rates(services.owner_settings, replicas=services.http_settings.replicas)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
+        self._checks = Checks(services.http_settings)
+        self.bodies = Bodies(services.http_settings, self._checks)
         self.upload_store = UploadStore(
             rows=services.uploads, images=services.images, settings=services.http_settings
         )
@@ -42,13 +46,14 @@ class Replica:
             log=services.log, writer=services.writer, queue=services.queue
         )
         self.acceptance = Acceptance(
-            services, self._withdrawals, open_jobs_period_s=open_jobs_period_s
+            services, self._withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
         )
 
     async def stop(self) -> None:
         await self.acceptance.stop()
         await self._withdrawals.stop()
         self.refusal_log.stop()
+        self._checks.stop()
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:

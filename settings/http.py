@@ -33,6 +33,17 @@ class HttpSettings(Group):
     """The longest file name that an input image may have."""
     upload_decodes: PositiveInt = 2
     """How many uploads one HTTP process decodes at the same time."""
+    max_held_body_bytes: PositiveInt = 128 * 1024**2
+    """How many bytes of bodies one HTTP process reads and holds at the same time, half of them of
+    one owner at most. Others wait for their turn; bodies of up to 16 kB need none."""
+    body_wait_s: PositiveFloat = 10.0
+    """How long a body waits for its turn to be read or checked before it gets 503."""
+    body_grace_s: PositiveFloat = 10.0
+    """How long the beginning of a body may take, and how far it may fall behind its lowest rate."""
+    min_body_bytes_per_s: PositiveFloat = 32 * 1024
+    """The lowest rate at which a body may come; a slower one gets 408."""
+    body_checks: PositiveInt = 2
+    """How many large bodies one HTTP process checks at the same time, beside small ones."""
     log_full_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.85
     """How full the event log may be before new jobs are refused; the rest of it is for jobs that
     were accepted."""

@@ -22,6 +22,7 @@ from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
 from serve_app.access.permissions import require_endpoint
 from serve_app.access.ttl_cache import TtlCache
+from serve_app.checks import Checks
 from serve_app.refusals import EndpointNotFound, IdempotencyConflict, QueueFull, RequestRefused
 from serve_app.services import Services
 
@@ -37,12 +38,14 @@ class Acceptance:
         self,
         services: Services,
         withdrawals: Withdrawals,
+        checks: Checks,
         *,
         resolve_timeout_s: float = 3.0,
         open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     ) -> None:
         self._services = services
         self._withdrawals = withdrawals
+        self._checks = checks
         self._callbacks = CallbackCheck(
             services.address_rule, services.resolve, timeout_s=resolve_timeout_s
         )
@@ -109,10 +112,14 @@ class Acceptance:
             services.graph_settings,
             default_checkpoint=services.endpoint_settings.checkpoint,
         )
-        checked = checker.check(request.flavour, request.content)
+        run = partial(self._checks.run, request.key.owner, is_quick=request.is_quick_to_check)
+        checked = await run(checker.check, request.flavour, request.content)
         await self._require_room(endpoint)
         input_files = await resolve_input_files(
-            services.uploads, request.key.owner, checked=checked, checker=checker
+            services.uploads,
+            request.key.owner,
+            checked=checked,
+            check=partial(run, checker.require_files),
         )
         return Submitted(
             flavour=request.flavour,

@@ -8,6 +8,11 @@ from typing import Any
 
 from events.store.records import ApiKey
 from events.types import Flavour
+from serve_app.checks import QUICK_BYTES
+
+_ESCAPE = b"\\u"  # of JSON; it may stand for any of the others
+_TEXTS = (b"[", b"|", _ESCAPE)
+_TEXTS_OF_WORKFLOW = (b"WebUI", _ESCAPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,15 @@ class GenerateRequest:
     body: bytes
     content: Any
     traceparent: str | None
+
+    @property
+    def is_quick_to_check(self) -> bool:
+        """Whether a check takes some milliseconds at most.
+
+        A prompt in the WebUI's syntax may be many texts, where it has `[` or `|`.
+        """
+        marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
+        return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
 
     @property
     def fingerprint(self) -> str:

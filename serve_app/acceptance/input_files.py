@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, TypeAlias
 
 from events.log import utc_now
 from events.types import InputFile
-from serve_app.acceptance.checker import CheckedRequest, Checker
+from serve_app.acceptance.checker import CheckedRequest
 
 if TYPE_CHECKING:
     from events.store.uploads import Uploads
+
+CheckFiles: TypeAlias = Callable[[CheckedRequest, Collection[str]], Awaitable[None]]
 
 _LISTED_NAMES = 20
 
 
 async def resolve_input_files(
-    uploads: Uploads, owner: str, *, checked: CheckedRequest, checker: Checker
+    uploads: Uploads, owner: str, *, checked: CheckedRequest, check: CheckFiles
 ) -> dict[str, InputFile] | None:
     """The files by their names, as they are now; None where the workflow names none.
 
-    Raises GraphInvalid for a name that the owner has not uploaded.
+    `check` is called with the names that there are where one is missing. Raises GraphInvalid for a
+    name that the owner has not uploaded.
     """
     if not checked.input_files:
         return None
@@ -28,7 +32,7 @@ async def resolve_input_files(
     if missing:
         newest = await uploads.page(owner, limit=_LISTED_NAMES)
         listed = dict.fromkeys([*found, *(upload.name for upload in newest)])
-        checker.require_files(checked, [name for name in listed if name not in missing])
+        await check(checked, [name for name in listed if name not in missing])
     return {
         name: InputFile(key=upload.storage_key, digest=upload.digest)
         for name, upload in found.items()

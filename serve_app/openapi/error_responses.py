@@ -29,6 +29,7 @@ _DESCRIPTIONS = {
     403: "The key lacks the scope, or may not use this endpoint or callback host",
     404: "Unknown, or another owner's",
     405: "Another method is needed",
+    408: "The body comes too slowly",
     409: "The idempotency key was used for another request, or the key cannot be rotated, "
     "or the job has not failed",
     413: "The body is too large",
@@ -36,7 +37,8 @@ _DESCRIPTIONS = {
     416: "The image ends before this range",
     429: "A limit of the key or its owner is reached (requests, open jobs), or the queue is full",
     500: "An error of the service",
-    503: "The event log, the database or the name server is away, or the log is full",
+    503: "The event log, the database or the name server is away, the log is full, or too many "
+    "large bodies wait",
 }
 
 _HEADERS = {

@@ -104,7 +104,7 @@ def request_body(flavour: Flavour) -> dict[str, Any]:
 
 
 def model_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI request body object of a body that `read_as` reads."""
+    """The OpenAPI request body object of a body that `Bodies.model` reads."""
     return _json_body(_schema(model), example)
 
 

@@ -23,7 +23,6 @@ from events.types import Cancelled, DeadLetter, Failed
 from serve_app.acceptance.resubmission import resubmit
 from serve_app.access.key_bodies import Name
 from serve_app.auth import AdminKey
-from serve_app.body import read_as
 from serve_app.errors import ApiError
 from serve_app.job_end import end_job
 from serve_app.job_state import current_job
@@ -165,7 +164,7 @@ async def cancel_any_job(id: str, admin: AdminKey, replica: ReplicaDep) -> Cance
 
 @router.post(
     "/{id}/quarantine",
-    responses=documented(404, 413, 415),
+    responses=documented(404, 408, 413, 415),
     openapi_extra={"requestBody": QUARANTINE_BODY},
 )
 async def quarantine_job(
@@ -176,7 +175,7 @@ async def quarantine_job(
     Repeating it changes nothing.
     """
     services = replica.services
-    body = await read_as(request, QuarantineBody, max_bytes=services.http_settings.max_body_bytes)
+    body = await replica.bodies.model(request, admin.owner, QuarantineBody)
     job = await _any_job(services, id)
     _log("quarantine", job, admin, reason=body.reason)
     end = (await end_job(services, Quarantine(body.reason), job)).end

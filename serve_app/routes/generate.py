@@ -13,7 +13,6 @@ from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.auth import GenerateKey
-from serve_app.body import parse_json, read_body
 from serve_app.openapi.callback_docs import callback_routes
 from serve_app.openapi.error_responses import documented
 from serve_app.openapi.request_bodies import request_body
@@ -52,7 +51,7 @@ Handler = Callable[..., Awaitable[Response]]
 
 router = APIRouter(
     tags=["generate"],
-    responses=documented(400, 401, 403, 404, 409, 413, 415, 429, 500, 503),
+    responses=documented(400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503),
 )
 
 
@@ -134,23 +133,22 @@ async def _accept(
     alone: bool,
     idempotency_key: str | None,
 ) -> Response:
-    services = replica.services
-    body = await read_body(request, max_bytes=services.http_settings.max_body_bytes)
     traceparent = request.headers.get("traceparent", "")
-    job = await replica.acceptance.accept(
-        GenerateRequest(
-            flavour=flavour,
-            key=key,
-            endpoint=endpoint,
-            callback_url=callback_url,
-            alone=alone,
-            idempotency_key=idempotency_key,
-            body=body,
-            content=parse_json(body),
-            traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
+    async with replica.bodies.json(request, key.owner) as (body, content):
+        job = await replica.acceptance.accept(
+            GenerateRequest(
+                flavour=flavour,
+                key=key,
+                endpoint=endpoint,
+                callback_url=callback_url,
+                alone=alone,
+                idempotency_key=idempotency_key,
+                body=body,
+                content=content,
+                traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
+            )
         )
-    )
-    result = result_of(job, services.url_for)
+    result = result_of(job, replica.services.url_for)
     location = f"{_result_path(request.url.path, flavour)}?request_id={job.id}"
     headers = {"Location": location}
     return Response(result.body(), 202, headers, media_type="application/json")

@@ -25,7 +25,6 @@ from serve_app.access.key_bodies import (
 )
 from serve_app.access.rotation import rotate
 from serve_app.auth import AdminKey
-from serve_app.body import read_as
 from serve_app.openapi.error_responses import documented
 from serve_app.refusals import KeyNotFound
 from serve_app.replica import Replica, ReplicaDep
@@ -64,7 +63,7 @@ async def list_keys(
     "",
     status_code=201,
     response_model_exclude_none=True,
-    responses=documented(413, 415),
+    responses=documented(408, 413, 415),
     openapi_extra={"requestBody": CREATE_BODY},
 )
 async def create_key(
@@ -72,7 +71,7 @@ async def create_key(
 ) -> NewKeyInfo:
     """Make a key. Only this answer has it, and the secret that signs its callbacks."""
     services = replica.services
-    body = await read_as(request, NewKey, max_bytes=services.http_settings.max_body_bytes)
+    body = await replica.bodies.model(request, admin.owner, NewKey)
     text, key = mint(
         body.owner,
         body.name or body.owner,
@@ -95,13 +94,13 @@ async def show_key(id: str, _admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
 @router.patch(
     "/{id}",
     response_model_exclude_none=True,
-    responses=documented(404, 413, 415),
+    responses=documented(404, 408, 413, 415),
     openapi_extra={"requestBody": CHANGE_BODY},
 )
 async def change_key(id: str, request: Request, admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
     """Change name, scopes, expiry or limits; what is absent stays."""
     services = replica.services
-    body = await read_as(request, KeyChanges, max_bytes=services.http_settings.max_body_bytes)
+    body = await replica.bodies.model(request, admin.owner, KeyChanges)
     key = await _existing_key(services, id)
     if columns := body.columns():
         key = await services.keys.change(id, **columns) or key

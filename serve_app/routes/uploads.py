@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import Upload
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.body import bounded, too_large
+from serve_app.body import too_large
 from serve_app.errors import ApiError, not_found
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
@@ -68,7 +69,7 @@ class UploadPage(BaseModel):
     )
 
 
-@router.post("", responses=documented(413, 415), openapi_extra=_FORM)
+@router.post("", responses=documented(408, 413, 415), openapi_extra=_FORM)
 async def upload_image(request: Request, key: GenerateKey, replica: ReplicaDep) -> UploadItem:
     """Upload an input image or latent. The same name again stands for the new file from then on.
 
@@ -76,8 +77,11 @@ async def upload_image(request: Request, key: GenerateKey, replica: ReplicaDep) 
     `image` are passed over.
     """
     max_bytes = replica.services.http_settings.max_upload_bytes
-    file_name, data = await _read_form(request, max_bytes=max_bytes)
-    return _item(await replica.upload_store.add(key.owner, file_name, data))
+    _require_form(request)
+    form_bytes = max_bytes + _FORM_BYTES
+    async with replica.bodies.chunks(request, key.owner, max_bytes=form_bytes) as chunks:
+        file_name, data = await _read_form(request, chunks, max_bytes=max_bytes)
+        return _item(await replica.upload_store.add(key.owner, file_name, data))
 
 
 @router.get("", response_model_exclude_none=True)
@@ -104,15 +108,20 @@ async def remove_upload(name: str, key: GenerateKey, replica: ReplicaDep) -> Non
         raise not_found("There is no such upload.")
 
 
-async def _read_form(request: Request, *, max_bytes: int) -> tuple[str, bytes]:
-    """File name and bytes of the form's file. Raises ApiError 400, 413, 415."""
+def _require_form(request: Request) -> None:
+    """Raises ApiError 415."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         message = "Send the image as a file of a form (multipart/form-data)."
         raise ApiError(415, "unsupported_media_type", message, details=content_type)
-    stream = bounded(request, max_bytes=max_bytes + _FORM_BYTES)
+
+
+async def _read_form(
+    request: Request, chunks: AsyncGenerator[bytes], *, max_bytes: int
+) -> tuple[str, bytes]:
+    """File name and bytes of the form's file. Raises ApiError 400, 408, 413."""
     parser = MultiPartParser(
-        request.headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_FORM_BYTES
+        request.headers, chunks, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_FORM_BYTES
     )
     parser.spool_max_size = max_bytes + _FORM_BYTES  # it is read whole, so no file is needed
     try:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serve_app.body import MAX_DEPTH
+from serve_app.body import MAX_DEPTH, parse_json
+from serve_app.errors import ApiError
 from tests.support.edge import running_edge
 from tests.support.generate_bodies import CHECKPOINT, GENERATE_PATHS, diffusion_body, workflow_body
 
@@ -23,6 +24,13 @@ async def client(tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
         await edge.client() as client,
     ):
         yield client
+
+
+def test_so_many_arrays_and_objects_are_parsed_at_most() -> None:
+    many = b"[" + b",".join([b"[]"] * (2**16 - 1)) + b"]"
+    assert len(parse_json(many)) == 2**16 - 1
+    with pytest.raises(ApiError, match="not valid JSON"):
+        parse_json(b"[" + many + b"]")
 
 
 class TestInvalidJson:

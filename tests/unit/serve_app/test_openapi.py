@@ -22,7 +22,7 @@ from events.store.records import Scope
 from tests.support.edge import Edge, running_edge
 from tests.support.generate_bodies import CHECKPOINT, GENERATE_PATHS, body_for
 
-ERROR_STATUSES = {"400", "401", "403", "404", "409", "413", "415", "429", "500", "503"}
+ERROR_STATUSES = {"400", "401", "403", "404", "408", "409", "413", "415", "429", "500", "503"}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from serve_app.acceptance.acceptance import Acceptance
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.api_keys import mint
+from serve_app.checks import Checks
 from serve_app.refusals import NameServerUnavailable
 from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog
@@ -76,7 +77,7 @@ async def withdrawals(edge: Edge) -> AsyncGenerator[Withdrawals]:
 
 @pytest.fixture
 async def acceptance(edge: Edge, withdrawals: Withdrawals) -> AsyncGenerator[Acceptance]:
-    acceptance = Acceptance(edge.services, withdrawals)
+    acceptance = Acceptance(edge.services, withdrawals, Checks(edge.services.http_settings))
     yield acceptance
     await acceptance.stop()
 
@@ -180,12 +181,16 @@ class TestNameServer:
     ) -> None:
         services = replace(edge.services, resolve=name_server_says(code))
         with pytest.raises(NameServerUnavailable) as refusal:
-            await Acceptance(services, withdrawals).accept(CALLED_BACK)
+            await Acceptance(services, withdrawals, Checks(edge.services.http_settings)).accept(
+                CALLED_BACK
+            )
         assert refusal.value.retry_after_s > 0
 
     async def test_that_it_hangs_is_not_either(self, edge: Edge, withdrawals: Withdrawals) -> None:
         services = replace(edge.services, resolve=BrokenNameServer().resolve)
-        acceptance = Acceptance(services, withdrawals, resolve_timeout_s=0.01)
+        acceptance = Acceptance(
+            services, withdrawals, Checks(edge.services.http_settings), resolve_timeout_s=0.01
+        )
         with pytest.raises(NameServerUnavailable):
             await acceptance.accept(CALLED_BACK)
 
@@ -195,7 +200,9 @@ class TestNameServer:
     ) -> None:
         services = replace(edge.services, resolve=name_server_says(code))
         with pytest.raises(AddressNotAllowed, match="does not resolve"):
-            await Acceptance(services, withdrawals).accept(CALLED_BACK)
+            await Acceptance(services, withdrawals, Checks(edge.services.http_settings)).accept(
+                CALLED_BACK
+            )
 
     async def test_a_job_that_is_known_needs_none(
         self, edge: Edge, withdrawals: Withdrawals, log: SlowLog
@@ -203,6 +210,13 @@ class TestNameServer:
         log.may_go_on.set()
         edge.name_server.answers["hooks.example.com"] = ("8.8.8.8",)
         request = replace(CALLED_BACK, idempotency_key="a")
-        first = await Acceptance(edge.services, withdrawals).accept(request)
+        first = await Acceptance(
+            edge.services, withdrawals, Checks(edge.services.http_settings)
+        ).accept(request)
         services = replace(edge.services, resolve=name_server_says(socket.EAI_AGAIN))
-        assert await Acceptance(services, withdrawals).accept(request) == first
+        assert (
+            await Acceptance(services, withdrawals, Checks(edge.services.http_settings)).accept(
+                request
+            )
+            == first
+        )
