@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from events.errors import DatabaseUnavailable
+from events.errors import ServiceError
 
 V = TypeVar("V")
 
@@ -28,7 +28,7 @@ class Remembered(Generic[V]):
         unknown: V,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` may raise DatabaseUnavailable; before the first answer the value is `unknown`."""
+        """`ask` may raise ServiceError; before the first answer the value is `unknown`."""
         self._ask_for = ask
         self._unknown = unknown
         self._clock = clock
@@ -50,7 +50,7 @@ class Remembered(Generic[V]):
     async def _ask(self, name: str, known: V) -> V:
         value = known
         try:
-            with suppress(DatabaseUnavailable):
+            with suppress(ServiceError):
                 value = await self._ask_for(name)
         finally:
             del self._asking[name]

@@ -57,7 +57,7 @@ async def test_revoked_expired_and_unknown_keys_stop_nothing(database: Database)
     hosts = AllowedHosts(keys, default=["a.example"])
     await keys.add(api_key("revoked", "alice", revoked_at=utc_now()))
     await keys.add(api_key("expired", "alice", expires_at=utc_now()))
-    for key_id in ("revoked", "expired", "unknown"):
+    for key_id in ("revoked", "expired", "unknown", "not\x00storable"):
         assert await hosts.allow(key_id, "a.example")
 
 

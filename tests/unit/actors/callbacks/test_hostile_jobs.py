@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -70,6 +71,7 @@ class Bench:
                 sender=self.sender,
                 url_for=lambda job_id, image: "",
                 secrets=SigningSecrets(ApiKeys(database), secret=b"0" * 16, most=1),
+                allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
                 settings=SETTINGS,
                 hold_s=0.3,
             )
