@@ -35,6 +35,14 @@ _LONGEST_SOCKET_FOLDER = 27
 _REPLICA_PORTS = 100
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Where a machine is short of memory, Ray would end processes by how long they have worked. The
+    # engine has a limit of its own, and the kernel ends the largest process.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's default is 15: its workers would run after everything else on the machine.
+    "RAY_worker_niceness": "0",
+}
 
 
 class UnsafeFolder(RuntimeError):
@@ -220,6 +228,7 @@ def _configure_serve(settings: Settings) -> int:
         make_private(sockets)
     metrics_port = _free_port()
     replica_port = _free_range(_REPLICA_PORTS)
+    os.environ |= _RAY_ENVIRONMENT
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -240,12 +249,6 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Where a machine is short of memory, Ray would end processes by how long they have worked.
-        # The engine has a limit of its own, and the kernel ends the largest process.
-        "RAY_memory_monitor_refresh_ms": "0",
-        # Ray's default is 15: its workers would run after everything else on the machine.
-        "RAY_worker_niceness": "0",
     }
     return metrics_port
 
