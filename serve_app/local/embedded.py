@@ -31,14 +31,12 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_FOLDER = 27
 """Bytes. HAProxy allows 97 for a socket; Serve adds a folder of 56 and the socket's name."""
-
 _REPLICA_PORTS = 100
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Where a machine is short of memory, Ray would end processes by how long they have worked. The
-    # engine has a limit of its own, and the kernel ends the largest process.
+    # It ends processes by how long they have worked; the engine has a limit of its own.
     "RAY_memory_monitor_refresh_ms": "0",
     # Ray's default is 15: its workers would run after everything else on the machine.
     "RAY_worker_niceness": "0",
@@ -228,8 +226,7 @@ def _configure_serve(settings: Settings) -> int:
         make_private(sockets)
     metrics_port = _free_port()
     replica_port = _free_range(_REPLICA_PORTS)
-    os.environ |= _RAY_ENVIRONMENT
-    os.environ |= {
+    os.environ |= _RAY_ENVIRONMENT | {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if sys.platform == "linux" else "0",
