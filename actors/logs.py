@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import traceback
 from collections.abc import Generator
 
@@ -35,7 +36,11 @@ class FieldsFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
-        fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        fields = {
+            name: value
+            for name, value in vars(record).items()
+            if name not in _STANDARD and not name.startswith("_")  # as Ray's own are named
+        }
         line = _printable(self.formatMessage(record))
         line += "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
         error = record.exc_info[1] if record.exc_info else None
@@ -86,7 +91,8 @@ def _message(error: BaseException) -> str:
 
 
 def set_up_logging(level: int = logging.INFO) -> None:
-    handler = logging.StreamHandler()
+    # Not `sys.stderr`: in a replica that is Serve's, which keeps lines in memory for long.
+    handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(FieldsFormatter())
     for package in PACKAGES:
         package_logger = logging.getLogger(package)

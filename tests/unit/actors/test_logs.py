@@ -126,11 +126,11 @@ def _loggers() -> Generator[None]:
 
 
 @pytest.mark.usefixtures("_loggers")
-def test_lines_of_every_package_are_written_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_every_package_are_written_so(capfd: pytest.CaptureFixture[str]) -> None:
     set_up_logging()
     for package in PACKAGES:
         logging.getLogger(f"{package}.part").info("done", extra={"name_of_a_caller": "a\nb"})
-    lines = capsys.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     assert len(lines) == len(PACKAGES)
     assert all(line.endswith(r'done name_of_a_caller="a\nb"') for line in lines)
 
