@@ -40,8 +40,7 @@ def _fields(request: Request, error: Exception) -> dict[str, object]:
         "key_id": _key_id(request),
         "method": request.method,
         "route": getattr(request.scope.get("route"), "path", None),
-        "peer": None if request.client is None else request.client.host,
-        "forwarded_for": _forwarded_for(request),
+        "peer": _peer(request),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -52,10 +51,11 @@ def _key_id(request: Request) -> str | None:
     return None if parsed is None else parsed.id
 
 
-def _forwarded_for(request: Request) -> str | None:
-    """The address that the nearest proxy has added. Where none adds one, a caller can forge it."""
-    last = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+def _peer(request: Request) -> str | None:
+    """Where the request comes from. The server puts there what `X-Forwarded-For` says, if a caller
+    or a proxy has sent one, so it may be any text.
+    """
     try:
-        return str(ip_address(last))
+        return None if request.client is None else str(ip_address(request.client.host))
     except ValueError:
         return None

@@ -212,7 +212,7 @@ def _summary(job: Job) -> AdminJobSummary:
         **summary(job).model_dump(),
         owner=job.submitted.owner,
         key_id=job.submitted.key_id,
-        message=end.message if isinstance(end, Failed) else None,
+        message=end.message if isinstance(end, Failed | Cancelled) else None,
         dead_letter=end.dead_letter if isinstance(end, Failed) else None,
         attempts=job.attempts,
         dispatch_failures=job.dispatch_failures,
