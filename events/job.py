@@ -57,10 +57,17 @@ class Job:
     ended_at: datetime | None = None
     erased: bool = False
     """Its content is gone: `submitted` has only owner, flavour and endpoint."""
+    log_bytes: int = 0
+    """What its events take in the log."""
 
     @property
     def deadline(self) -> datetime:
         return self.submitted_at + timedelta(seconds=self.submitted.deadline_s)
+
+    @property
+    def result_bytes(self) -> int:
+        """What its images take in the image store."""
+        return sum(image.size_bytes for image in self.images)
 
     def image(self, index: int) -> ImageStored | None:
         return next((image for image in self.images if image.index == index), None)
@@ -89,6 +96,7 @@ def _first(event: Event) -> Job | None:
                 submitted=submitted,
                 submitted_at=event.time,
                 traceparent=event.traceparent,
+                log_bytes=event.size_bytes,
             )
         case Erased() as erased:
             return _erased(event, erased)
@@ -116,13 +124,15 @@ def _erased(event: Event, data: Erased) -> Job:
         end=Cancelled(message="The job was erased."),
         ended_at=event.time,
         erased=True,
+        log_bytes=event.size_bytes,
     )
 
 
 def _next(job: Job, event: Event) -> Job:
     if isinstance(event.data, Erased):
         return _erased(event, event.data)
-    job = replace(job, version=event.version, position=event.position)
+    log_bytes = job.log_bytes + event.size_bytes
+    job = replace(job, version=event.version, position=event.position, log_bytes=log_bytes)
     if job.end is not None:
         return job
     match event.data:

@@ -221,5 +221,5 @@ class DeliveryWriter:
         return await self._writer.write(job.id, delivery, decide, traceparent=job.traceparent)
 
 
-def stored(event: Event, position: int) -> Event:
-    return replace(event, position=position)
+def stored(event: Event, position: int, *, size_bytes: int) -> Event:
+    return replace(event, position=position, size_bytes=size_bytes)

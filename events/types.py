@@ -8,7 +8,7 @@ a new version. Golden files in `tests/golden/` pin the bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
@@ -220,6 +220,8 @@ class Event:
     traceparent: str | None = None
     position: int = 0
     """Sequence in its stream; 0 while not stored. Not part of the wire form."""
+    size_bytes: int = field(default=0, compare=False)
+    """Of its wire form as it was stored."""
 
 
 class MalformedEvent(ValueError):
@@ -276,4 +278,5 @@ def decode(payload: bytes, *, position: int = 0) -> Event:
         data=data,
         traceparent=envelope.traceparent,
         position=position,
+        size_bytes=len(payload),
     )

@@ -23,6 +23,7 @@ from serve_app.routes import (
     keys,
     results,
     uploads,
+    usage,
 )
 from settings.version import VERSION
 
@@ -35,6 +36,7 @@ _ROUTES = (
     admin_jobs,
     callbacks,
     uploads,
+    usage,
     keys,
     catalogue,
     files,

@@ -56,7 +56,11 @@ from serve_app.refusals import (
     QueueFull,
     RateExceeded,
     ScopeMissing,
+    TooManyBytes,
+    TooManyLogBytes,
     TooManyOpenJobs,
+    TooManyResultBytes,
+    TooManyUploadBytes,
     TryLater,
 )
 from storage.images import ImageNotFound, ImageStoreUnavailable
@@ -132,6 +136,24 @@ class _Later:
         return ApiError(self.status, self.type, str(error), headers=headers)
 
 
+def _too_much_uploaded(error: TooManyUploadBytes) -> ApiError:
+    return ApiError(413, "too_many_upload_bytes", str(error), extra_info=_bytes(error))
+
+
+def _too_much_kept(type: str) -> Callable[[TooManyBytes], ApiError]:
+    return lambda error: ApiError(
+        429,
+        type,
+        str(error),
+        extra_info=_bytes(error),
+        headers=retry_after(error.retry_after_s),
+    )
+
+
+def _bytes(error: TooManyBytes | TooManyUploadBytes) -> dict[str, int]:
+    return {"used_bytes": error.used_bytes, "max_bytes": error.max_bytes}
+
+
 def _lacking_scope(error: ScopeMissing) -> ApiError:
     return ApiError(403, "forbidden", str(error), extra_info={"scope": error.scope})
 
@@ -199,6 +221,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     InvalidUploadName: _Plain(400, "invalid_upload"),
     InvalidImage: _Plain(400, "invalid_image"),
     InvalidLatent: _Plain(400, "invalid_latent"),
+    TooManyUploadBytes: _too_much_uploaded,
     IdempotencyConflict: _Plain(409, "idempotency_conflict"),
     JobNotResubmittable: _Plain(409, "job_not_resubmittable"),
     KeyNotRotatable: _Plain(409, "key_not_rotatable"),
@@ -212,6 +235,8 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     # what passes
     RateExceeded: _Later(429, "rate_exceeded"),
     TooManyOpenJobs: _Later(429, "too_many_open_jobs"),
+    TooManyLogBytes: _too_much_kept("too_many_log_bytes"),
+    TooManyResultBytes: _too_much_kept("too_many_result_bytes"),
     QueueFull: _Later(429, "queue_full"),
     NoTurn: _Later(503, "busy"),
     NameServerUnavailable: _Later(503, "unavailable"),

@@ -16,10 +16,14 @@ RequestRefused
 ├── UploadRefused           the file is not taken as an input of a workflow
 │   ├── InvalidUploadName
 │   ├── InvalidImage
-│   └── InvalidLatent
+│   ├── InvalidLatent
+│   └── TooManyUploadBytes  the owner keeps enough
 └── TryLater                the same request may be taken after `retry_after_s`
     ├── RateExceeded
     ├── TooManyOpenJobs
+    ├── TooManyBytes        what the owner keeps
+    │   ├── TooManyLogBytes
+    │   └── TooManyResultBytes
     ├── QueueFull
     ├── NoTurn              other bodies are being read or checked
     └── NameServerUnavailable
@@ -103,6 +107,17 @@ class InvalidLatent(UploadRefused):
     """The file is no latent that is taken."""
 
 
+class TooManyUploadBytes(UploadRefused):
+    def __init__(self, used_bytes: int, size_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"With {size_bytes:,} bytes more the uploads of this owner would take more than "
+            f"{max_bytes:,}; they take {used_bytes:,}. Remove uploads (DELETE "
+            "/v1/uploads/<name>); their files go once no accepted job can need them."
+        )
+        self.used_bytes = used_bytes
+        self.max_bytes = max_bytes
+
+
 class TryLater(RequestRefused):
     """The request cannot be taken now."""
 
@@ -128,6 +143,29 @@ class TooManyOpenJobs(TryLater):
     def __init__(self, limited: Limited, max_open_jobs: int) -> None:
         message = f"{limited} may have {max_open_jobs} jobs that wait or run."
         super().__init__(message, retry_after_s=5)
+
+
+class TooManyBytes(TryLater):
+    """What the owner keeps takes too many bytes."""
+
+    def __init__(self, what: str, used_bytes: int, max_bytes: int) -> None:
+        message = (
+            f"{what} of this owner take {used_bytes:,} of {max_bytes:,} bytes. Erase jobs "
+            "(DELETE /v1/jobs/<id>), or wait until some are over their retention."
+        )
+        super().__init__(message, retry_after_s=60)
+        self.used_bytes = used_bytes
+        self.max_bytes = max_bytes
+
+
+class TooManyLogBytes(TooManyBytes):
+    def __init__(self, used_bytes: int, max_bytes: int) -> None:
+        super().__init__("The jobs", used_bytes, max_bytes)
+
+
+class TooManyResultBytes(TooManyBytes):
+    def __init__(self, used_bytes: int, max_bytes: int) -> None:
+        super().__init__("The results", used_bytes, max_bytes)
 
 
 class QueueFull(TryLater):

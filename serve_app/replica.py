@@ -40,7 +40,10 @@ class Replica:
         self._checks = Checks(services.http_settings)
         self.bodies = Bodies(services.http_settings, self._checks)
         self.upload_store = UploadStore(
-            rows=services.uploads, images=services.images, settings=services.http_settings
+            rows=services.uploads,
+            images=services.images,
+            settings=services.http_settings,
+            max_bytes_of_owner=services.owner_settings.max_upload_bytes,
         )
         self._withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue

@@ -50,6 +50,14 @@ class OwnerSettings(Group):
     """How many jobs of an owner may wait or run; 0 is any number."""
     max_running_jobs: Annotated[int, Field(ge=0)] = 0
     """How many jobs of an owner may run at once, on all endpoints; 0 is any number."""
+    max_log_bytes: Annotated[int, Field(ge=0)] = 512 * 1024**2
+    """How many bytes of the event log an owner's jobs may take, for as long as they are kept; 0 is
+    any number."""
+    max_result_bytes: Annotated[int, Field(ge=0)] = 20 * 1024**3
+    """How many bytes of images an owner's jobs may keep before new jobs are refused; 0 is any
+    number."""
+    max_upload_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
+    """How many bytes the uploads of an owner may take; 0 is any number."""
     slots_kept_free: Annotated[int, Field(ge=0)] = 1
     """How many free slots of an endpoint only an owner takes who runs nothing there; 0 is none. An
     endpoint with one job per worker keeps none free."""

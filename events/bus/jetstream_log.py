@@ -59,7 +59,7 @@ class JetStreamLog:
                     )
                 except WrongLastSequence:
                     return await self._after_conflict(event, expected, give_up_at=give_up_at)
-                return Appended(stored(event, position))
+                return Appended(stored(event, position, size_bytes=len(payload)))
             except NoAnswer:
                 sent = True
             except (LogUnavailable, LogFull, ReadTimeout):

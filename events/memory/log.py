@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from events.errors import HistoryGone
 from events.log import Appended, Conflict, stored
-from events.types import Event
+from events.types import Event, encode
 
 _READ_TIMEOUT_S = 10.0
 
@@ -32,7 +32,8 @@ class MemoryLog:
             raise HistoryGone
         if (history[-1].position if history else 0) != expected:
             return Conflict(tuple(known for known in history if known.position > expected))
-        appended = stored(event, len(self._events) + 1)
+        position = len(self._events) + 1
+        appended = stored(event, position, size_bytes=len(encode(event)))
         self._events.append(appended)
         history.append(appended)
         async with self._changed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from events.job import Job, fold
 from events.result import Status, status_of
 from events.store.database import Database
+from events.store.records import KeptBytes
 from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT
 from events.types import DeadLetter, End, Event, Failed, Flavour, ImageStored
 
@@ -134,6 +135,17 @@ class ReadModel:
         rows = await self._database.fetch(query)
         return rows[0].seq, {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
 
+    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
+        """The checkpoint, and what the owner's jobs take; both from one snapshot.
+
+        Jobs of an older version count for nothing until their next event.
+        """
+        checkpoint = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
+        sizes = [sa.func.coalesce(sa.func.sum(JOBS.c[each.name]), 0) for each in fields(KeptBytes)]
+        query = sa.select(checkpoint.scalar_subquery(), *sizes).where(JOBS.c.owner == owner)
+        [(seq, *kept)] = await self._database.fetch(query)
+        return seq, KeptBytes(*map(int, kept))
+
     async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
         """Jobs of every owner that ended after `since`, in log order, from after `position` on."""
         query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
@@ -245,6 +257,8 @@ def _job_row(job: Job) -> dict[str, Any]:
         "state": _to_state(job),
         "key_id": job.submitted.key_id,
         "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
+        "log_bytes": job.log_bytes,
+        "result_bytes": job.result_bytes,
     }
 
 

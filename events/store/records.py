@@ -73,6 +73,14 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptBytes:
+    """What the jobs of an owner take, until each one's row is removed."""
+
+    log_bytes: int = 0
+    result_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A self-service inference deployment: which model, on what, how many at once."""
 

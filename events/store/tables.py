@@ -62,11 +62,14 @@ JOBS = _table(
     _required("state", sa.Text),
     sa.Column("key_id", sa.String),
     sa.Column("dead_letter", sa.String),
+    sa.Column("log_bytes", sa.BigInteger),
+    sa.Column("result_bytes", sa.BigInteger),
     sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
     sa.Index("jobs_by_caller", "status", "owner", "key_id"),
     sa.Index("jobs_by_position", "position"),
+    sa.Index("jobs_by_owner_bytes", "owner", "log_bytes", "result_bytes"),
     _dead_letters_index("jobs_by_dead_letter", "created_at", "id"),
 )
 
@@ -102,6 +105,7 @@ UPLOADS = _table(
     _required("used_at", UtcDateTime),
     sa.Column("replaced_at", UtcDateTime),
     sa.Index("uploads_by_owner", "owner", "id"),
+    sa.Index("uploads_by_owner_bytes", "owner", "size_bytes"),
     sa.Index("uploads_by_key", "storage_key"),
 )
 

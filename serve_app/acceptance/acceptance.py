@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from engine.errors import EngineError
@@ -19,9 +21,11 @@ from serve_app.acceptance.checker import checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.input_files import resolve_input_files
 from serve_app.acceptance.withdrawals import Withdrawals
+from serve_app.access.kept_bytes import OwnedBytes
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
 from serve_app.access.permissions import require_endpoint
 from serve_app.access.ttl_cache import TtlCache
+from serve_app.access.unprojected import NoteStored
 from serve_app.checks import Checks
 from serve_app.refusals import EndpointNotFound, IdempotencyConflict, QueueFull, RequestRefused
 from serve_app.services import Services
@@ -52,11 +56,12 @@ class Acceptance:
         self._endpoints = TtlCache(
             services.endpoints.get, ttl_s=services.dispatch_settings.endpoints_period_s
         )
-        self._open_jobs = OpenJobs(
+        self.open_jobs = OpenJobs(
             services.read_model,
             max_of_owner=services.owner_settings.max_open_jobs,
             period_s=open_jobs_period_s,
         )
+        self.owned_bytes = OwnedBytes(services.read_model, services.owner_settings)
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:
@@ -174,10 +179,25 @@ class Acceptance:
         if not append.cancelled() and append.exception() is None:
             self._withdrawals.schedule(job_id)
 
+    @asynccontextmanager
+    async def _place(self, request: GenerateRequest) -> AsyncGenerator[NoteStored]:
+        """Hold what the job takes of the limits; call the given function once it is stored."""
+        key, body_bytes = request.key, len(request.body)
+        async with (
+            self.open_jobs.place(key) as note_job,
+            self.owned_bytes.room(key.owner, body_bytes) as note_bytes,
+        ):
+
+            def stored(position: int) -> None:
+                note_job(position)
+                note_bytes(position)
+
+            yield stored
+
     async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
         command = Submit(submitted)
         try:
-            async with self._open_jobs.place(request.key) as stored:
+            async with self._place(request) as stored:
                 outcome = await self._services.writer.submit(
                     job_id, command, traceparent=request.traceparent
                 )

@@ -78,6 +78,12 @@ class OpenJobs:
 
             yield note_all
 
+    async def of_owner(self, owner: str) -> int:
+        """Raises DatabaseUnavailable."""
+        await self._count()
+        account = (Limited.OWNER, owner)
+        return self._rows[account] + self._of(account).total
+
     def _of(self, account: _Account) -> Unprojected:
         new = Unprojected(checkpoint=self._checkpoint)
         return self._unprojected.setdefault(account, new)

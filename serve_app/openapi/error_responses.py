@@ -32,10 +32,11 @@ _DESCRIPTIONS = {
     408: "The body comes too slowly",
     409: "The idempotency key was used for another request, or the key cannot be rotated, "
     "or the job has not failed",
-    413: "The body is too large",
+    413: "The body is too large, or the uploads of the owner take too many bytes",
     415: "The body is of another media type",
     416: "The image ends before this range",
-    429: "A limit of the key or its owner is reached (requests, open jobs), or the queue is full",
+    429: "A limit of the key or its owner is reached (requests, open jobs, bytes), or "
+    "the queue is full",
     500: "An error of the service",
     503: "The event log, the database or the name server is away, the log is full, or too many "
     "large bodies wait",

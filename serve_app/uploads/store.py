@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from events.ids import new_id
 from events.log import utc_now
 from events.store.records import Upload
+from serve_app.refusals import TooManyUploadBytes
 from serve_app.uploads.images import read_input_image
 from serve_app.uploads.latents import read_input_latent
 from serve_app.uploads.names import upload_name
@@ -26,10 +27,19 @@ _LATENT_SUFFIX = ".latent"
 class UploadStore:
     """Stores files in the image store, and a row for each in the database."""
 
-    def __init__(self, *, rows: Uploads, images: ImageStore, settings: HttpSettings) -> None:
+    def __init__(
+        self,
+        *,
+        rows: Uploads,
+        images: ImageStore,
+        settings: HttpSettings,
+        max_bytes_of_owner: int,
+    ) -> None:
+        """`max_bytes_of_owner`: what all files of an owner may take; 0 is any number."""
         self._rows = rows
         self._images = images
         self._settings = settings
+        self._max_bytes_of_owner = max_bytes_of_owner
         self._decodes = asyncio.Semaphore(settings.upload_decodes)
 
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
@@ -58,7 +68,10 @@ class UploadStore:
             used_at=now,
         )
         await self._images.put(upload.storage_key, file.data)
-        await self._rows.add(upload)
+        if not await self._rows.add(upload, max_bytes=self._max_bytes_of_owner):
+            await self._images.delete(upload.storage_key)
+            used_bytes = await self._rows.bytes_of(owner)
+            raise TooManyUploadBytes(used_bytes, upload.size_bytes, self._max_bytes_of_owner)
         return upload
 
     async def _sanitize(self, name: str, data: bytes) -> SanitizedFile:

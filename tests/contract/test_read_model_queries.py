@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta, timezone
 from typing import Any
 
 from events.ids import new_id
+from events.job import fold
 from events.result import Status
+from events.store.database import Database
 from events.store.read_model import ReadModel
-from events.types import Cancelled, Completed, DeadLetter, Erased, Failed, Flavour, Started
-from tests.support.events import MORNING, History, submitted
+from events.store.records import KeptBytes
+from events.types import Cancelled, Completed, DeadLetter, Erased, Event, Failed, Flavour, Started
+from tests.support.events import MORNING, History, image, submitted
 
 UNDISPATCHABLE, QUARANTINED = DeadLetter.UNDISPATCHABLE, DeadLetter.QUARANTINED
 
@@ -202,3 +206,64 @@ class TestEveryOwnersJobs:
         await model.apply(history.events, expected=0)
         assert await model.every_owners_jobs() == []
         assert await model.every_owners_jobs(dead_letters=list(DeadLetter)) == []
+
+
+class TestKeptBytes:
+    """What an owner's jobs take in the log, where each event has 300 bytes, and in images."""
+
+    def job(self, history: History, job_id: str, owner: str = "alice") -> list[Event]:
+        return self.sized(
+            history.add(
+                job_id,
+                submitted(owner=owner),
+                Started(attempt=1, actor="a"),
+                image(0, size_bytes=2**33),
+                image(1, size_bytes=5),
+                Completed(images=2),
+            )
+        )
+
+    def sized(self, events: list[Event]) -> list[Event]:
+        return [replace(event, size_bytes=300) for event in events]
+
+    async def test_all_jobs_of_an_owner_are_added_up(
+        self, model: ReadModel, history: History
+    ) -> None:
+        assert await model.kept_bytes("alice") == (0, KeptBytes())
+        first = self.job(history, new_id())
+        await model.apply(first[:2], expected=0)
+        assert await model.kept_bytes("alice") == (2, KeptBytes(600, 0))
+        await model.apply(first[2:], expected=2)
+        assert await model.kept_bytes("alice") == (5, KeptBytes(1500, 2**33 + 5))
+        more = self.job(history, new_id()) + self.job(history, new_id(), "bob")
+        await model.apply(more, expected=5)
+        assert await model.kept_bytes("alice") == (15, KeptBytes(3000, 2**34 + 10))
+        assert await model.kept_bytes("bob") == (15, KeptBytes(1500, 2**33 + 5))
+        assert await model.kept_bytes("eve") == (15, KeptBytes())
+
+    async def test_of_an_erased_job_one_event_is_left_and_of_a_removed_one_nothing(
+        self, model: ReadModel, history: History
+    ) -> None:
+        job_id = new_id()
+        await model.apply(self.job(history, job_id), expected=0)
+        erased = Erased(
+            flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING
+        )
+        last = self.sized(history.add(job_id, erased))
+        job = fold(last)
+        assert job is not None
+        await model.erase(job)
+        assert await model.kept_bytes("alice") == (5, KeptBytes(300, 0))
+        await model.apply(last, expected=5)
+        assert await model.kept_bytes("alice") == (6, KeptBytes(300, 0))
+        await model.remove(job_id)
+        assert await model.kept_bytes("alice") == (6, KeptBytes())
+
+    async def test_rows_of_an_older_version_count_for_nothing(
+        self, database: Database, model: ReadModel, history: History
+    ) -> None:
+        await model.apply(self.job(history, new_id()), expected=0)
+        async with database.write() as connection:
+            older = "UPDATE jobs SET log_bytes = NULL, result_bytes = NULL"
+            await connection.exec_driver_sql(older)
+        assert await model.kept_bytes("alice") == (5, KeptBytes())

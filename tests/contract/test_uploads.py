@@ -99,3 +99,27 @@ async def test_no_more_than_the_limit_is_forgotten_at_once(uploads: Uploads) -> 
         for _ in range(4)
     ]
     assert sizes == [2, 2, 1, 0]
+
+
+async def test_what_an_owner_keeps_is_added_up(uploads: Uploads) -> None:
+    assert await uploads.bytes_of("alice") == 0
+    await uploads.add(upload("cat.png", size_bytes=10_000))
+    await uploads.add(upload("cat.png", size_bytes=20_000))
+    await uploads.add(upload("dog.png", size_bytes=70))
+    await uploads.add(upload("cat.png", size_bytes=2**40, owner="bob"))
+    assert await uploads.bytes_of("alice") == 30_000 + 4096
+    await uploads.remove("alice", "cat.png", NOON)
+    assert await uploads.bytes_of("alice") == 30_000 + 4096  # the files are still there
+    await uploads.forget(unused_since=None, replaced_before=NOON + DAY, limit=9)
+    assert await uploads.bytes_of("alice") == 4096
+
+
+async def test_what_an_owner_may_not_keep_is_not_added(uploads: Uploads) -> None:
+    assert await uploads.add(upload("cat.png", size_bytes=60_000), max_bytes=100_000)
+    assert not await uploads.add(upload("cat.png", size_bytes=40_001), max_bytes=100_000)
+    [kept] = await uploads.page("alice", limit=9)
+    assert kept.size_bytes == 60_000
+    assert await uploads.add(upload("dog.png", size_bytes=40_000), max_bytes=100_000)
+    assert not await uploads.add(upload("cow.png", size_bytes=1), max_bytes=100_000)
+    assert await uploads.add(upload("cow.png", owner="bob"), max_bytes=100_000)
+    assert await uploads.add(upload("cow.png"), max_bytes=0)

@@ -82,6 +82,7 @@ ROUTES = [
     Row("POST", p := f"{JOB}/callbacks/redeliver", GENERATE, 202, 404, p.format(id="{called}")),
     Row("POST", p := "/v1/callbacks/test", GENERATE, 200, 200, f"{p}?callback_url={NOBODY}"),
     Row("DELETE", JOB, CANCEL, 200, 404, "/v1/jobs/{diffusion}"),
+    Row("GET", "/v1/usage", READ, 200, 200),
     Row("POST", "/v1/uploads", GENERATE, 200, 200, request=UPLOAD),
     Row("GET", "/v1/uploads", READ, 200, 200),
     Row("DELETE", "/v1/uploads/{name}", GENERATE, 204, 404, "/v1/uploads/a.png"),

@@ -130,3 +130,24 @@ async def test_the_scopes_are_asked_for(edge: Edge) -> None:
         assert (await upload(reader)).status_code == 403
         assert (await reader.delete("/v1/uploads/cat.png")).status_code == 403
         assert (await reader.get("/v1/uploads")).status_code == 200
+
+
+async def test_more_bytes_than_an_owner_may_keep_are_413_and_leave_no_file(tmp_path: Path) -> None:
+    """The numbers, what to do, and nothing for others to suffer from."""
+    async with (
+        running_edge(tmp_path, owner_max_upload_bytes=2 * 4096) as edge,
+        await edge.client() as client,
+        await edge.client("bob") as other,
+    ):
+        for name in ("a.png", "b.png", "a.png"):
+            assert (await upload(client, name)).status_code == 200
+        answer = await upload(client, "c.png")
+        assert answer.status_code == 413
+        error = answer.json()["error"]
+        assert error["type"] == "too_many_upload_bytes"
+        assert error["extra_info"] == {"used_bytes": 2 * 4096, "max_bytes": 2 * 4096}
+        assert "Remove uploads" in error["message"]
+        assert await names(client) == ["b.png", "a.png"]
+        files = [key async for batch in edge.services.images.files(batch=9) for key in batch]
+        assert len(files) == 2
+        assert (await upload(other, "c.png")).status_code == 200

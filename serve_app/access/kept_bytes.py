@@ -1,0 +1,105 @@
+"""How many bytes of the event log and of results an owner's jobs take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from events.store.records import KeptBytes
+from serve_app.access.unprojected import NoteStored, Unprojected
+from serve_app.refusals import TooManyLogBytes, TooManyResultBytes
+from settings.keys import OwnerSettings
+
+if TYPE_CHECKING:
+    from events.store.read_model import ReadModel
+
+KEPT_BYTES_PERIOD_S = 1.0
+"""How often at most a replica adds up what one owner keeps."""
+_COUNTS_IN_TURN = 50
+"""One part in so many of the time is spent on adding up, however long it takes."""
+_MOST_OWNERS = 10_000
+_EVENT_BYTES = 1024
+"""What a submission takes of the log beside its body, about."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of one owner."""
+
+    kept: KeptBytes = field(default_factory=KeptBytes)
+    counted_until: float = -float("inf")
+    counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    unprojected: Unprojected = field(default_factory=Unprojected)
+
+    @property
+    def total(self) -> KeptBytes:
+        log_bytes = self.kept.log_bytes + self.unprojected.total
+        return KeptBytes(log_bytes, self.kept.result_bytes)
+
+
+class OwnedBytes:
+    """Adds up the rows of an owner's jobs, and what this replica stored after them.
+
+    It is as exact as `OpenJobs`. Results are known once they are projected.
+    """
+
+    def __init__(
+        self,
+        read_model: ReadModel,
+        settings: OwnerSettings,
+        *,
+        period_s: float = KEPT_BYTES_PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read_model = read_model
+        self._settings = settings
+        self._period_s = period_s
+        self._clock = clock
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        """Those last asked for at the end."""
+
+    async def kept(self, owner: str) -> KeptBytes:
+        """What the owner's jobs take. Raises DatabaseUnavailable."""
+        return (await self._counted(owner)).total
+
+    @asynccontextmanager
+    async def room(self, owner: str, body_bytes: int) -> AsyncGenerator[NoteStored]:
+        """Hold room in the log for a job of a body so long; call the given function once it is
+        stored.
+
+        Raises TooManyLogBytes, TooManyResultBytes, DatabaseUnavailable.
+        """
+        max_log, max_results = self._settings.max_log_bytes, self._settings.max_result_bytes
+        if not (max_log or max_results):
+            yield lambda _position: None
+            return
+        size_bytes = body_bytes + _EVENT_BYTES
+        account = await self._counted(owner)
+        kept = account.total
+        if max_log and kept.log_bytes + size_bytes > max_log:
+            raise TooManyLogBytes(kept.log_bytes, max_log)
+        if max_results and kept.result_bytes >= max_results:
+            raise TooManyResultBytes(kept.result_bytes, max_results)
+        with account.unprojected.storing(size_bytes) as stored:
+            yield stored
+
+    async def _counted(self, owner: str) -> _Account:
+        """One query for an owner, once a period."""
+        account = self._accounts.setdefault(owner, _Account())
+        self._accounts.move_to_end(owner)
+        if len(self._accounts) > _MOST_OWNERS:
+            self._accounts.popitem(last=False)
+        async with account.counting:
+            began = self._clock()
+            if began >= account.counted_until:
+                checkpoint, account.kept = await self._read_model.kept_bytes(owner)
+                account.unprojected.drop_until(checkpoint)
+                ended = self._clock()
+                pause_s = max(self._period_s, _COUNTS_IN_TURN * (ended - began))
+                account.counted_until = ended + pause_s
+        return account

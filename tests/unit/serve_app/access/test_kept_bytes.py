@@ -1,0 +1,189 @@
+"""What the jobs of an owner keep: what is refused, and what a replica asks the database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import httpx
+import pytest
+
+from events.store.records import KeptBytes
+from serve_app.access import kept_bytes
+from serve_app.access.kept_bytes import OwnedBytes
+from serve_app.api import create_api
+from serve_app.refusals import TooManyLogBytes, TooManyResultBytes
+from serve_app.replica import Replica
+from settings.keys import OwnerSettings
+from tests.support.edge import Edge, running_edge
+from tests.support.generate_bodies import workflow_body
+
+if TYPE_CHECKING:
+    from events.store.read_model import ReadModel
+
+EVENT_BYTES = kept_bytes._EVENT_BYTES
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Rows:
+    """Stands for the read model."""
+
+    clock: Clock
+    kept: KeptBytes = field(default_factory=KeptBytes)
+    checkpoint: int = 0
+    takes_s: float = 0.0
+    queries: list[str] = field(default_factory=list)
+
+    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
+        self.queries.append(owner)
+        self.clock.now += self.takes_s
+        return self.checkpoint, self.kept
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows(Clock())
+
+
+def owned(rows: Rows, **limits: int) -> OwnedBytes:
+    settings = OwnerSettings(**({"max_log_bytes": 0, "max_result_bytes": 0} | limits))  # type: ignore[arg-type]  # numbers all
+    return OwnedBytes(cast("ReadModel", rows), settings, clock=rows.clock)
+
+
+async def store(owned: OwnedBytes, body_bytes: int, *, position: int) -> None:
+    async with owned.room("alice", body_bytes) as stored:
+        stored(position)
+
+
+async def test_what_was_stored_here_counts_until_it_is_projected(rows: Rows) -> None:
+    mine = owned(rows, max_log_bytes=10 * EVENT_BYTES)
+    for position in range(1, 6):
+        await store(mine, EVENT_BYTES, position=position)
+    for _ in range(3):
+        with pytest.raises(TooManyLogBytes):
+            await store(mine, EVENT_BYTES, position=6)
+        rows.clock.now += 2
+    rows.kept, rows.checkpoint = KeptBytes(log_bytes=7 * EVENT_BYTES), 3
+    rows.clock.now += 2
+    with pytest.raises(TooManyLogBytes):  # seven of rows, and two jobs after them
+        await store(mine, EVENT_BYTES, position=6)
+    rows.kept, rows.checkpoint = KeptBytes(log_bytes=8 * EVENT_BYTES), 5
+    rows.clock.now += 2
+    await store(mine, EVENT_BYTES, position=6)
+
+
+async def test_what_is_being_stored_counts_and_what_failed_does_not(rows: Rows) -> None:
+    mine = owned(rows, max_log_bytes=3 * EVENT_BYTES)
+    async with mine.room("alice", EVENT_BYTES):
+        with pytest.raises(TooManyLogBytes):
+            await store(mine, EVENT_BYTES, position=1)
+        async with mine.room("bob", EVENT_BYTES):
+            pass
+    await store(mine, EVENT_BYTES, position=1)
+
+
+async def test_results_are_refused_once_there_are_enough(rows: Rows) -> None:
+    mine = owned(rows, max_result_bytes=1000)
+    rows.kept = KeptBytes(result_bytes=999)
+    await store(mine, 1, position=1)
+    rows.kept = KeptBytes(result_bytes=1000)
+    rows.clock.now += 2
+    with pytest.raises(TooManyResultBytes, match="take 1,000 of 1,000 bytes"):
+        await store(mine, 1, position=2)
+
+
+async def test_an_owner_is_added_up_once_a_second_at_most(rows: Rows) -> None:
+    mine = owned(rows, max_log_bytes=2**30)
+    for position in range(100):
+        await store(mine, 1, position=position)
+    assert rows.queries == ["alice"]
+    rows.clock.now += 1
+    await store(mine, 1, position=101)
+    assert rows.queries == ["alice"] * 2
+
+
+async def test_an_owner_of_very_many_jobs_is_added_up_less_often(rows: Rows) -> None:
+    rows.takes_s = 0.5
+    mine = owned(rows, max_log_bytes=2**30)
+    await store(mine, 1, position=1)
+    rows.clock.now += 24
+    await store(mine, 1, position=2)
+    assert rows.queries == ["alice"]
+    rows.clock.now += 1
+    await store(mine, 1, position=3)
+    assert rows.queries == ["alice"] * 2
+
+
+async def test_without_limits_nothing_is_asked(rows: Rows) -> None:
+    await store(owned(rows), 2**40, position=1)
+    assert rows.queries == []
+
+
+@pytest.fixture
+async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
+    limits = {"owner_max_log_bytes": 8 * EVENT_BYTES, "owner_max_result_bytes": 10}
+    async with running_edge(tmp_path, **limits) as edge:
+        yield edge
+
+
+async def submit(client: httpx.AsyncClient, **extra: str) -> httpx.Response:
+    body = workflow_body() | {"extra_data": {"extra_pnginfo": extra}}
+    return await client.post("/workflow/v1/generate", json=body)
+
+
+async def test_large_requests_again_and_again_are_429_and_say_what_to_do(edge: Edge) -> None:
+    async with await edge.client() as client, await edge.client("bob") as other:
+        answers = [await submit(client, text="a" * 2 * EVENT_BYTES) for _ in range(5)]
+        codes = [answer.status_code for answer in answers]
+        assert codes == sorted(codes)
+        assert set(codes) == {202, 429}
+        error = answers[-1].json()["error"]
+        assert error["type"] == "too_many_log_bytes"
+        assert error["extra_info"]["max_bytes"] == 8 * EVENT_BYTES
+        assert 0 < error["extra_info"]["used_bytes"] <= 8 * EVENT_BYTES
+        assert "Erase jobs" in error["message"]
+        assert int(answers[-1].headers["Retry-After"]) > 0
+        assert (await submit(other)).status_code == 202
+
+
+async def test_results_that_are_kept_refuse_new_jobs_until_one_is_erased(edge: Edge) -> None:
+    async with await edge.client() as client:
+        job_id = (await submit(client)).json()["request_id"]
+        await edge.start(job_id)
+        await edge.store_image(job_id, data=b"eleven byte")
+        await edge.complete(job_id)
+        await edge.project()
+    async with await another_replica(edge).client() as client:
+        answer = await submit(client)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["type"] == "too_many_result_bytes"
+        assert answer.json()["error"]["extra_info"] == {"used_bytes": 11, "max_bytes": 10}
+        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 200
+    async with await another_replica(edge).client() as client:
+        assert (await submit(client)).status_code == 202
+
+
+def another_replica(edge: Edge) -> Edge:
+    """One that has added up nothing yet."""
+    return Edge(**vars(edge) | {"app": create_api(Replica(edge.services))})
+
+
+async def test_the_log_tells_what_a_job_takes(edge: Edge) -> None:
+    """The same from this replica's memory, from the rows and from the events."""
+    async with await edge.client() as client:
+        job_id = (await submit(client)).json()["request_id"]
+    await edge.project()
+    sizes = [event.size_bytes for event in await edge.log.read(job_id)]
+    _, kept = await edge.services.read_model.kept_bytes("alice")
+    assert kept == KeptBytes(log_bytes=sum(sizes))
+    assert sizes[0] > 300
