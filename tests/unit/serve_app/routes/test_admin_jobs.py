@@ -146,6 +146,8 @@ class TestCancel:
             answer = await admin.post(f"{JOBS}/{job_id}/cancel")
             assert answer.json() == {"cancelled": True}
         assert isinstance((await edge.job(job_id)).end, Cancelled)
+        shown = (await admin.get(f"{JOBS}/{job_id}")).json()
+        assert shown["message"] == "The job was cancelled."
         assert edge.queue.removed == [("default", lane_of("alice"), job_id)]
 
     async def test_a_job_that_has_ended_stays_as_it_is(
