@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+SHOWN_FIELDS = 50
+"""The most fields whose errors are told at once."""
 _MAX_TEXT_CHARS = 500
 _INT_LIMIT = 2**64
 
@@ -76,11 +78,13 @@ class GraphInvalid(EngineError):
 
 
 class ParametersInvalid(EngineError):
-    """The diffusion request is invalid."""
+    """The diffusion request is invalid. Of many bad fields it has the first `SHOWN_FIELDS`."""
 
-    def __init__(self, fields: tuple[FieldError, ...]) -> None:
-        self.fields = fields
-        super().__init__(fields)
+    def __init__(self, fields: tuple[FieldError, ...], count: int | None = None) -> None:
+        """`count`: how many fields are bad; None if `fields` are all."""
+        self.fields = fields[:SHOWN_FIELDS]
+        self.count = len(fields) if count is None else count
+        super().__init__(self.fields, self.count)
 
     def __str__(self) -> str:
         return "; ".join(f"{each.field}: {each.message}" for each in self.fields)

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import FieldError, ParametersInvalid, encodable
+from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
 
-_SHOWN_ERRORS = 50
 _MAX_KEYWORD_CHARS = 79
 _FIELD = "extra_data.extra_pnginfo"
 
@@ -21,15 +20,16 @@ def pnginfo_of(extra_data: object) -> dict[str, Any]:
     if extra_data is None:
         return {}
     if not isinstance(extra_data, Mapping):
-        raise _invalid(FieldError("dict_type", "must be an object", "extra_data"))
+        raise ParametersInvalid((FieldError("dict_type", "must be an object", "extra_data"),))
     pnginfo = extra_data.get("extra_pnginfo")
     if pnginfo is None:
         return {}
     if not isinstance(pnginfo, Mapping):
-        raise _invalid(FieldError("dict_type", "must be an object", _FIELD))
+        raise ParametersInvalid((FieldError("dict_type", "must be an object", _FIELD),))
     wrong = [name for name in pnginfo if not _is_keyword(name)]
     if wrong:
-        raise _invalid(*(_wrong_keyword(name) for name in wrong[:_SHOWN_ERRORS]))
+        shown = tuple(_wrong_keyword(name) for name in wrong[:SHOWN_FIELDS])
+        raise ParametersInvalid(shown, len(wrong))
     return dict(pnginfo)
 
 
@@ -39,7 +39,7 @@ def require_size(pnginfo: Mapping[str, Any], max_bytes: int) -> None:
     size = len(written.encode())
     if size > max_bytes:
         message = f"has {size} bytes as JSON, at most {max_bytes} are taken"
-        raise _invalid(FieldError("too_long", message, _FIELD))
+        raise ParametersInvalid((FieldError("too_long", message, _FIELD),))
 
 
 def _is_keyword(name: Any) -> bool:
@@ -60,7 +60,3 @@ def _is_keyword(name: Any) -> bool:
 def _wrong_keyword(name: Any) -> FieldError:
     message = "must have 1 to 79 printable characters of Latin-1, for a PNG file names its texts so"
     return FieldError("invalid_keyword", message, f"{_FIELD}.{encodable(str(name)[:100])}")
-
-
-def _invalid(*fields: FieldError) -> ParametersInvalid:
-    return ParametersInvalid(fields)

@@ -20,6 +20,7 @@ MAX_DEPTH = 100
 
 _MAX_CONTAINERS = 2**16
 """Arrays and objects. The parser makes them without a pause, during which no thread runs."""
+_SHOWN_CHARS = 100
 _LONGEST_LENGTH = 18  # digits of a Content-Length; more are refused without conversion
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -93,11 +94,11 @@ def require_json(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         message = "Send the body as Content-Type: application/json."
-        raise ApiError(415, "unsupported_media_type", message, details=content_type)
+        raise ApiError(415, "unsupported_media_type", message, details=content_type[:_SHOWN_CHARS])
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         message = "Send the body without Content-Encoding."
-        raise ApiError(415, "unsupported_media_type", message, details=encoding)
+        raise ApiError(415, "unsupported_media_type", message, details=encoding[:_SHOWN_CHARS])
 
 
 def _require_shallow(value: Any) -> None:

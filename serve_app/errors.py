@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.errors import (
+    SHOWN_FIELDS,
     Cancelled,
     CheckpointUnavailable,
     EngineError,
@@ -65,6 +66,10 @@ from serve_app.refusals import (
 )
 from storage.images import ImageNotFound, ImageStoreUnavailable
 
+_TOLD_FIELDS = 10
+"""The most fields in the text of an error; `extra_info` has more."""
+_MAX_TEXT_CHARS = 500
+
 
 class ApiError(Exception):
     """An answer from 400 up. `type` is stable, for programs; `message` is for people."""
@@ -96,8 +101,9 @@ class ApiError(Exception):
             "details": self.details,
             "extra_info": self.extra_info,
         }
-        # In ASCII, so that any text of a caller can be repeated, even half of a surrogate pair.
-        body = json.dumps({"error": error, "node_errors": self.node_errors}).encode()
+        text = json.dumps({"error": error, "node_errors": self.node_errors}, ensure_ascii=False)
+        # Half of a surrogate pair, which UTF-8 cannot hold, becomes its escape, as JSON has it too.
+        body = text.encode("utf-8", "backslashreplace")
         return Response(body, self.status, self.headers, media_type="application/json")
 
 
@@ -167,22 +173,35 @@ def _refused_parameters(error: ParametersInvalid) -> ApiError:
     fields = [
         {"type": each.type, "message": each.message, "field": each.field} for each in error.fields
     ]
-    return _refused_fields(fields)
+    return _refused_fields(fields, error.count)
 
 
 def _refused_query(error: RequestValidationError) -> ApiError:
+    errors = error.errors()
     fields = [
         {"type": each["type"], "message": each["msg"], "field": str(each["loc"][-1])}
-        for each in error.errors()
+        for each in errors[:SHOWN_FIELDS]
     ]
-    return _refused_fields(fields)
+    return _refused_fields(fields, len(errors))
 
 
-def _refused_fields(fields: list[dict[str, str]]) -> ApiError:
-    details = "; ".join(f"{each['field']}: {each['message']}" for each in fields)
-    message = "The request has fields that are not valid."
-    extra_info = {"fields": fields}
-    return ApiError(400, "invalid_request", message, details=details, extra_info=extra_info)
+def _refused_fields(fields: list[dict[str, str]], count: int) -> ApiError:
+    """`count`: how many there are in all."""
+    shown = [{name: _cut(text) for name, text in each.items()} for each in fields]
+    told = [f"{each['field']}: {each['message']}" for each in shown[:_TOLD_FIELDS]]
+    if count > len(told):
+        told.append(f"and {count - len(told)} more")
+    return ApiError(
+        400,
+        "invalid_request",
+        "The request has fields that are not valid.",
+        details="; ".join(told),
+        extra_info={"fields": shown, "errors": count},
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}…"
 
 
 _ROUTING = {

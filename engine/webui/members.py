@@ -17,6 +17,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from engine.errors import SHOWN_FIELDS
+
 
 @dataclass(frozen=True, slots=True)
 class _Only:
@@ -62,6 +64,9 @@ class Strict(BaseModel):
         if not isinstance(body, dict):
             return body
         known = cls.model_fields
+        unknown = sum(name not in known for name in body)
+        if unknown > SHOWN_FIELDS:  # each would be an error of its own, which takes long to make
+            raise ValueError(f"has {unknown} members that are not supported")
         return {name: v for name, v in body.items() if v is not None or name not in known}
 
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from engine.errors import FieldError, ParametersInvalid, encodable
+from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
 from engine.graph import names
 from engine.webui.members import Strict, WebUIMembers
 
 SEEDS = 2**64
-_SHOWN_ERRORS = 50
 _MIN_DENOISE = 0.001
 _OWN_VAE = ("", "Automatic", "None")
 _SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
@@ -166,8 +165,9 @@ def parse_parameters(body: object) -> DiffusionParameters:
     try:
         return DiffusionParameters.model_validate(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)[:_SHOWN_ERRORS]
-        raise ParametersInvalid(tuple(_field_error(each) for each in errors)) from error
+        errors = error.errors(include_url=False, include_input=False)
+        shown = tuple(_field_error(each) for each in errors[:SHOWN_FIELDS])
+        raise ParametersInvalid(shown, len(errors)) from error
 
 
 def _field_error(error: Any) -> FieldError:
