@@ -1,0 +1,216 @@
+"""A job that breaks what it runs on fails, and no neighbour does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from actors.dispatch.cluster import ActorDied
+from actors.worker.attempt import AttemptLimits
+from actors.worker.engine_host import EngineDied, Order
+from actors.worker.job import JobRunner, RunOutcome
+from actors.worker.plan import Plan
+from actors.worker.run_mark import RunMarkWriter
+from engine.admission import Admission
+from engine.reports import EngineEvent, Finished, ImageReady
+from events.job import Job
+from events.log import utc_now
+from events.queue import QueueEntry
+from events.types import Completed, Failed
+from storage.images import ImageStore
+from tests.support.dispatch import Bench, FakeCluster, FakeJobActor
+from tests.support.polling import eventually
+
+STEPS = 12
+ROWS = 2
+
+
+@dataclass(eq=False)
+class Run:
+    order: Order
+    steps: int = 0
+    events: asyncio.Queue[EngineEvent | None] = field(default_factory=asyncio.Queue)
+
+
+class MortalEngine:
+    """Serves its runs in turn, two in a call; it dies in the third call of a guilty job."""
+
+    def __init__(self) -> None:
+        self.guilty: set[str] = set()
+        self.deaths: list[set[str]] = []
+        """The jobs that ran at each."""
+        self._start()
+
+    def _start(self) -> None:
+        self._admission: Admission[Run] = Admission(0)
+        self._running: list[Run] = []
+        self._waiting: list[Run] = []
+
+    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+        run = Run(order)
+        RunMarkWriter(order.mark).set_active(False)
+        self._waiting.append(run)
+        self._admission.enter(run, 0, is_exclusive=order.is_exclusive)
+        while True:
+            event = await run.events.get()
+            if event is None:
+                raise EngineDied("The engine died: killed")
+            yield event
+
+    async def work(self) -> None:
+        """Make one call after another."""
+        while True:
+            while run := self._admission.admit():
+                self._waiting.remove(run)
+                self._running.append(run)
+            group, self._running = self._running[:ROWS], self._running[ROWS:]
+            self._running += group
+            for run in self._running:
+                RunMarkWriter(run.order.mark).set_active(run in group)
+            await asyncio.sleep(0.001)
+            for run in group:
+                run.steps += 1
+            if any(run.steps == 3 and run.order.job_id in self.guilty for run in group):
+                self._die()
+                continue
+            for run in group:
+                if run.steps == STEPS:
+                    self._finish(run)
+
+    def _finish(self, run: Run) -> None:
+        run.events.put_nowait(ImageReady(0, "9", np.zeros((8, 8, 3), np.uint8), 7))
+        run.events.put_nowait(Finished(1))
+        self._running.remove(run)
+        self._admission.leave(run)
+
+    def _die(self) -> None:
+        self.deaths.append({run.order.job_id for run in self._running})
+        for run in [*self._running, *self._waiting]:
+            run.events.put_nowait(None)
+        self._start()
+
+    async def check(self) -> None:
+        pass
+
+    async def kill(self) -> None:
+        raise AssertionError("it answers, so nobody kills it")
+
+
+class RunnerActor(FakeJobActor):
+    """Runs its jobs as a job actor does, and dies at those that are deadly for it."""
+
+    def __init__(self, name: str, incarnation: int, bench: GuiltBench) -> None:
+        super().__init__(name, incarnation)
+        self._bench = bench
+
+    async def run(self, entry: QueueEntry) -> RunOutcome:
+        self.begin(entry.job_id)
+        try:
+            if entry.job_id in self._bench.deadly:
+                await self._bench.start(entry.job_id, self)
+                raise ActorDied("its process ended")
+            return await self._bench.runner(self.writer).run(entry)
+        finally:
+            self._end()
+
+
+class RunningCluster(FakeCluster):
+    make: Callable[[str, int], FakeJobActor]
+
+    async def job_actor(self, worker: str, name: str) -> FakeJobActor:
+        if name not in self.actors:
+            self._made[name] += 1
+            self.actors[name] = self.make(name, self._made[name])
+        return self.actors[name]
+
+
+class GuiltBench(Bench):
+    """Real job runners under a real dispatcher, with an engine that dies."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.engine = MortalEngine()
+        self.deadly: set[str] = set()
+        """Jobs that end their job actor."""
+        self.cluster = cluster = RunningCluster()
+        cluster.make = lambda name, incarnation: RunnerActor(name, incarnation, self)
+        self._images = ImageStore(folder.as_uri())
+
+    def runner(self, actor: str) -> JobRunner:
+        async def report_progress(job_id: str, *, done: int, total: int) -> None:
+            pass
+
+        return JobRunner(
+            actor=actor,
+            log=self.log,
+            images=self._images,
+            engine=self.engine,
+            plan=lambda _: Plan({"1": {}}, None, {}),
+            report_progress=report_progress,
+            limits=AttemptLimits(silence_s=30),
+            lease_renew_s=0.1,
+            max_attempts=3,
+            max_attempts_total=20,
+            now=utc_now,
+        )
+
+    @asynccontextmanager
+    async def working(self, *, slots: int) -> AsyncIterator[None]:
+        device = asyncio.create_task(self.engine.work())
+        try:
+            async with self.dispatching(slots=slots):
+                yield
+        finally:
+            device.cancel()
+            await asyncio.wait({device})
+
+    async def ended(self, *job_ids: str) -> list[Job]:
+        async def all_ended() -> list[Job]:
+            jobs = [await self.job(job_id) for job_id in job_ids]
+            return jobs if all(job.end is not None for job in jobs) else []
+
+        return await eventually(all_ended, within_s=20)
+
+
+async def test_a_job_that_kills_the_engine_fails_alone(tmp_path: Path) -> None:
+    bench = GuiltBench(tmp_path)
+    guilty = await bench.submit(lane=1, images=1)
+    bench.engine.guilty.add(guilty)
+    neighbours = [await bench.submit(lane=lane, images=1) for lane in range(2, 8)]
+    async with bench.working(slots=4):
+        [failed, *rest] = await bench.ended(guilty, *neighbours)
+    reason = "3 of them with no other job on the engine: The engine died: killed"
+    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}")
+    assert [job.end for job in rest] == [Completed(images=1)] * len(rest)
+    assert [job.charged_attempts for job in rest] == [0] * len(rest)
+    assert len(bench.engine.deaths) == 4
+    assert bench.engine.deaths[1:] == [{guilty}] * 3
+    # One neighbour was in the deadly call, and ran alone once. The others only ran again.
+    assert sum(job.is_suspect for job in rest) == ROWS - 1
+
+
+async def test_many_guilty_jobs_fail_no_neighbour(tmp_path: Path) -> None:
+    bench = GuiltBench(tmp_path)
+    guilty = [await bench.submit(lane=lane, images=1) for lane in (1, 3, 5)]
+    bench.engine.guilty.update(guilty)
+    neighbours = [await bench.submit(lane=lane, images=1) for lane in (0, 2, 4, 6, 7)]
+    async with bench.working(slots=4):
+        ends = [type(job.end) for job in await bench.ended(*guilty, *neighbours)]
+    assert ends == [Failed] * len(guilty) + [Completed] * len(neighbours)
+
+
+async def test_a_job_that_kills_its_actor_comes_to_an_end(tmp_path: Path) -> None:
+    bench = GuiltBench(tmp_path)
+    deadly = await bench.submit(lane=1, images=1)
+    bench.deadly.add(deadly)
+    neighbour = await bench.submit(lane=2, images=1)
+    async with bench.working(slots=2):
+        failed, completed = await bench.ended(deadly, neighbour)
+    reason = "3 of them with no other job on the engine: the worker died"
+    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}")
+    assert completed.end == Completed(images=1)
