@@ -14,7 +14,7 @@ from engine.activity import Activity, OnActive, ignore_active
 from engine.admission import Admission
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Member
-from engine.errors import Cancelled, EngineError
+from engine.errors import Cancelled, DeviceFailed, EngineError
 from engine.executor import execute
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
@@ -78,7 +78,6 @@ class Engine:
     def stop(self) -> None:
         """Stop the thread after its present device call. Open runs end as cancelled."""
         self._close()
-        self._inbox.put(_wake)
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_S)
 
@@ -154,14 +153,14 @@ class Engine:
             command()
 
     def _close(self) -> None:
-        """Accept no more runs. After this, no `submit` can still add one."""
+        """Accept no more runs, and end the loop. After this, no `submit` can still add one."""
         with self._submit_lock:
             self._stopped.set()
+        self._inbox.put(_wake)
 
     def _abandon(self) -> None:
         """End every open run, whatever has ended the loop."""
         self._close()
-        self._inbox.put(_wake)
         self._run_commands()
         for run in [*self._members, *self._waiting]:
             self._leave(run, Cancelled("the engine was stopped"))
@@ -172,7 +171,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Start every run that may start now."""
-        while (run := self._admission.admit()) is not None:
+        while not self._stopped.is_set() and (run := self._admission.admit()) is not None:
             self._waiting.pop(run)()
 
     def _join(
@@ -201,6 +200,8 @@ class Engine:
         self._admission.leave(run)
         if error is not None and self._device is not None:
             error = self._device.diagnosed(error)
+        if isinstance(error, DeviceFailed) and error.is_lost:
+            self._close()  # or the other runs would fail, too
         try:
             run.end(error)
         except Exception:  # noqa: BLE001 - a submitter's callback must not end the device thread

@@ -70,7 +70,6 @@ class EngineHost:
         """By job: attempt and run."""
         self._device_failures: list[str] = []
         """The job of each run since the last success that the device failed."""
-        self._is_lost = False
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """The events of one run; the last is `Finished` or `Errored`.
@@ -133,11 +132,10 @@ class EngineHost:
         match event:
             case Finished():
                 self._device_failures.clear()
-            case Errored(error=DeviceFailed(is_lost=is_lost)):
+            case Errored(error=DeviceFailed()):
                 mark.set_active(True)
                 mark.close()  # the device works for others from now on, but it broke under this one
                 self._device_failures.append(order.job_id)
-                self._is_lost = self._is_lost or is_lost
             case Errored() if self._engine.has_stopped:
                 raise EngineDied("The engine has stopped.")
 
@@ -148,15 +146,12 @@ class EngineHost:
 
     @property
     def is_broken(self) -> bool:
-        """Only another process can help: the engine has stopped, this process has lost the device,
-        or the device failed run after run, and not those of one job alone.
+        """Only another process can help: the engine has stopped, or the device failed run after
+        run, and not those of one job alone.
         """
         failures = self._device_failures
-        return (
-            self._engine.has_stopped
-            or self._is_lost
-            or (len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS)
-        )
+        is_faulty = len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS
+        return is_faulty or self._engine.has_stopped
 
 
 def _hand_over(

@@ -18,9 +18,11 @@ _ARGUMENTS = (
 
 def is_device_error(error: BaseException | None) -> bool:
     """Whether the device failed: the error itself says so, or one that it was raised from."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
         if _is_of_the_device(error):
             return True
+        seen.add(id(error))
         error = error.__cause__
     return False
 

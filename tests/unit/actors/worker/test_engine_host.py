@@ -110,15 +110,17 @@ async def test_failures_of_nodes_say_nothing_about_the_device(bench: Bench) -> N
     assert not bench.host.is_broken
 
 
-async def test_a_device_that_is_lost_is_broken_at_once(bench: Bench) -> None:
-    await bench.runs("a", DeviceFailed("The device failed: CUDA error", True))
-    assert bench.host.is_broken
-
-
 async def test_an_engine_that_has_stopped_is_broken_and_no_fault_of_its_runs(bench: Bench) -> None:
     bench.engine.has_stopped = True
     with pytest.raises(EngineDied):
         await bench.runs("a", Cancelled("the engine was stopped"))
+    assert bench.host.is_broken
+
+
+async def test_the_run_that_lost_the_device_is_told_so(bench: Bench) -> None:
+    bench.engine.has_stopped = True
+    lost = DeviceFailed("The device failed: CUDA error", True)
+    assert await bench.runs("a", lost) == Errored(lost)
     assert bench.host.is_broken
 
 

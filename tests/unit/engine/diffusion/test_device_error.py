@@ -55,6 +55,12 @@ def test_these_are_errors_of_what_was_asked_for(error: Exception) -> None:
     assert not is_device_error(error)
 
 
+def test_an_error_may_be_raised_from_itself() -> None:
+    error = ValueError("no")
+    error.__cause__ = error
+    assert not is_device_error(error)
+
+
 @pytest.fixture
 def device(tmp_path: Path) -> Device:
     return Device(ModelsFolder(tmp_path), DeviceOptions(), Limits())
