@@ -32,7 +32,6 @@ from events.queue import CallbackQueue, JobQueue
 from events.store.records import Endpoint
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
-from settings.graph import GraphSettings
 from settings.log import LogSettings
 from settings.settings import Settings
 from storage.images import ImageStore
@@ -92,17 +91,6 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
     )
 
 
-def graph_limits(settings: GraphSettings) -> Limits:
-    """The limits of the service. Those of an endpoint are checked only when a job is accepted."""
-    return Limits(
-        max_nodes=settings.max_nodes,
-        max_node_id_chars=settings.max_node_id_chars,
-        max_side=settings.max_side_px,
-        max_batch=settings.max_batch,
-        max_text_chars=settings.max_prompt_chars,
-    )
-
-
 def default_endpoint(settings: EndpointSettings) -> Endpoint:
     return Endpoint(
         id="default",
@@ -137,7 +125,7 @@ def _models(folder: Path) -> ModelsFolder:
 
 def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
     models = _models(config.models_dir)
-    limits = graph_limits(config.graph)
+    limits = Limits(**config.endpoint.limits(config.graph))
     engine = Engine(
         models=models,
         options=device_options(config.engine, config.endpoint, device=device),
@@ -178,12 +166,13 @@ async def connect_job_actor(
     """Returns once it is connected."""
     messaging = connect(config.log, actor, lease_s=config.workers.lease_s)
     catalogue = Catalogue(_models(config.models_dir))
+    graph_limits = Limits(**config.endpoint.limits(config.graph))
     runner = JobRunner(
         actor=actor,
         log=PersistentLog(messaging.log),
         images=ImageStore(config.images_url),
         engine=engine,
-        plan=planner(catalogue, graph_limits(config.graph), config.endpoint.checkpoint),
+        plan=planner(catalogue, graph_limits, config.endpoint.checkpoint),
         report_progress=messaging.report_progress,
         limits=AttemptLimits(
             # Longer than its watchdog allows for any kind of work.

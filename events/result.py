@@ -9,6 +9,7 @@ from enum import IntEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 from events.job import Job
+from events.job_cost import JobCost
 from events.types import Cancelled, Completed, End, Failed, ImageStored
 
 
@@ -44,6 +45,7 @@ class ResultResponse(BaseModel):
     message: str | None = Field(default=None, description="Why it failed; only with status 2")
     results: tuple[ImageResult, ...] = ()
     progress: float | None = Field(default=None, ge=0, le=1, description="Part of the steps done")
+    cost: JobCost | None = Field(default=None, description="Estimated when it was accepted")
     created_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -85,6 +87,7 @@ def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
             _item(job.id, image, url_for) if (image := stored.get(index)) else absent
             for index in range(count)
         ),
+        cost=job.submitted.cost,
         created_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,

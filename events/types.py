@@ -8,12 +8,15 @@ a new version. Golden files in `tests/golden/` pin the bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from events.job_cost import JobCost
 
 CONTENT_TYPE = "application/cloudevents+json"
 SOURCE = "/darkroom"
@@ -65,6 +68,18 @@ class InputFile(BaseModel):
     key: str
     digest: str
     """`sha256:` and hex."""
+    width: int | None = None
+    """In pixels, as `height`. Those of a latent are the sides of its image."""
+    height: int | None = None
+
+
+def sizes_of(files: Mapping[str, InputFile] | None) -> dict[str, tuple[int, int]]:
+    """Width and height of the files by their names, as far as they were recorded."""
+    return {
+        name: (file.width, file.height)
+        for name, file in (files or {}).items()
+        if file.width is not None and file.height is not None
+    }
 
 
 class Submitted(JobEvent):
@@ -87,6 +102,8 @@ class Submitted(JobEvent):
     """The uploads that the workflow names; None where it names none."""
     alone: Literal[True] | None = None
     """It shares no call of the model with other jobs; None where it was not asked for."""
+    cost: JobCost | None = None
+    """None where the version that accepted it knew no costs."""
     retry_of: str | None = None
     """Id of the failed job that this one repeats: an administrator submitted it again."""
 

@@ -64,6 +64,7 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
         rate_per_s=settings.rate_per_s,
         burst=settings.burst,
         max_open_jobs=settings.max_open_jobs,
+        max_cost=settings.max_cost,
         endpoints=settings.endpoints,
         callback_hosts=settings.callback_hosts,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -25,3 +27,14 @@ class GraphSettings(Group):
     """The longest side that an image may have."""
     max_batch: PositiveInt = 16
     """The most images that one batch may have."""
+    max_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5000.0
+    """The most work that a job may be, in megapixel-steps, if its endpoint has no limit of its
+    own; see [What a job costs](costs.md). 0 is any number, as for the four limits below."""
+    max_live_bytes: NonNegativeInt = 2 * 1024**3
+    """How much a job may hold at once of images, latents, masks and encoded texts."""
+    max_conditioning_rows: NonNegativeInt = 64
+    """The most rows of conditioning that one sampler may have, positive and negative together."""
+    max_tokens: NonNegativeInt = 65_536
+    """The most tokens that one conditioning may have."""
+    max_outputs: NonNegativeInt = 256
+    """The most images and latents that a job may save."""

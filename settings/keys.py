@@ -27,6 +27,9 @@ class KeySettings(Group):
     """How many requests a key may make at once after a pause if it has no burst of its own."""
     max_open_jobs: Annotated[int, Field(ge=0)] = 0
     """How many jobs of a key may wait or run if it has no number of its own; 0 is any number."""
+    max_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """The most megapixel-steps that a job of a key may cost if it has no number of its own; 0 is
+    as many as its endpoint takes."""
     endpoints: Names = ("*",)
     """The endpoints that a key may use if it has no list of its own; `*` is all of them."""
     callback_hosts: HostPatterns = ("*",)

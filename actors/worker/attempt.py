@@ -30,7 +30,7 @@ from events.decisions import (
 from events.job import Job, timed_out_message
 from events.log import JobWriter
 from events.retry import keep_trying
-from events.types import Blame, ImageStored
+from events.types import Blame, ImageStored, sizes_of
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
 
@@ -114,6 +114,7 @@ class Attempt:
                 plan.first_index,
                 input_files=await self._read_input_files(),
                 mark=mark.path,
+                input_sizes=sizes_of(self._job.submitted.input_files),
                 is_alone=bool(self._job.submitted.alone),
                 is_exclusive=self._job.is_exclusive,
             )

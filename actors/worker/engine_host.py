@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ class Order:
     input_files: Mapping[str, bytes]
     mark: Path
     """The file of its `RunMark`."""
+    input_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Width and height of the input files, as far as they are known."""
     is_alone: bool = False
     """It shares no device call with other jobs."""
     is_exclusive: bool = False
@@ -79,9 +81,7 @@ class EngineHost:
         """
         with closing(RunMarkWriter(order.mark)) as mark:
             try:
-                graph = await asyncio.to_thread(
-                    validate, order.prompt, self._catalogue, self._limits, order.input_files
-                )
+                graph = await asyncio.to_thread(self._graph, order)
             except EngineError as error:
                 yield Errored(error)
                 return
@@ -119,6 +119,10 @@ class EngineHost:
         )
         self._runs[order.job_id] = (order.attempt, run)
         return run
+
+    def _graph(self, order: Order) -> Graph:
+        files, sizes = order.input_files, order.input_sizes
+        return validate(order.prompt, self._catalogue, self._limits, files, sizes=sizes)
 
     async def cancel(self, job_id: str, attempt: int) -> None:
         if job_id in self._runs and self._runs[job_id][0] == attempt:

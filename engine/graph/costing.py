@@ -22,6 +22,8 @@ from engine.graph.declarations import InputFile, NodeType
 from engine.graph.graph import Graph, Node, run_order
 from engine.graph.limits import Limits
 
+COST_TOO_HIGH = "cost_too_high"
+"""The type of the error of a graph that goes beyond a limit."""
 NodeTypes: TypeAlias = Mapping[str, NodeType]
 """By their class types."""
 FileSizes: TypeAlias = Mapping[str, tuple[int, int]]

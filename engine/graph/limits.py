@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import TooLarge
 from engine.graph.declarations import Int
@@ -35,6 +35,10 @@ class Limits:
     """The tokens of one conditioning."""
     max_outputs: int = 256
     """The images and latents that a job saves."""
+
+    def narrowed(self, max_cost: float) -> Limits:
+        """The limits with that `max_cost`, where it is the lower one."""
+        return replace(self, max_cost=min(self.max_cost or max_cost, max_cost or self.max_cost))
 
     def bounds(self, declared: Int) -> tuple[int, int]:
         """The lowest and the highest value of an integer input; both are allowed."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
-from engine.graph.costing import Excess, FileSizes, ledger_of
+from engine.graph.costing import COST_TOO_HIGH, Excess, FileSizes, ledger_of
 from engine.graph.declarations import InputFile, NodeType
 from engine.graph.graph import Graph, Node
 from engine.graph.graph_errors import InputError, graph_invalid, graph_too_costly
@@ -130,7 +130,7 @@ def _cycle_error(cycle: list[str]) -> InputError:
 
 def _too_costly(excess: Excess) -> InputError:
     extra_info = {"limit": excess.limit, "received_value": excess.value, "max": excess.most}
-    return InputError("cost_too_high", "The graph costs too much", excess.message, extra_info)
+    return InputError(COST_TOO_HIGH, "The graph costs too much", excess.message, extra_info)
 
 
 def _graph(

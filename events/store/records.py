@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from settings.graph import GraphSettings
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -30,6 +32,8 @@ class KeyLimits:
     """Requests at once after a pause."""
     max_open_jobs: int | None = None
     """Jobs that wait or run; 0: any number."""
+    max_cost: float | None = None
+    """Megapixel-steps of one job; 0: as many as its endpoint takes."""
     endpoints: tuple[str, ...] | None = None
     """Their ids, or `*`."""
     callback_hosts: tuple[str, ...] | None = None
@@ -97,12 +101,31 @@ class Endpoint:
     max_pixels: int = 2**24
     """Width x height x batch of one job."""
     max_steps: int = 10_000
+    max_cost: float | None = None
+    """Megapixel-steps of one job; 0: any number; None: as the settings have it."""
     precision: Precision | None = None
     """Of the UNets' weights; None: auto."""
     channels_last: bool | None = None
     """UNets with their channels innermost."""
     compiler: str | None = None
     """Backend of torch.compile for UNets; None: they are not compiled."""
+
+    def limits(self, settings: GraphSettings) -> dict[str, Any]:
+        """The keywords of the engine's `Limits`, for the edge and the workers alike."""
+        return {
+            "max_nodes": settings.max_nodes,
+            "max_node_id_chars": settings.max_node_id_chars,
+            "max_side": settings.max_side_px,
+            "max_steps": self.max_steps,
+            "max_batch": settings.max_batch,
+            "max_text_chars": settings.max_prompt_chars,
+            "max_pixels": self.max_pixels,
+            "max_cost": settings.max_cost if self.max_cost is None else self.max_cost,
+            "max_live_bytes": settings.max_live_bytes,
+            "max_conditioning_rows": settings.max_conditioning_rows,
+            "max_tokens": settings.max_tokens,
+            "max_outputs": settings.max_outputs,
+        }
 
 
 @dataclass(frozen=True, slots=True)

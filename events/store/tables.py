@@ -123,6 +123,7 @@ API_KEYS = _table(
     sa.Column("rate_per_s", sa.Double),
     sa.Column("burst", sa.BigInteger),
     sa.Column("max_open_jobs", sa.BigInteger),
+    sa.Column("max_cost", sa.Double),
     sa.Column("endpoints", sa.String),
     sa.Column("callback_hosts", sa.String),
 )
@@ -142,6 +143,7 @@ ENDPOINTS = _table(
     sa.Column("precision", sa.String),
     sa.Column("channels_last", sa.Boolean),
     sa.Column("compiler", sa.String),
+    sa.Column("max_cost", sa.Double),
 )
 
 LEASES = _table(

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 
 from engine.errors import EngineError
@@ -14,8 +15,9 @@ from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown
 from events.ids import ENDPOINT_ID, derived_id, lane_of, new_id
 from events.job import Job, fold
+from events.job_cost import JobCost
 from events.store.records import Endpoint
-from events.types import Submitted
+from events.types import Submitted, sizes_of
 from serve_app.acceptance.callback_check import CallbackCheck
 from serve_app.acceptance.checker import checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
@@ -116,6 +118,7 @@ class Acceptance:
             services.catalogue,
             services.graph_settings,
             default_checkpoint=services.endpoint_settings.checkpoint,
+            max_cost=request.key.limits.max_cost or 0.0,
         )
         run = partial(self._checks.run, request.key.owner, is_quick=request.is_quick_to_check)
         checked = await run(checker.check, request.flavour, request.content)
@@ -126,6 +129,8 @@ class Acceptance:
             checked=checked,
             check=partial(run, checker.require_files),
         )
+        if input_files is not None:
+            checked = await run(checker.with_files, checked, sizes_of(input_files))
         return Submitted(
             flavour=request.flavour,
             owner=request.key.owner,
@@ -139,6 +144,7 @@ class Acceptance:
             deadline_s=services.dispatch_settings.job_timeout_s,
             input_files=input_files,
             alone=request.alone or None,
+            cost=JobCost(**asdict(checked.cost)),
         )
 
     async def _endpoint(self, id: str) -> Endpoint:

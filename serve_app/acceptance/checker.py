@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.errors import EngineError, FieldError, GraphInvalid, ParametersInvalid
 from engine.extra_data import pnginfo_of, require_size
 from engine.graph.catalogue import Catalogue
+from engine.graph.cost import Cost
+from engine.graph.costing import COST_TOO_HIGH, FileSizes
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS
 from engine.graph.seeds import resolve_seeds
@@ -20,6 +23,15 @@ from events.types import Flavour
 from serve_app.acceptance.text_budget import require_text_budget
 from settings.graph import GraphSettings
 
+_FIELD_OF_LIMIT = {
+    "max_cost": "steps",
+    "max_live_bytes": "width",
+    "max_conditioning_rows": "prompt",
+    "max_tokens": "prompt",
+    "max_outputs": "batch_size",
+}
+"""The member of a diffusion request that brings a job below a limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
@@ -28,6 +40,8 @@ class CheckedRequest:
     request: dict[str, Any]
     images: int
     """How many the job makes; 0 where only the run can tell."""
+    cost: Cost
+    """Until the uploads are known, those that it takes count as small ones."""
     input_files: tuple[str, ...] = ()
     """Names of the uploads that it takes."""
 
@@ -57,7 +71,12 @@ class Checker:
         recorded: dict[str, Any] = {"prompt": graph.prompt}
         if pnginfo:
             recorded["extra_data"] = {"extra_pnginfo": pnginfo}
-        return CheckedRequest(recorded, images=0, input_files=graph.input_files)
+        return CheckedRequest(recorded, images=0, cost=graph.cost, input_files=graph.input_files)
+
+    def with_files(self, checked: CheckedRequest, sizes: FileSizes) -> CheckedRequest:
+        """A valid workflow with the cost that it has with its uploads. Raises GraphInvalid."""
+        graph = validate(checked.request["prompt"], self.catalogue, self.limits, sizes=sizes)
+        return replace(checked, cost=graph.cost)
 
     def require_files(self, checked: CheckedRequest, known: Collection[str]) -> None:
         """Check a valid workflow again, with the files it may name.
@@ -73,12 +92,23 @@ class Checker:
             parameters, self.catalogue, self.limits, default_checkpoint=self.default_checkpoint
         )
         require_text_budget(compiled.prompt, self.max_request_chars)
-        validate(compiled.prompt, self.catalogue, self.limits)
+        try:
+            graph = validate(compiled.prompt, self.catalogue, self.limits)
+        except GraphInvalid as error:
+            raise _too_costly(error) from error
         recorded = parameters.recorded()
         if given.checkpoint is None:
             # The default may have changed by the time the job is repeated.
             recorded["sd_model_checkpoint"] = self.default_checkpoint
-        return CheckedRequest(recorded, images=parameters.images)
+        return CheckedRequest(recorded, images=parameters.images, cost=graph.cost)
+
+
+def _too_costly(error: GraphInvalid) -> EngineError:
+    """The error of a compiled graph, of which the caller knows only the parameters."""
+    if error.type != COST_TOO_HIGH:
+        return error
+    field = _FIELD_OF_LIMIT[error.extra_info["limit"]]
+    return ParametersInvalid((FieldError(error.type, error.details, field),))
 
 
 def checker_for(
@@ -87,20 +117,16 @@ def checker_for(
     settings: GraphSettings,
     *,
     default_checkpoint: str | None,
+    max_cost: float = 0.0,
 ) -> Checker:
-    """`default_checkpoint`: for an endpoint that has none of its own."""
+    """`default_checkpoint`: for an endpoint that has none of its own.
+
+    `max_cost`: of the key; 0 is as much as the endpoint takes.
+    """
     default = endpoint.checkpoint or default_checkpoint
     return Checker(
         catalogue=catalogue,
-        limits=Limits(
-            max_nodes=settings.max_nodes,
-            max_node_id_chars=settings.max_node_id_chars,
-            max_side=settings.max_side_px,
-            max_steps=endpoint.max_steps,
-            max_batch=settings.max_batch,
-            max_text_chars=settings.max_prompt_chars,
-            max_pixels=endpoint.max_pixels,
-        ),
+        limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
         default_checkpoint=default or next(iter(catalogue.models.names(CHECKPOINTS)), None),
         max_request_chars=settings.max_request_chars,
         max_extra_data_bytes=settings.max_extra_data_bytes,

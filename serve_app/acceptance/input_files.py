@@ -34,6 +34,11 @@ async def resolve_input_files(
         listed = dict.fromkeys([*found, *(upload.name for upload in newest)])
         await check(checked, [name for name in listed if name not in missing])
     return {
-        name: InputFile(key=upload.storage_key, digest=upload.digest)
+        name: InputFile(
+            key=upload.storage_key,
+            digest=upload.digest,
+            width=upload.width,
+            height=upload.height,
+        )
         for name, upload in found.items()
     }

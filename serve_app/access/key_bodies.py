@@ -47,6 +47,12 @@ class Limits(BaseModel):
     max_open_jobs: int | None = Field(
         default=None, ge=0, le=10**9, description="Jobs that wait or run; 0: any number"
     )
+    max_cost: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e15,
+        description="Megapixel-steps of one job; 0: as many as its endpoint takes",
+    )
     endpoints: tuple[EndpointPattern, ...] | None = Field(
         default=None, min_length=1, max_length=_LONGEST_LIST, description="Ids, or `*` for any"
     )

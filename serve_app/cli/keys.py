@@ -42,6 +42,9 @@ DaysOption = Annotated[float | None, typer.Option(help="Days until it expires.",
 RateOption = Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")]
 BurstOption = Annotated[int | None, typer.Option(help="Requests at once, after a pause.")]
 OpenJobsOption = Annotated[int | None, typer.Option(help="Jobs that wait or run; 0: any number.")]
+MaxCostOption = Annotated[
+    float | None, typer.Option(help="Megapixel-steps of a job; 0: as its endpoint has it.")
+]
 EndpointOption = Annotated[
     list[str] | None, typer.Option(help="It may use this one; may be repeated.")
 ]
@@ -59,6 +62,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     rate: RateOption = None,
     burst: BurstOption = None,
     max_open_jobs: OpenJobsOption = None,
+    max_cost: MaxCostOption = None,
     endpoint: EndpointOption = None,
     callback_host: CallbackHostOption = None,
 ) -> None:
@@ -68,6 +72,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
             rate_per_s=rate,
             burst=burst,
             max_open_jobs=max_open_jobs,
+            max_cost=max_cost,
             endpoints=tuple(endpoint) if endpoint else None,
             callback_hosts=tuple(callback_host) if callback_host else None,
         )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from events.decisions import Cancel, Erase
 from events.ids import ENDPOINT_ID, is_job_id
 from events.job import Job
+from events.job_cost import JobCost
 from events.result import ResultResponse, Status, status_of
 from events.types import Cancelled, Flavour
 from serve_app.auth import CancelKey, ReadKey
@@ -68,6 +69,9 @@ class JobDetail(JobSummary):
     input_files: dict[str, str] | None = Field(
         default=None, description="Digests of the uploads that it takes, by their names"
     )
+    cost: JobCost | None = Field(
+        default=None, description="As estimated when it was accepted; absent on older jobs"
+    )
     timings: Timings
 
 
@@ -121,6 +125,7 @@ async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
         cancel_requested=job.cancel_requested,
         callback_url=submitted.callback_url,
         input_files={name: file.digest for name, file in files.items()} or None,
+        cost=submitted.cost,
         timings=timings(job),
     )
 

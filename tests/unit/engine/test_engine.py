@@ -144,7 +144,9 @@ def test_cancelling_ends_a_run_and_leaves_the_others(submit: Submit) -> None:
 
 def test_a_failing_node_is_named_and_leaves_the_others(submit: Submit) -> None:
     other = submit(text_to_image(steps=6))
-    end = submit(text_to_image(steps=10_000, denoise=0.001)).wait()
+    area = {"width": 64, "height": 64, "x": 4096, "y": 0, "strength": 1.0}
+    outside = node("ConditioningSetArea", conditioning=["6", 0], **area)
+    end = submit(text_to_image(positive=["10", 0]) | {"10": outside}).wait()
     assert isinstance(end, Errored)
     assert isinstance(end.error, NodeFailed)
     assert (end.error.node_id, end.error.class_type) == ("3", "KSampler")

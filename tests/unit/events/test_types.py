@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from events.job_cost import JobCost
 from events.types import (
     EVENT_TYPES,
     AttemptFailed,
@@ -113,6 +114,21 @@ ADDITIONS: dict[str, EventData] = {
         fingerprint="3f6c",
         images=1,
         alone=True,
+    ),
+    "cost": Submitted(
+        flavour=Flavour.WORKFLOW,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": {"1": {"class_type": "LoadImage", "inputs": {"image": "Katze.png"}}}},
+        fingerprint="3f6c",
+        input_files={
+            "Katze.png": InputFile(
+                key="uploads/2b/9f.png", digest="sha256:9f86d081", width=512, height=384
+            )
+        },
+        cost=JobCost(work=1.573, live_bytes=5_505_024, rows=2, tokens=77, outputs=1),
     ),
     "retry_of": Submitted(
         flavour=Flavour.DIFFUSION,
