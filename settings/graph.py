@@ -28,13 +28,15 @@ class GraphSettings(Group):
     max_batch: PositiveInt = 16
     """The most images that one batch may have."""
     max_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5000.0
-    """The most work that a job may be, in megapixel-steps, if its endpoint has no limit of its
-    own; see [What a job costs](costs.md). 0 is any number, as for the four limits below."""
+    """How many megapixel-steps a job may cost on an endpoint that has no limit of its own; 0 is any
+    number."""
     max_live_bytes: NonNegativeInt = 2 * 1024**3
-    """How much a job may hold at once of images, latents, masks and encoded texts."""
+    """How much a job may hold at once of images, latents, masks and encoded texts; 0 is any
+    amount."""
     max_conditioning_rows: NonNegativeInt = 64
-    """The most rows of conditioning that one sampler may have, positive and negative together."""
+    """The most rows of conditioning that one sampler may have, positive and negative together; 0
+    is any number."""
     max_tokens: NonNegativeInt = 65_536
-    """The most tokens that one conditioning may have."""
+    """The most tokens that one conditioning may have; 0 is any number."""
     max_outputs: NonNegativeInt = 256
-    """The most images and latents that a job may save."""
+    """The most images and latents that a job may save; 0 is any number."""

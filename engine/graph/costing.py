@@ -45,8 +45,8 @@ class Excess:
 
 
 _MESSAGES = {
-    "max_cost": "the job costs {value} megapixel-steps, {own} of them here, at most {most} are "
-    "taken; lower the steps, the width and height, or the batch size",
+    "max_cost": "the job costs {value} megapixel-steps or more, {own} of them here, at most {most} "
+    "are taken; lower the steps, the width and height or the batch size, or use fewer nodes",
     "max_live_bytes": "the job holds {value} bytes at once here, at most {most} are taken; lower "
     "the width and height or the batch size, or let fewer nodes wait for each other",
     "max_conditioning_rows": "it gives a sampler {value} rows of conditioning, at most {most} are "
@@ -99,22 +99,18 @@ class Ledger:
         )
 
     def excess(self, limits: Limits) -> Excess | None:
-        """The first limit that the nodes so far go beyond; None if they keep them all."""
-        cost = self.cost
-        found = (
-            ("max_cost", cost.work, self._peaks["work"]),
-            ("max_live_bytes", cost.live_bytes, self._peaks["live_bytes"]),
-            ("max_conditioning_rows", cost.rows, self._peaks["rows"]),
-            ("max_tokens", cost.tokens, self._peaks["tokens"]),
-            ("max_outputs", cost.outputs, _Peak(cost.outputs, self._last_output)),
-        )
-        for name, value, peak in found:
+        """The limit that the nodes so far go beyond; None if they keep them all."""
+        peaks = self._peaks
+        for name, value, peak in (
+            ("max_conditioning_rows", peaks["rows"].value, peaks["rows"]),
+            ("max_tokens", peaks["tokens"].value, peaks["tokens"]),
+            ("max_outputs", self._results, _Peak(self._results, self._last_output)),
+            ("max_live_bytes", peaks["live_bytes"].value, peaks["live_bytes"]),
+            ("max_cost", self._work, peaks["work"]),
+        ):
             most = getattr(limits, name)
             if most and value > most and peak.node is not None:
-                own = f"{peak.value:,.0f}"
-                text = _MESSAGES[name].format(value=f"{value:,.0f}", most=f"{most:,.0f}", own=own)
-                message = f"node {peak.node.id} ({peak.node.class_type}): {text}"
-                return Excess(name, peak.node.id, value=value, most=most, message=message)
+                return _excess(name, peak, value=value, most=most)
         return None
 
     def start(self, node: Node) -> None:
@@ -169,10 +165,22 @@ def _size(shapes: Sequence[Shape]) -> int:
     return sum(map(bytes_of, shapes))
 
 
-def ledger_of(graph: Graph, types: NodeTypes, sizes: FileSizes | None = None) -> Ledger:
-    """The ledger of a whole graph, whose nodes run one by one."""
+def _excess(limit: str, peak: _Peak, *, value: float, most: float) -> Excess:
+    assert peak.node is not None
+    where = f"node {peak.node.id} ({peak.node.class_type})"
+    numbers = {"value": f"{value:,.0f}", "most": f"{most:,.0f}", "own": f"{peak.value:,.0f}"}
+    message = f"{where}: {_MESSAGES[limit].format(**numbers)}"
+    return Excess(limit, peak.node.id, value=round(value, 3), most=most, message=message)
+
+
+def ledger_of(
+    graph: Graph, types: NodeTypes, limits: Limits, *, sizes: FileSizes | None = None
+) -> Ledger | Excess:
+    """The ledger of a graph whose nodes run one by one, or the first limit they go beyond."""
     ledger = Ledger(graph, types, sizes)
     for node in run_order(graph):
         ledger.start(node)
+        if excess := ledger.excess(limits):
+            return excess
         ledger.end(node)
     return ledger

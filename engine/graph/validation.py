@@ -53,9 +53,10 @@ def validate(
     if errors:
         raise graph_invalid(errors, sources, types)
     graph = _graph(nodes, types, checked)
-    ledger = ledger_of(graph, {each.class_type: each for each in types.values()}, sizes)
-    if excess := ledger.excess(limits):
-        raise graph_too_costly(excess.node_id, _too_costly(excess), sources, types)
+    known_types = {each.class_type: each for each in types.values()}
+    ledger = ledger_of(graph, known_types, limits, sizes=sizes)
+    if isinstance(ledger, Excess):
+        raise graph_too_costly(ledger.node_id, _too_costly(ledger), sources, types)
     return replace(graph, cost=ledger.cost, node_bytes=ledger.node_bytes)
 
 

@@ -32,12 +32,12 @@ class KeyLimits:
     """Requests at once after a pause."""
     max_open_jobs: int | None = None
     """Jobs that wait or run; 0: any number."""
-    max_cost: float | None = None
-    """Megapixel-steps of one job; 0: as many as its endpoint takes."""
     endpoints: tuple[str, ...] | None = None
     """Their ids, or `*`."""
     callback_hosts: tuple[str, ...] | None = None
     """Host names, `*.example.com` (every name below `example.com`), or `*`."""
+    max_cost: float | None = None
+    """Megapixel-steps of one job; 0: as many as its endpoint takes."""
 
     def over(self, defaults: KeyLimits) -> KeyLimits:
         """These limits, with `defaults` for those that are None."""
