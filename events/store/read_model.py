@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from events.job import Job, fold
 from events.result import Status, status_of
 from events.store.database import Database
-from events.store.records import KeptBytes
 from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT
+from events.store.usage import Usage
 from events.types import DeadLetter, End, Event, Failed, Flavour, ImageStored
 
 _ERASED = -1
@@ -28,6 +28,8 @@ class ReadModel:
     """Jobs as `Results` has folded them so far, and the position of the last event folded."""
 
     def __init__(self, database: Database) -> None:
+        self.usage = Usage(database)
+        """What these rows add up to for a key and an owner."""
         self._database = database
 
     async def checkpoint(self) -> int:
@@ -118,33 +120,6 @@ class ReadModel:
         query = sa.select(JOBS.c.id).where(JOBS.c.status == Status.RUNNING.value)
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
-
-    async def open_jobs_by_caller(self) -> tuple[int, dict[tuple[str, str | None], int]]:
-        """The checkpoint, and how many jobs of each owner and key have not ended.
-
-        Both are from one snapshot. Rows of an older version have no key until their next event.
-        """
-        running = JOBS.c.status == Status.RUNNING.value
-        caller = (JOBS.c.owner, JOBS.c.key_id)
-        query = (
-            sa.select(CHECKPOINTS.c.seq, *caller, sa.func.count(JOBS.c.owner).label("jobs"))
-            .select_from(CHECKPOINTS.outerjoin(JOBS, running))
-            .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
-            .group_by(CHECKPOINTS.c.seq, *caller)
-        )
-        rows = await self._database.fetch(query)
-        return rows[0].seq, {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
-
-    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
-        """The checkpoint, and what the owner's jobs take; both from one snapshot.
-
-        Jobs of an older version count for nothing until their next event.
-        """
-        checkpoint = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
-        sizes = [sa.func.coalesce(sa.func.sum(JOBS.c[each.name]), 0) for each in fields(KeptBytes)]
-        query = sa.select(checkpoint.scalar_subquery(), *sizes).where(JOBS.c.owner == owner)
-        [(seq, *kept)] = await self._database.fetch(query)
-        return seq, KeptBytes(*map(int, kept))
 
     async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
         """Jobs of every owner that ended after `since`, in log order, from after `position` on."""

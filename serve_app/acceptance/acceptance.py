@@ -59,11 +59,11 @@ class Acceptance:
             services.endpoints.get, ttl_s=services.dispatch_settings.endpoints_period_s
         )
         self.open_jobs = OpenJobs(
-            services.read_model,
+            services.read_model.usage,
             max_of_owner=services.owner_settings.max_open_jobs,
             period_s=open_jobs_period_s,
         )
-        self.owned_bytes = OwnedBytes(services.read_model, services.owner_settings)
+        self.owned_bytes = OwnedBytes(services.read_model.usage, services.owner_settings)
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:

@@ -16,13 +16,12 @@ from serve_app.refusals import TooManyLogBytes, TooManyResultBytes
 from settings.keys import OwnerSettings
 
 if TYPE_CHECKING:
-    from events.store.read_model import ReadModel
+    from events.store.usage import Usage
 
 KEPT_BYTES_PERIOD_S = 1.0
 """How often at most a replica adds up what one owner keeps."""
 _COUNTS_IN_TURN = 50
 """One part in so many of the time is spent on adding up, however long it takes."""
-_MOST_OWNERS = 10_000
 _EVENT_BYTES = 1024
 """What a submission takes of the log beside its body, about."""
 
@@ -50,18 +49,20 @@ class OwnedBytes:
 
     def __init__(
         self,
-        read_model: ReadModel,
+        usage: Usage,
         settings: OwnerSettings,
         *,
         period_s: float = KEPT_BYTES_PERIOD_S,
+        max_owners: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read_model = read_model
+        self._usage = usage
         self._settings = settings
         self._period_s = period_s
+        self._max_owners = max_owners
         self._clock = clock
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
-        """Those last asked for at the end."""
+        """Those last asked for at the end; the first go where there are too many."""
 
     async def kept(self, owner: str) -> KeptBytes:
         """What the owner's jobs take. Raises DatabaseUnavailable."""
@@ -92,12 +93,12 @@ class OwnedBytes:
         """One query for an owner, once a period."""
         account = self._accounts.setdefault(owner, _Account())
         self._accounts.move_to_end(owner)
-        if len(self._accounts) > _MOST_OWNERS:
+        if len(self._accounts) > self._max_owners:
             self._accounts.popitem(last=False)
         async with account.counting:
             began = self._clock()
             if began >= account.counted_until:
-                checkpoint, account.kept = await self._read_model.kept_bytes(owner)
+                checkpoint, account.kept = await self._usage.kept_bytes(owner)
                 account.unprojected.drop_until(checkpoint)
                 ended = self._clock()
                 pause_s = max(self._period_s, _COUNTS_IN_TURN * (ended - began))

@@ -14,7 +14,7 @@ from serve_app.access.unprojected import NoteStored, Unprojected
 from serve_app.refusals import Limited, TooManyOpenJobs
 
 if TYPE_CHECKING:
-    from events.store.read_model import ReadModel
+    from events.store.usage import Usage
 
 OPEN_JOBS_PERIOD_S = 1.0
 """How often a replica counts the open jobs of the keys and their owners."""
@@ -35,14 +35,14 @@ class OpenJobs:
 
     def __init__(
         self,
-        read_model: ReadModel,
+        usage: Usage,
         *,
         max_of_owner: int,
         period_s: float = OPEN_JOBS_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_of_owner`: of every owner, 0 is any number; a key's own number is in its limits."""
-        self._read_model = read_model
+        self._usage = usage
         self._max_of_owner = max_of_owner
         self._period_s = period_s
         self._clock = clock
@@ -93,7 +93,7 @@ class OpenJobs:
         async with self._counting:
             if self._clock() < self._counted_until:
                 return
-            self._checkpoint, rows = await self._read_model.open_jobs_by_caller()
+            self._checkpoint, rows = await self._usage.open_jobs_by_caller()
             self._rows = Counter()
             for (owner, key_id), jobs in rows.items():
                 self._rows[Limited.OWNER, owner] += jobs

@@ -75,9 +75,9 @@ async def test_its_jobs_are_counted_by_key_from_their_next_event_on(old_database
     await old_database.prepare()
     model = ReadModel(old_database)
     assert await model.job(JOB_ID) == fold(EVENTS[:1])
-    assert await model.open_jobs_by_caller() == (1, {("alice", None): 1})
+    assert await model.usage.open_jobs_by_caller() == (1, {("alice", None): 1})
     assert await model.apply(EVENTS[1:], expected=1)
-    assert await model.open_jobs_by_caller() == (2, {("alice", "old"): 1})
+    assert await model.usage.open_jobs_by_caller() == (2, {("alice", "old"): 1})
     await old_database.close()
 
 

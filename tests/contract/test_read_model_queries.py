@@ -30,10 +30,10 @@ async def test_open_jobs_are_those_of_every_owner_that_have_not_ended(
 
 
 async def test_open_jobs_are_counted_by_owner_and_key(model: ReadModel, history: History) -> None:
-    assert await model.open_jobs_by_caller() == (0, {})
+    assert await model.usage.open_jobs_by_caller() == (0, {})
     history.add(new_id(), submitted(key_id="ended"), Cancelled())
     await model.apply(history.events, expected=0)
-    assert await model.open_jobs_by_caller() == (2, {})
+    assert await model.usage.open_jobs_by_caller() == (2, {})
     more = [
         *history.add(new_id(), submitted(key_id="one")),
         *history.add(new_id(), submitted(key_id="two"), Started(attempt=1, actor="a")),
@@ -41,7 +41,7 @@ async def test_open_jobs_are_counted_by_owner_and_key(model: ReadModel, history:
         *history.add(new_id(), submitted(key_id="three", owner="bob")),
     ]
     await model.apply(more, expected=2)
-    assert await model.open_jobs_by_caller() == (
+    assert await model.usage.open_jobs_by_caller() == (
         7,
         {("alice", "one"): 1, ("alice", "two"): 2, ("bob", "three"): 1},
     )
@@ -229,17 +229,17 @@ class TestKeptBytes:
     async def test_all_jobs_of_an_owner_are_added_up(
         self, model: ReadModel, history: History
     ) -> None:
-        assert await model.kept_bytes("alice") == (0, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (0, KeptBytes())
         first = self.job(history, new_id())
         await model.apply(first[:2], expected=0)
-        assert await model.kept_bytes("alice") == (2, KeptBytes(600, 0))
+        assert await model.usage.kept_bytes("alice") == (2, KeptBytes(600, 0))
         await model.apply(first[2:], expected=2)
-        assert await model.kept_bytes("alice") == (5, KeptBytes(1500, 2**33 + 5))
+        assert await model.usage.kept_bytes("alice") == (5, KeptBytes(1500, 2**33 + 5))
         more = self.job(history, new_id()) + self.job(history, new_id(), "bob")
         await model.apply(more, expected=5)
-        assert await model.kept_bytes("alice") == (15, KeptBytes(3000, 2**34 + 10))
-        assert await model.kept_bytes("bob") == (15, KeptBytes(1500, 2**33 + 5))
-        assert await model.kept_bytes("eve") == (15, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (15, KeptBytes(3000, 2**34 + 10))
+        assert await model.usage.kept_bytes("bob") == (15, KeptBytes(1500, 2**33 + 5))
+        assert await model.usage.kept_bytes("eve") == (15, KeptBytes())
 
     async def test_of_an_erased_job_one_event_is_left_and_of_a_removed_one_nothing(
         self, model: ReadModel, history: History
@@ -253,11 +253,11 @@ class TestKeptBytes:
         job = fold(last)
         assert job is not None
         await model.erase(job)
-        assert await model.kept_bytes("alice") == (5, KeptBytes(300, 0))
+        assert await model.usage.kept_bytes("alice") == (5, KeptBytes(300, 0))
         await model.apply(last, expected=5)
-        assert await model.kept_bytes("alice") == (6, KeptBytes(300, 0))
+        assert await model.usage.kept_bytes("alice") == (6, KeptBytes(300, 0))
         await model.remove(job_id)
-        assert await model.kept_bytes("alice") == (6, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (6, KeptBytes())
 
     async def test_rows_of_an_older_version_count_for_nothing(
         self, database: Database, model: ReadModel, history: History
@@ -266,4 +266,4 @@ class TestKeptBytes:
         async with database.write() as connection:
             older = "UPDATE jobs SET log_bytes = NULL, result_bytes = NULL"
             await connection.exec_driver_sql(older)
-        assert await model.kept_bytes("alice") == (5, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (5, KeptBytes())

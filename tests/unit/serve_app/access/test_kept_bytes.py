@@ -21,7 +21,7 @@ from tests.support.edge import Edge, running_edge
 from tests.support.generate_bodies import workflow_body
 
 if TYPE_CHECKING:
-    from events.store.read_model import ReadModel
+    from events.store.usage import Usage
 
 EVENT_BYTES = kept_bytes._EVENT_BYTES
 
@@ -36,7 +36,7 @@ class Clock:
 
 @dataclass
 class Rows:
-    """Stands for the read model."""
+    """Stands for the database."""
 
     clock: Clock
     kept: KeptBytes = field(default_factory=KeptBytes)
@@ -57,7 +57,7 @@ def rows() -> Rows:
 
 def owned(rows: Rows, **limits: int) -> OwnedBytes:
     settings = OwnerSettings(**({"max_log_bytes": 0, "max_result_bytes": 0} | limits))  # type: ignore[arg-type]  # numbers all
-    return OwnedBytes(cast("ReadModel", rows), settings, clock=rows.clock)
+    return OwnedBytes(cast("Usage", rows), settings, clock=rows.clock)
 
 
 async def store(owned: OwnedBytes, body_bytes: int, *, position: int) -> None:
@@ -129,6 +129,13 @@ async def test_without_limits_nothing_is_asked(rows: Rows) -> None:
     assert rows.queries == []
 
 
+async def test_what_it_remembers_is_bounded(rows: Rows) -> None:
+    mine = OwnedBytes(cast("Usage", rows), OwnerSettings(), max_owners=10, clock=rows.clock)
+    for number in range(100):
+        await mine.kept(f"owner {number}")
+        assert len(mine._accounts) <= 10
+
+
 @pytest.fixture
 async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
     limits = {"owner_max_log_bytes": 8 * EVENT_BYTES, "owner_max_result_bytes": 10}
@@ -184,6 +191,6 @@ async def test_the_log_tells_what_a_job_takes(edge: Edge) -> None:
         job_id = (await submit(client)).json()["request_id"]
     await edge.project()
     sizes = [event.size_bytes for event in await edge.log.read(job_id)]
-    _, kept = await edge.services.read_model.kept_bytes("alice")
+    _, kept = await edge.services.read_model.usage.kept_bytes("alice")
     assert kept == KeptBytes(log_bytes=sum(sizes))
     assert sizes[0] > 300

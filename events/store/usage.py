@@ -1,0 +1,46 @@
+"""What keys and owners use, as the results projection has counted it so far."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import sqlalchemy as sa
+
+from events.result import Status
+from events.store.database import Database
+from events.store.records import KeptBytes
+from events.store.tables import CHECKPOINTS, JOBS, RESULTS_CHECKPOINT
+
+
+class Usage:
+    """Adds up the rows of the read model."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open_jobs_by_caller(self) -> tuple[int, dict[tuple[str, str | None], int]]:
+        """The checkpoint, and how many jobs of each owner and key have not ended.
+
+        Both are from one snapshot. Rows of an older version have no key until their next event.
+        """
+        running = JOBS.c.status == Status.RUNNING.value
+        caller = (JOBS.c.owner, JOBS.c.key_id)
+        query = (
+            sa.select(CHECKPOINTS.c.seq, *caller, sa.func.count(JOBS.c.owner).label("jobs"))
+            .select_from(CHECKPOINTS.outerjoin(JOBS, running))
+            .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
+            .group_by(CHECKPOINTS.c.seq, *caller)
+        )
+        rows = await self._database.fetch(query)
+        return rows[0].seq, {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
+
+    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
+        """The checkpoint, and what the owner's jobs take; both from one snapshot.
+
+        Jobs of an older version count for nothing until their next event.
+        """
+        checkpoint = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
+        sizes = [sa.func.coalesce(sa.func.sum(JOBS.c[each.name]), 0) for each in fields(KeptBytes)]
+        query = sa.select(checkpoint.scalar_subquery(), *sizes).where(JOBS.c.owner == owner)
+        [(seq, *kept)] = await self._database.fetch(query)
+        return seq, KeptBytes(*map(int, kept))
