@@ -18,6 +18,7 @@ from engine.errors import (
     SHOWN_FIELDS,
     Cancelled,
     CheckpointUnavailable,
+    DeviceFailed,
     EngineError,
     GraphInvalid,
     InputFileUnavailable,
@@ -269,6 +270,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ),
     # what no request causes
     Cancelled: _internal,
+    DeviceFailed: _internal,
     InputFileUnavailable: _internal,
     NodeFailed: _internal,
     OutOfMemory: _internal,
