@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NAMESPACE = "darkroom"
+_EVENTS_AHEAD = 4
+"""How many events of a run an engine hands over before the job has dealt with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ class RemoteEngine:
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         handle = await self._handle()
-        method: Any = handle.run.options(num_returns="streaming")
+        method: Any = handle.run.options(
+            num_returns="streaming", _generator_backpressure_num_objects=_EVENTS_AHEAD
+        )
         ended = False
         try:
             async for reference in method.remote(order):

@@ -103,6 +103,10 @@ class Batcher:
         """Start a run. Its requests take part from the next call on."""
         self._advance(member, None)
 
+    def wake(self, member: Member) -> None:
+        """Advance a run that waits for something else than the device."""
+        self._advance(member, [])
+
     def leave(self, member: Member) -> None:
         """Remove a run and close its generator, without calling its `on_end`."""
         self._drop_requests(member)

@@ -91,6 +91,7 @@ class Engine:
         is_exclusive: bool = False,
         input_files: Mapping[str, bytes] | None = None,
         on_active: OnActive = ignore_active,
+        max_untaken: int = 0,
     ) -> Run:
         """Start a run of a graph. Any thread may call this; it never waits for the device.
 
@@ -99,9 +100,17 @@ class Engine:
         A run that `is_alone` shares no device call with others. One that `is_exclusive` starts when
         no other run is left, and no other starts until it has ended. `input_files` has the bytes
         of each file that the graph reads. `on_active` is called on the device thread, too; see
-        `OnActive`. Raises EngineError once the engine has stopped.
+        `OnActive`. While a run has `max_untaken` results that were not taken by `Run.take_result`,
+        no node of it starts; 0 is any number. Raises EngineError once the engine has stopped.
         """
-        run = Run(graph, on_event=on_event, on_cancel=self._cancel, first_index=first_index)
+        run = Run(
+            graph,
+            on_event=on_event,
+            on_cancel=self._cancel,
+            on_take=self._take,
+            first_index=first_index,
+            max_untaken=max_untaken,
+        )
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
@@ -180,10 +189,24 @@ class Engine:
         assert self._device is not None
         context = self._device.context(on_steps=run.report_steps, input_files=input_files)
         move = self._batcher.activity.move
-        execution = execute(run.graph, context, on_output=run.report_images, on_node=move)
+        execution = execute(
+            run.graph,
+            context,
+            on_output=run.report_images,
+            on_node=move,
+            is_full=lambda: run.is_full,
+        )
         member = Member(execution, lambda error: self._end(run, error), is_alone, on_active)
         self._members[run] = member
         self._batcher.join(member)
+
+    def _take(self, run: Run) -> None:
+        self._inbox.put(lambda: self._note_taken(run))
+
+    def _note_taken(self, run: Run) -> None:
+        run.untaken -= 1
+        if run in self._members:
+            self._batcher.wake(self._members[run])
 
     def _cancel(self, run: Run) -> None:
         self._inbox.put(lambda: self._leave(run, Cancelled()))

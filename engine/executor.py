@@ -40,17 +40,21 @@ def execute(
     *,
     on_output: OnOutput,
     on_node: Callable[[], None] = lambda: None,
+    is_full: Callable[[], bool] = lambda: False,
     bodies: Mapping[str, Body] = BODIES,
 ) -> Execution:
     """Yield the new requests of the nodes and receive their answers. Closing it closes the nodes.
 
-    `on_node` is called when a node starts and when it ends. Raises NodeFailed, or the EngineError
+    `on_node` is called when a node starts and when it ends. While it `is_full`, no node starts, and
+    where none is left it waits for an empty list of answers. Raises NodeFailed, or the EngineError
     that a node failed with.
     """
-    nodes = _Nodes(graph, context, on_output=on_output, on_node=on_node, bodies=bodies)
+    nodes = _Nodes(
+        graph, context, on_output=on_output, on_node=on_node, is_full=is_full, bodies=bodies
+    )
     try:
         requests = nodes.start_ready()
-        while nodes.in_flight or nodes.has_startable:
+        while nodes.are_left:
             if nodes.has_startable:
                 requests += nodes.resume((yield from _next_turn()))
             else:
@@ -79,6 +83,7 @@ class _Nodes:
         *,
         on_output: OnOutput,
         on_node: Callable[[], None],
+        is_full: Callable[[], bool],
         bodies: Mapping[str, Body],
     ) -> None:
         self.in_flight: dict[Request, tuple[Node, Work[Any]]] = {}
@@ -86,6 +91,7 @@ class _Nodes:
         self._context = context
         self._on_output = on_output
         self._on_node = on_node
+        self._is_full = is_full
         self._bodies = bodies
         self._order = run_order(graph)
         self._outputs: dict[str, Any] = {}
@@ -104,6 +110,11 @@ class _Nodes:
         self._sorter = TopologicalSorter({node.id: node.sources for node in self._order})
         self._sorter.prepare()
         self._find_ready()
+
+    @property
+    def are_left(self) -> bool:
+        """Whether there are nodes that have not ended."""
+        return self._reached < len(self._order)
 
     @property
     def has_startable(self) -> bool:
@@ -192,6 +203,8 @@ class _Nodes:
 
     def _startable(self) -> int | None:
         """The place of the first ready node that may start."""
+        if self._is_full():
+            return None
         room = self._graph.overlap_bytes - sum(self._ahead_bytes.values())
         for place in self._ready:
             node_bytes = self._graph.node_bytes.get(self._order[place].id, 0)

@@ -29,11 +29,17 @@ class Run:
         *,
         on_event: OnEvent,
         on_cancel: Callable[[Run], None],
+        on_take: Callable[[Run], None],
         first_index: Mapping[str, int] | None = None,
+        max_untaken: int = 0,
     ) -> None:
         self.graph = graph
+        self.untaken = 0
+        """How many results are reported and not taken. The device thread changes it."""
         self._on_event = on_event
         self._on_cancel = on_cancel
+        self._on_take = on_take
+        self._max_untaken = max_untaken
         self._images = _ImageOrder(graph, first_index)
         self._steps_done = 0
         self._total_steps = graph.total_steps
@@ -44,6 +50,15 @@ class Run:
         """Cancel the run, from any thread. Errored(Cancelled) follows unless the run has ended."""
         self._on_cancel(self)
 
+    def take_result(self) -> None:
+        """Say that a result was taken, from any thread."""
+        self._on_take(self)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether results must be taken before there may be more of them."""
+        return 0 < self._max_untaken <= self.untaken
+
     def report_steps(self, count: int) -> None:
         """Report that `count` more sampler steps are done."""
         self._steps_done += count
@@ -53,6 +68,7 @@ class Run:
         """Report the images of an output node, each (height, width, 3) uint8, or its latents."""
         for ready in self._images.add(node_id, images):
             self._images_reported += 1
+            self.untaken += 1
             self._report(ready)
 
     def end(self, error: Exception | None) -> None:

@@ -17,11 +17,13 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
-from engine.reports import EngineEvent, Errored, Finished
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady
 from engine.run import Run
 
 _BROKEN_AFTER_RUNS = 3
 _BROKEN_AFTER_JOBS = 2
+_MAX_UNTAKEN = 4
+"""How many results of a run may wait to be taken by its job before the run pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class EngineHost:
                     event = await events.get()
                     self._note_end(event, order, mark)
                     yield event
+                    if isinstance(event, ImageReady | LatentReady):
+                        run.take_result()
                     if isinstance(event, Finished | Errored):
                         return
             finally:
@@ -116,6 +120,7 @@ class EngineHost:
             is_alone=order.is_alone,
             is_exclusive=order.is_exclusive,
             on_active=mark.set_active,
+            max_untaken=_MAX_UNTAKEN,
         )
         self._runs[order.job_id] = (order.attempt, run)
         return run

@@ -144,6 +144,29 @@ def test_host_work_gives_way_and_keeps_requests_back(monkeypatch: pytest.MonkeyP
         execution.send(answers_of(requests))
 
 
+def test_no_node_starts_while_results_must_be_taken_first() -> None:
+    told: list[str] = []
+    execution = execute(
+        Graph(chains(3, "Make")),
+        CONTEXT,
+        on_output=lambda node_id, _: told.append(node_id),
+        is_full=lambda: len(told) >= taken + 1,
+        bodies=BODIES,
+    )
+    taken = 0
+    assert next(execution) == []
+    assert (told, Image.alive) == (["0.1"], 0)
+    assert execution.send([]) == []
+    assert len(told) == 1
+    taken = 1
+    assert execution.send([]) == []
+    assert len(told) == 2
+    taken = 2
+    with pytest.raises(StopIteration):
+        execution.send([])
+    assert len(told) == 3
+
+
 def _renamed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(
         Node(

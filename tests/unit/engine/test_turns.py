@@ -12,7 +12,7 @@ from engine.errors import Cancelled
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
-from engine.reports import EngineEvent, Errored, Finished, Progress
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, Progress
 from tests.support.engine.workflows import Watched, node, text_to_image
 
 Start = Callable[..., Watched]
@@ -85,6 +85,37 @@ def test_a_small_job_ends_before_a_long_chain_of_host_work_beside_it(
     assert chain.run is not None
     chain.run.cancel()
     end = chain.wait()
+    assert isinstance(end, Errored)
+    assert isinstance(end.error, Cancelled)
+
+
+def test_a_run_pauses_until_its_results_are_taken(start: Start) -> None:
+    prompt: dict[str, Any] = {}
+    for number in range(40):
+        prompt[f"{number}"] = node("EmptyImage", width=64, height=64, batch_size=1, color=number)
+        prompt[f"s{number}"] = node("SaveImage", images=[f"{number}", 0], filename_prefix="x")
+    paused = start("paused", prompt, max_untaken=3)
+    assert isinstance(start("other", text_to_image()).wait(), Finished)
+    assert paused.queue.qsize() == 3
+    assert paused.run is not None
+    for number in range(40):
+        event = paused.next()
+        assert isinstance(event, ImageReady)
+        assert event.index == number
+        paused.run.take_result()
+    assert paused.wait() == Finished(40)
+
+
+def test_a_paused_run_can_be_cancelled(start: Start) -> None:
+    prompt: dict[str, Any] = {}
+    for name in "ab":
+        prompt[name] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)
+        prompt[f"s{name}"] = node("SaveImage", images=[name, 0], filename_prefix="x")
+    paused = start("paused", prompt, max_untaken=1)
+    assert isinstance(paused.next(), ImageReady)
+    assert paused.run is not None
+    paused.run.cancel()
+    end = paused.wait()
     assert isinstance(end, Errored)
     assert isinstance(end.error, Cancelled)
 
