@@ -12,14 +12,15 @@ class WorkerSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     max_attempts: PositiveInt = 3
-    """How many times a job may fail by its own doing before it is given up."""
+    """How many attempts may fail by a job's own doing before it is given up."""
     max_attempts_total: PositiveInt = 20
-    """How many times a job is tried at most, whatever ended its attempts."""
+    """How many attempts a job has at most, whatever ended them."""
     lease_s: PositiveFloat = 30.0
     """How long the actor of a job may be silent before the job goes to another one."""
     lease_renew_s: PositiveFloat = 5.0
     """How often the actor of a job renews its lease."""
     step_timeout_s: PositiveFloat = 120.0
-    """How long an engine may take for one step before it is killed."""
+    """How long an engine may take for one device call, or in one node, before it is ended."""
     model_load_timeout_s: PositiveFloat = 600.0
-    """How long an engine may take until the first step of a job before it is killed."""
+    """How long an engine may take to load a model, or for the first call of a kind (kernels may be
+    compiled for it), before it is ended."""
