@@ -1,13 +1,16 @@
-"""Reads the image files that come with a job into tensors."""
+"""Reads the image files that come with a job into tensors.
+
+An upload is stored as a PNG of its pixels. So none of the other decoders of Pillow, some of which
+start programs, gets a caller's bytes here.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from engine.diffusion.images.latents import Images, Mask
@@ -15,59 +18,37 @@ from engine.errors import InputFileUnavailable
 from engine.graph.limits import Limits
 
 _NO_MASK_SIDE = 64
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
-"""Only some of the formats that Pillow reads: for others it starts programs."""
-_FIRST_FRAME_ONLY = "MPO"
-"""The further frames of this format are other views of the same moment."""
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def read_images(content: bytes, name: str, limits: Limits) -> tuple[Images, Mask]:
-    """All frames with the size of the first, and their masks: 1 where a frame is transparent.
+    """The image as a batch of one, and its mask: 1 where it is transparent.
 
-    A file without transparency has masks of zeros, 64 x 64. Raises InputFileUnavailable, TooLarge.
+    Without transparency the mask is of zeros, 64 x 64. Raises InputFileUnavailable, TooLarge.
     """
-    frames: list[Image.Image] = []
-    for frame in _frames(content, name):
-        limits.require_batch(len(frames) + 1, width=frame.width, height=frame.height)
-        upright = _decoded(frame, name)
-        if not frames or upright.size == frames[0].size:
-            frames.append(upright)
-    images = torch.stack([_levels(each.convert("RGB")) for each in frames])
-    return images, _masks(frames)
+    image = _read(content, name, limits)
+    return _levels(image.convert("RGB"))[None], _mask(image)
 
 
 def read_mask(content: bytes, name: str, *, channel: str, limits: Limits) -> Mask:
-    """A channel of the first frame, (1, height, width); "alpha" is 1 where it is transparent.
+    """A channel of the image, (1, height, width); "alpha" is 1 where it is transparent.
 
     Raises InputFileUnavailable, TooLarge.
     """
-    frame = next(_frames(content, name))
-    limits.require_batch(1, width=frame.width, height=frame.height)
-    plane = _decoded(frame, name).convert("RGBA").getchannel(channel[0].upper())
-    mask = _levels(plane)[None]
+    image = _read(content, name, limits)
+    mask = _levels(image.convert("RGBA").getchannel(channel[0].upper()))[None]
     return 1.0 - mask if channel == "alpha" else mask
 
 
-def _frames(content: bytes, name: str) -> Iterator[Image.Image]:
-    """The frames of a file, whose pixels are not decoded yet."""
+def _read(content: bytes, name: str, limits: Limits) -> Image.Image:
+    """The image in its upright orientation, with 8 bits per channel."""
     try:
-        file = Image.open(io.BytesIO(content), formats=_FORMATS)
-        for frame in ImageSequence.Iterator(file):
-            yield frame
-            if file.format == _FIRST_FRAME_ONLY:
-                return
+        file = Image.open(io.BytesIO(content), formats=["PNG"])
+        limits.require_batch(1, width=file.width, height=file.height)
+        upright = ImageOps.exif_transpose(file)
     except UnidentifiedImageError as error:
-        raise InputFileUnavailable(f"{name} is no image of a kind that can be read.") from error
+        raise InputFileUnavailable(f"{name} is no PNG.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputFileUnavailable(f"The image {name} is damaged: {error}") from error
-
-
-def _decoded(frame: Image.Image, name: str) -> Image.Image:
-    """The frame in its upright orientation, with 8 bits per channel."""
-    try:
-        upright = ImageOps.exif_transpose(frame)
-    except (OSError, SyntaxError, ValueError) as error:
         raise InputFileUnavailable(f"The image {name} is damaged: {error}") from error
     if upright.mode in _SIXTEEN_BITS:
         # 257 would be right, but ComfyUI divides by 255, which makes its images a bit brighter.
@@ -75,14 +56,10 @@ def _decoded(frame: Image.Image, name: str) -> Image.Image:
     return upright
 
 
-def _masks(frames: list[Image.Image]) -> Mask:
-    if not any(_has_alpha(each) for each in frames):
-        return torch.zeros(len(frames), _NO_MASK_SIDE, _NO_MASK_SIDE)
-    return torch.stack([1.0 - _levels(each.convert("RGBA").getchannel("A")) for each in frames])
-
-
-def _has_alpha(image: Image.Image) -> bool:
-    return "A" in image.getbands() or (image.mode == "P" and "transparency" in image.info)
+def _mask(image: Image.Image) -> Mask:
+    if not image.has_transparency_data:
+        return torch.zeros(1, _NO_MASK_SIDE, _NO_MASK_SIDE)
+    return 1.0 - _levels(image.convert("RGBA").getchannel("A"))[None]
 
 
 def _levels(image: Image.Image) -> Tensor:
