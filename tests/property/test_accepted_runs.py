@@ -1,0 +1,121 @@
+"""What is accepted runs on an engine, or fails with an error that says why.
+
+Small graphs alone are run. `DARKROOM_PROPERTY_RUNS` says how many requests are drawn for them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from actors.worker.plan import plan_text, planner
+from actors.worker.result_file import encode_result
+from engine.engine import Engine
+from engine.errors import EngineError, GraphInvalid, ParametersInvalid
+from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import validate
+from engine.reports import Errored, Finished, ImageReady, LatentReady
+from events.job import Job
+from events.store.records import Endpoint
+from events.types import Flavour
+from serve_app.acceptance.checker import Checker, checker_for
+from settings.graph import GraphSettings
+from tests.support.engine.mutations import Requests
+from tests.support.engine.workflows import TINY, Watched
+from tests.support.events import START, submitted
+
+RUNS = int(os.environ.get("DARKROOM_PROPERTY_RUNS", "150"))
+MOST_WORK = 15.0
+MOST_LIVE_BYTES = 64 * 2**20
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    from training.make_tiny import write_checkpoint
+
+    root = tmp_path_factory.mktemp("models")
+    write_checkpoint(root / "checkpoints" / TINY)
+    return Catalogue(ModelsFolder(Path(root)))
+
+
+@pytest.fixture(scope="module")
+def checker(catalogue: Catalogue) -> Checker:
+    return checker_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
+
+
+@pytest.fixture(scope="module")
+def requests(catalogue: Catalogue) -> Requests:
+    return Requests(catalogue)
+
+
+@pytest.fixture(scope="module")
+def engine(catalogue: Catalogue, checker: Checker) -> Iterator[Engine]:
+    engine = Engine(models=catalogue.models, limits=checker.limits)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@given(seed=st.integers(0, 2**64))
+@settings(
+    max_examples=RUNS, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+def test_what_is_accepted_runs_or_fails_with_a_reason(
+    checker: Checker, requests: Requests, engine: Engine, seed: int
+) -> None:
+    draw = random.Random(seed)
+    flavour = Flavour.WORKFLOW if draw.random() < 0.8 else Flavour.DIFFUSION
+    body = requests.workflow(draw) if flavour is Flavour.WORKFLOW else requests.diffusion(draw)
+    try:
+        checked = checker.check(flavour, body)
+    except (GraphInvalid, ParametersInvalid):
+        event("refused")
+        return
+    job = Job("j", 1, 1, submitted(flavour=flavour, request=checked.request), START)
+    plan = planner(checker.catalogue, checker.limits, checker.default_checkpoint)(job)
+    graph = validate(plan.prompt, checker.catalogue, checker.limits)
+    if graph.cost.work > MOST_WORK or graph.cost.live_bytes > MOST_LIVE_BYTES:
+        event("too large to be run here")
+        return
+    watched = run(engine, graph, plan.first_index)
+    results = [each for each in watched.events if isinstance(each, ImageReady | LatentReady)]
+    for result in results:
+        assert encode_result(result, plan_text(plan, result)).content
+    match watched.events[-1]:
+        case Finished(images=count):
+            event("finished")
+            assert count == len(results) == graph.cost.outputs
+        case Errored(error=error):
+            event(f"{type(error).__name__}: {str(error)[:100]}")
+            assert isinstance(error, EngineError)
+            assert str(error)
+
+
+def run(engine: Engine, graph: Graph, first_index: object) -> Watched:
+    watched = Watched()
+    watched.run = engine.submit(
+        graph,
+        on_event=watched.take,
+        first_index=first_index,
+        input_files={name: picture() for name in graph.input_files},
+    )
+    watched.wait()
+    return watched
+
+
+def picture() -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 4), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
