@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from events.decisions import Cancel, Quarantine
 from events.ids import ENDPOINT_ID, is_job_id
 from events.job import Job
+from events.job_cost import JobCost
 from events.result import Status
 from events.store.records import ApiKey
 from events.types import Cancelled, DeadLetter, Failed
@@ -63,6 +64,9 @@ class AdminJobPage(BaseModel):
 
 
 class AdminJobDetail(AdminJobSummary):
+    cost: JobCost | None = Field(
+        default=None, description="Absent where the version that accepted it knew no costs"
+    )
     request_bytes: int = Field(description="Of the recorded request, as JSON")
     images: int = Field(description="Asked for; 0 where only the run can tell")
     results: int = Field(description="Stored so far")
@@ -138,6 +142,7 @@ async def show_any_job(id: str, admin: AdminKey, replica: ReplicaDep) -> AdminJo
     submitted = job.submitted
     return AdminJobDetail(
         **_summary(job).model_dump(),
+        cost=submitted.cost,
         request_bytes=len(json.dumps(submitted.request)),
         images=submitted.images,
         results=len(job.images),

@@ -102,6 +102,7 @@ class TestShow:
         assert (body["status"], body["attempts"], body["actor"]) == (0, 1, ACTOR)
         assert (body["results"], body["result_bytes"], body["input_files"]) == (1, 5, 0)
         assert body["has_callback"] is True
+        assert body["cost"] == (await client.get(f"/v1/jobs/{job_id}")).json()["cost"]
         assert body["request_bytes"] > len(SECRET)
         assert "queued_s" in body["timings"]
         for private in (SECRET, "a-private-path", "token=", "/files/"):
