@@ -10,6 +10,19 @@ T = TypeVar("T")
 _MOST_OVERTAKES = 8
 
 
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an engine holds, and what waits for room. The needs of runs are estimates."""
+
+    models_bytes: int
+    running_bytes: int
+    """The needs of the runs on the device."""
+    waiting_bytes: int
+    """The needs of the runs that wait for their turn."""
+    budget_bytes: int
+    """What the runs on the device may need together; 0 is any number."""
+
+
 @dataclass(slots=True)
 class _Place(Generic[T]):
     """A run in the queue, or on the device."""
@@ -32,19 +45,18 @@ class Admission(Generic[T]):
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+        self._budget_bytes = budget_bytes
         self._waiting: list[_Place[T]] = []
         self._running: list[_Place[T]] = []
 
-    @property
-    def running_bytes(self) -> int:
-        """The needs of the runs on the device."""
-        return sum(place.need_bytes for place in self._running)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The needs of the runs that wait for their turn."""
-        return sum(place.need_bytes for place in self._waiting)
+    def memory(self, models_bytes: int) -> EngineMemory:
+        """The needs of the runs, beside what models take."""
+        return EngineMemory(
+            models_bytes=models_bytes,
+            running_bytes=sum(place.need_bytes for place in self._running),
+            waiting_bytes=sum(place.need_bytes for place in self._waiting),
+            budget_bytes=self._budget_bytes,
+        )
 
     def enter(self, run: T, need_bytes: int, *, is_exclusive: bool = False) -> None:
         """Put a run at the end of the queue."""
@@ -75,5 +87,5 @@ class Admission(Generic[T]):
             return True
         if place.is_exclusive or any(other.is_exclusive for other in self._running):
             return False
-        needed_bytes = self.running_bytes + place.need_bytes
-        return not self.budget_bytes or needed_bytes <= self.budget_bytes
+        needed_bytes = sum(each.need_bytes for each in (*self._running, place))
+        return not self._budget_bytes or needed_bytes <= self._budget_bytes

@@ -6,12 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.activity import Activity, OnActive, ignore_active
-from engine.admission import Admission
+from engine.admission import Admission, EngineMemory
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Member
 from engine.errors import Cancelled, DeviceFailed, EngineError
@@ -138,6 +139,11 @@ class Engine:
         """The names of the checkpoints in memory."""
         return self._device.loaded if self._device is not None else ()
 
+    @property
+    def memory(self) -> EngineMemory:
+        """What it holds now."""
+        return self._admission.memory(self._device.models_bytes if self._device is not None else 0)
+
     def _loop(self) -> None:
         assert self._device is not None
         with ExitStack() as stack:
@@ -177,6 +183,10 @@ class Engine:
     def _enter(self, run: Run, start: Callable[[], None], *, is_exclusive: bool) -> None:
         self._waiting[run] = start
         self._admission.enter(run, run.graph.need_bytes, is_exclusive=is_exclusive)
+        self._admit()
+        if run in self._waiting:
+            extra = {"action": "admit", "need_bytes": run.graph.need_bytes, **asdict(self.memory)}
+            _log.info("a run waits for its turn", extra=extra)
 
     def _admit(self) -> None:
         """Start every run that may start now."""

@@ -44,6 +44,11 @@ class Device:
             return error
         return DeviceFailed(f"The device failed: {error}", is_lost(self._device))
 
+    @property
+    def models_bytes(self) -> int:
+        """What all loaded models take together."""
+        return self._store.size_bytes
+
     def free_memory(self) -> bool:
         """Drop what no run uses, because memory ran out. Returns whether there was anything."""
         return self._store.free_unused()

@@ -73,7 +73,7 @@ class ModelStore:
     def size_bytes(self) -> int:
         """The memory that all models take together."""
         sizes: dict[int, int] = {}
-        for entry in self._entries.values():
+        for entry in list(self._entries.values()):
             sizes |= entry.sizes
         return sum(sizes.values())
 

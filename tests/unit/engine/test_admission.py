@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine.admission import Admission
+from engine.admission import Admission, EngineMemory
 
 
 class Runs(Admission[str]):
@@ -22,10 +22,10 @@ def test_runs_that_fit_beside_each_other_start_together() -> None:
         runs.enter(name, 5)
     runs.enter("c", 1)
     assert runs.start() == ["a", "b"]
-    assert (runs.running_bytes, runs.waiting_bytes) == (10, 1)
+    assert runs.memory(7) == EngineMemory(7, 10, 1, budget_bytes=10)
     runs.leave("a")
     assert runs.start() == ["c"]
-    assert (runs.running_bytes, runs.waiting_bytes) == (6, 0)
+    assert runs.memory(7) == EngineMemory(7, 6, 0, budget_bytes=10)
 
 
 def test_a_run_larger_than_the_budget_runs_alone() -> None:
