@@ -39,17 +39,18 @@ class Replica:
         """How often each owner sends a sample callback."""
         self._checks = Checks(services.http_settings)
         self.bodies = Bodies(services.http_settings, self._checks)
-        self.upload_store = UploadStore(
-            rows=services.uploads,
-            images=services.images,
-            settings=services.http_settings,
-            max_bytes_of_owner=services.owner_settings.max_upload_bytes,
-        )
         self._withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue
         )
         self.acceptance = Acceptance(
             services, self._withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
+        )
+        self.upload_store = UploadStore(
+            rows=services.uploads,
+            images=services.images,
+            settings=services.http_settings,
+            owned_bytes=self.acceptance.owned_bytes,
+            max_bytes_of_owner=services.owner_settings.max_upload_bytes,
         )
 
     async def stop(self) -> None:

@@ -78,10 +78,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """What the jobs of an owner take, until each one's row is removed."""
+    """What the jobs and the uploads of an owner take, until the row of each is removed."""
 
     log_bytes: int = 0
     result_bytes: int = 0
+    upload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

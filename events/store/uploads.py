@@ -16,37 +16,31 @@ from events.store.database import Database
 from events.store.records import Upload
 from events.store.tables import UPLOADS
 
-_LEAST_BYTES = 4096
+_LEAST_BYTES = 64 * 1024
+"""What a small file counts for, so that the rows of an owner are few enough to be added up."""
 
 
 class Uploads:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, upload: Upload, *, max_bytes: int = 0) -> bool:
+    async def add(self, upload: Upload, *, max_bytes: int = 0) -> int | None:
         """Add a file; from now on its name stands for it.
 
-        False, and nothing is added, where the owner's files would take more than `max_bytes`; 0 is
-        any number. On Postgres files that are added at the same moment do not see each other.
+        Nothing is added where the owner's files would take more than `max_bytes` (0: any number):
+        then returns how many they take. On Postgres files that are added at the same moment do not
+        see each other.
         """
         async with self._database.write() as connection:
             if max_bytes:
-                used_bytes = (await connection.execute(_bytes_of(upload.owner))).scalar_one()
+                used_bytes = (await connection.execute(upload_bytes(upload.owner))).scalar_one()
                 if used_bytes + max(upload.size_bytes, _LEAST_BYTES) > max_bytes:
-                    return False
+                    return int(used_bytes)
             mine = _labelled(upload.owner, [upload.name])
             replace = sa.update(UPLOADS).where(mine).values(replaced_at=upload.created_at)
             await connection.execute(replace)
             await connection.execute(self._database.insert(UPLOADS).values(asdict(upload)))
-        return True
-
-    async def bytes_of(self, owner: str) -> int:
-        """What the owner's files take, those included that were replaced or removed and still stay.
-
-        A small one counts as a block of a disk: it has a row, too.
-        """
-        [row] = await self._database.fetch(_bytes_of(owner))
-        return int(row[0])
+        return None
 
     async def use(self, owner: str, names: Collection[str], at: datetime) -> dict[str, Upload]:
         """Note these files as used; the files by name, without names that are unknown."""
@@ -97,7 +91,8 @@ def _labelled(owner: str, names: Collection[str] | None = None) -> sa.ColumnElem
     return mine if names is None else mine & UPLOADS.c.name.in_(names)
 
 
-def _bytes_of(owner: str) -> sa.Select[int]:
+def upload_bytes(owner: str) -> sa.Select[int]:
+    """What the owner's files take, those included that were replaced or removed and still stay."""
     size = sa.case((UPLOADS.c.size_bytes > _LEAST_BYTES, UPLOADS.c.size_bytes), else_=_LEAST_BYTES)
     total = sa.func.coalesce(sa.func.sum(size), 0)
     return sa.select(total).where(UPLOADS.c.owner == owner)

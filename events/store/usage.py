@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import sqlalchemy as sa
 
 from events.result import Status
 from events.store.database import Database
 from events.store.records import KeptBytes
 from events.store.tables import CHECKPOINTS, JOBS, RESULTS_CHECKPOINT
+from events.store.uploads import upload_bytes
 
 
 class Usage:
@@ -35,12 +34,16 @@ class Usage:
         return rows[0].seq, {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
 
     async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
-        """The checkpoint, and what the owner's jobs take; both from one snapshot.
+        """The checkpoint, and what the owner's jobs and uploads take; all from one snapshot.
 
         Jobs of an older version count for nothing until their next event.
         """
         checkpoint = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
-        sizes = [sa.func.coalesce(sa.func.sum(JOBS.c[each.name]), 0) for each in fields(KeptBytes)]
-        query = sa.select(checkpoint.scalar_subquery(), *sizes).where(JOBS.c.owner == owner)
-        [(seq, *kept)] = await self._database.fetch(query)
+        query = sa.select(
+            checkpoint.scalar_subquery(),
+            sa.func.coalesce(sa.func.sum(JOBS.c.log_bytes), 0),
+            sa.func.coalesce(sa.func.sum(JOBS.c.result_bytes), 0),
+            upload_bytes(owner).scalar_subquery(),
+        )
+        [(seq, *kept)] = await self._database.fetch(query.where(JOBS.c.owner == owner))
         return seq, KeptBytes(*map(int, kept))

@@ -1,4 +1,4 @@
-"""How many bytes of the event log and of results an owner's jobs take."""
+"""How many bytes of the event log, of results and of uploads an owner keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from events.store.records import KeptBytes
@@ -38,13 +38,14 @@ class _Account:
     @property
     def total(self) -> KeptBytes:
         log_bytes = self.kept.log_bytes + self.unprojected.total
-        return KeptBytes(log_bytes, self.kept.result_bytes)
+        return replace(self.kept, log_bytes=log_bytes)
 
 
 class OwnedBytes:
-    """Adds up the rows of an owner's jobs, and what this replica stored after them.
+    """Adds up the rows of an owner, and the jobs that this replica stored after them.
 
-    It is as exact as `OpenJobs`. Results are known once they are projected.
+    Of jobs it is as exact as `OpenJobs`. Results are known once they are projected, and uploads at
+    the next time.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class OwnedBytes:
         """Those last asked for at the end; the first go where there are too many."""
 
     async def kept(self, owner: str) -> KeptBytes:
-        """What the owner's jobs take. Raises DatabaseUnavailable."""
+        """Raises DatabaseUnavailable."""
         return (await self._counted(owner)).total
 
     @asynccontextmanager

@@ -36,7 +36,7 @@ class Usage(BaseModel):
     open_jobs: Amount = Field(description="Jobs that wait or run")
     log_bytes: Amount = Field(description="What all jobs take in the event log")
     result_bytes: Amount = Field(description="What the images of all jobs take")
-    upload_bytes: Amount = Field(description="What input images take; a small one counts 4096")
+    upload_bytes: Amount = Field(description="What input images take; a small one counts 65536")
 
 
 @router.get("")
@@ -45,11 +45,10 @@ async def show_usage(key: ReadKey, replica: ReplicaDep) -> Usage:
     limits, acceptance = replica.services.owner_settings, replica.acceptance
     kept = await acceptance.owned_bytes.kept(key.owner)
     open_jobs = await acceptance.open_jobs.of_owner(key.owner)
-    uploads = await replica.services.uploads.bytes_of(key.owner)
     return Usage(
         owner=key.owner,
         open_jobs=Amount(used=open_jobs, limit=limits.max_open_jobs or None),
         log_bytes=Amount(used=kept.log_bytes, limit=limits.max_log_bytes or None),
         result_bytes=Amount(used=kept.result_bytes, limit=limits.max_result_bytes or None),
-        upload_bytes=Amount(used=uploads, limit=limits.max_upload_bytes or None),
+        upload_bytes=Amount(used=kept.upload_bytes, limit=limits.max_upload_bytes or None),
     )

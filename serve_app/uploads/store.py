@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from events.ids import new_id
 from events.log import utc_now
 from events.store.records import Upload
+from serve_app.access.kept_bytes import OwnedBytes
 from serve_app.refusals import TooManyUploadBytes
 from serve_app.uploads.images import read_input_image
 from serve_app.uploads.latents import read_input_latent
@@ -33,12 +34,14 @@ class UploadStore:
         rows: Uploads,
         images: ImageStore,
         settings: HttpSettings,
+        owned_bytes: OwnedBytes,
         max_bytes_of_owner: int,
     ) -> None:
         """`max_bytes_of_owner`: what all files of an owner may take; 0 is any number."""
         self._rows = rows
         self._images = images
         self._settings = settings
+        self._owned_bytes = owned_bytes
         self._max_bytes_of_owner = max_bytes_of_owner
         self._decodes = asyncio.Semaphore(settings.upload_decodes)
 
@@ -67,12 +70,20 @@ class UploadStore:
             created_at=now,
             used_at=now,
         )
-        await self._images.put(upload.storage_key, file.data)
-        if not await self._rows.add(upload, max_bytes=self._max_bytes_of_owner):
-            await self._images.delete(upload.storage_key)
-            used_bytes = await self._rows.bytes_of(owner)
-            raise TooManyUploadBytes(used_bytes, upload.size_bytes, self._max_bytes_of_owner)
+        await self._add(upload, file.data)
         return upload
+
+    async def _add(self, upload: Upload, data: bytes) -> None:
+        """What the owner keeps was added up a moment ago; the database decides."""
+        max_bytes = self._max_bytes_of_owner
+        used_bytes = (await self._owned_bytes.kept(upload.owner)).upload_bytes if max_bytes else 0
+        if max_bytes and used_bytes + upload.size_bytes > max_bytes:
+            raise TooManyUploadBytes(used_bytes, upload.size_bytes, max_bytes)
+        await self._images.put(upload.storage_key, data)
+        kept_bytes = await self._rows.add(upload, max_bytes=max_bytes)
+        if kept_bytes is not None:
+            await self._images.delete(upload.storage_key)
+            raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
 
     async def _sanitize(self, name: str, data: bytes) -> SanitizedFile:
         read = read_input_latent if name.endswith(_LATENT_SUFFIX) else read_input_image

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,17 +11,20 @@ from events.ids import new_id
 from events.store.database import Database
 from events.store.records import Upload
 from events.store.uploads import Uploads
+from events.store.usage import Usage
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
 @pytest.fixture
-async def uploads(database_url: str) -> AsyncIterator[Uploads]:
-    database = Database(database_url)
-    await database.prepare()
-    yield Uploads(database)
-    await database.close()
+def uploads(database: Database) -> Uploads:
+    return Uploads(database)
+
+
+@pytest.fixture
+def usage(database: Database) -> Usage:
+    return Usage(database)
 
 
 def upload(name: str = "cat.png", *, at: datetime = NOON, **changes: Any) -> Upload:
@@ -101,25 +103,35 @@ async def test_no_more_than_the_limit_is_forgotten_at_once(uploads: Uploads) -> 
     assert sizes == [2, 2, 1, 0]
 
 
-async def test_what_an_owner_keeps_is_added_up(uploads: Uploads) -> None:
-    assert await uploads.bytes_of("alice") == 0
-    await uploads.add(upload("cat.png", size_bytes=10_000))
-    await uploads.add(upload("cat.png", size_bytes=20_000))
+SMALL = 64 * 1024
+"""What a small file counts for."""
+
+
+async def test_what_an_owner_keeps_is_added_up(uploads: Uploads, usage: Usage) -> None:
+    async def kept_bytes() -> int:
+        return (await usage.kept_bytes("alice"))[1].upload_bytes
+
+    assert await kept_bytes() == 0
+    await uploads.add(upload("cat.png", size_bytes=100_000))
+    await uploads.add(upload("cat.png", size_bytes=200_000))
     await uploads.add(upload("dog.png", size_bytes=70))
     await uploads.add(upload("cat.png", size_bytes=2**40, owner="bob"))
-    assert await uploads.bytes_of("alice") == 30_000 + 4096
+    assert await kept_bytes() == 300_000 + SMALL
     await uploads.remove("alice", "cat.png", NOON)
-    assert await uploads.bytes_of("alice") == 30_000 + 4096  # the files are still there
+    assert await kept_bytes() == 300_000 + SMALL  # the files are still there
     await uploads.forget(unused_since=None, replaced_before=NOON + DAY, limit=9)
-    assert await uploads.bytes_of("alice") == 4096
+    assert await kept_bytes() == SMALL
 
 
 async def test_what_an_owner_may_not_keep_is_not_added(uploads: Uploads) -> None:
-    assert await uploads.add(upload("cat.png", size_bytes=60_000), max_bytes=100_000)
-    assert not await uploads.add(upload("cat.png", size_bytes=40_001), max_bytes=100_000)
+    async def added(name: str, **changes: Any) -> int | None:
+        return await uploads.add(upload(name, **changes), max_bytes=300_000)
+
+    assert await added("cat.png", size_bytes=200_000) is None
+    assert await added("cat.png", size_bytes=100_001) == 200_000
     [kept] = await uploads.page("alice", limit=9)
-    assert kept.size_bytes == 60_000
-    assert await uploads.add(upload("dog.png", size_bytes=40_000), max_bytes=100_000)
-    assert not await uploads.add(upload("cow.png", size_bytes=1), max_bytes=100_000)
-    assert await uploads.add(upload("cow.png", owner="bob"), max_bytes=100_000)
-    assert await uploads.add(upload("cow.png"), max_bytes=0)
+    assert kept.size_bytes == 200_000
+    assert await added("dog.png", size_bytes=100_000) is None
+    assert await added("cow.png", size_bytes=1) == 300_000
+    assert await added("cow.png", owner="bob") is None
+    assert await uploads.add(upload("cow.png"), max_bytes=0) is None

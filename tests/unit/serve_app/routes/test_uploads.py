@@ -135,7 +135,7 @@ async def test_the_scopes_are_asked_for(edge: Edge) -> None:
 async def test_more_bytes_than_an_owner_may_keep_are_413_and_leave_no_file(tmp_path: Path) -> None:
     """The numbers, what to do, and nothing for others to suffer from."""
     async with (
-        running_edge(tmp_path, owner_max_upload_bytes=2 * 4096) as edge,
+        running_edge(tmp_path, owner_max_upload_bytes=2 * 65_536) as edge,
         await edge.client() as client,
         await edge.client("bob") as other,
     ):
@@ -145,7 +145,7 @@ async def test_more_bytes_than_an_owner_may_keep_are_413_and_leave_no_file(tmp_p
         assert answer.status_code == 413
         error = answer.json()["error"]
         assert error["type"] == "too_many_upload_bytes"
-        assert error["extra_info"] == {"used_bytes": 2 * 4096, "max_bytes": 2 * 4096}
+        assert error["extra_info"] == {"used_bytes": 2 * 65_536, "max_bytes": 2 * 65_536}
         assert "Remove uploads" in error["message"]
         assert await names(client) == ["b.png", "a.png"]
         files = [key async for batch in edge.services.images.files(batch=9) for key in batch]

@@ -39,7 +39,7 @@ async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge) -> None:
         "owner": "alice",
         "open_jobs": {"used": 2, "limit": 2000},
         "result_bytes": {"used": len(b"pixels"), "limit": 20 * 2**30},
-        "upload_bytes": {"used": 4096, "limit": 2 * 2**30},
+        "upload_bytes": {"used": 65_536, "limit": 2 * 2**30},
     }
 
 
