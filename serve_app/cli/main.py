@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import threading
 import time
@@ -24,7 +25,8 @@ from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from serve_app.cli.client import Client, run_job
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
 from serve_app.cli.terminal import console, fail, stderr
-from serve_app.local.embedded import AlreadyRunning, Embedded, Running, UnsafeFolder
+from serve_app.local.embedded import AlreadyRunning, Embedded, Running
+from serve_app.local.folders import UnsafeFolder, make_data_folder
 from serve_app.local.nats_server import NatsDidNotStart
 from settings.settings import Settings
 
@@ -56,6 +58,8 @@ def up() -> None:
         with ExitStack() as stack:
             with console.status("Starting") as status:
                 _on_signals(_interrupt)
+                os.umask(0o077)  # whatever is written here is this user's alone
+                make_data_folder(settings.stores.data_dir)
                 fresh_key = asyncio.run(ensure_admin_key(settings.stores))
 
                 def show(part: str) -> None:
@@ -63,7 +67,7 @@ def up() -> None:
                     status.update(f"Starting {part}")
 
                 running = stack.enter_context(Embedded(settings, on_part=show))
-                _wait_ready(running.settings)
+                _wait_ready(running)
                 _on_signals(lambda *_: stop.set())
             _print_screen(running, fresh_key, time.monotonic() - began)
             stop.wait()
@@ -83,7 +87,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _wait_ready(settings: Settings) -> None:
+def _wait_ready(running: Running) -> None:
+    settings = running.settings
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
     url = f"http://{settings.http.host}:{settings.http.port}"
     with httpx.Client(base_url=url, timeout=2, trust_env=False) as client:
@@ -92,7 +97,7 @@ def _wait_ready(settings: Settings) -> None:
                 if client.get("/health/ready").is_success:
                     return
             time.sleep(0.1)
-    fail(f"not ready within {_READY_TIMEOUT_S:g} s; see Ray's logs in /tmp/ray")
+    fail(f"not ready within {_READY_TIMEOUT_S:g} s; see {_logs(running)}")
 
 
 def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> None:
@@ -108,6 +113,7 @@ def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> Non
         ("Models", str(stores.models_dir.absolute())),
         ("Database", _without_password(stores.effective_database_url)),
         ("Ray", running.ray_address),
+        ("Logs", str(_logs(running))),
         ("HAProxy metrics", f"http://127.0.0.1:{running.metrics_port}/metrics"),
         ("Admin key", fresh_key or f"in {stores.data_dir / ADMIN_KEY_FILE}"),
     ):
@@ -117,6 +123,10 @@ def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> Non
     if fresh_key:
         path = stores.data_dir / ADMIN_KEY_FILE
         console.print(f"\nThe admin key is shown this once; it is also in {path}.")
+
+
+def _logs(running: Running) -> Path:
+    return running.ray_folder / "session_latest" / "logs"
 
 
 def _without_password(url: str) -> str:

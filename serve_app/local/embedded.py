@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import math
 import os
 import random
 import secrets
 import socket
-import stat
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from pydantic import SecretStr
 
+from serve_app.local.folders import make_data_folder, temporary_folder
 from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.stale_processes import stop_stale_processes
 from settings.endpoint import EndpointSettings
@@ -43,10 +41,6 @@ _RAY_ENVIRONMENT = {
 }
 
 
-class UnsafeFolder(RuntimeError):
-    """A folder that another user may enter, or has made."""
-
-
 class AlreadyRunning(RuntimeError):
     """Another `darkroom up` works on this data folder."""
 
@@ -59,6 +53,8 @@ class Running:
     nats: NatsServer | None
     metrics_port: int
     ray_address: str
+    ray_folder: Path
+    """Where Ray keeps its sessions, and so the logs of all processes."""
 
 
 class Embedded:
@@ -91,7 +87,7 @@ class Embedded:
         settings = self._settings
         forget_secrets(os.environ)  # every part that needs one is given it
         data_dir = settings.stores.data_dir
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_data_folder(data_dir)
         self._stack.enter_context(_exclusive(data_dir))
         metrics_port = _configure_serve(settings)
         _check_port(settings.http.host, settings.http.port)
@@ -105,12 +101,14 @@ class Embedded:
             settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
         self._on_part("Ray")
-        address = self._start_ray(settings)
+        # Ray opens its own folder to everybody, so it gets one inside of a private one.
+        ray_folder = temporary_folder(data_dir.absolute()) / "ray"
+        address = self._start_ray(settings, ray_folder)
         self._on_part("the application")
         self._start_serve(settings)
-        return Running(settings, nats, metrics_port, address)
+        return Running(settings, nats, metrics_port, address, ray_folder)
 
-    def _start_ray(self, settings: Settings) -> str:
+    def _start_ray(self, settings: Settings, folder: Path) -> str:
         # Before Ray is imported: the import reads the token.
         _require_token(settings.stores.data_dir / "ray.token")
         import ray
@@ -130,6 +128,7 @@ class Embedded:
             log_to_driver=False,
             logging_level=logging.WARNING,
             _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
         )
         return str(ray.get_runtime_context().gcs_address)
 
@@ -219,11 +218,8 @@ def _configure_serve(settings: Settings) -> int:
     folder = (settings.stores.data_dir / "haproxy").absolute()
     stop_stale_processes(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sockets = folder
-    if len(str(sockets)) > _LONGEST_SOCKET_FOLDER:
-        name = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-        sockets = Path(tempfile.gettempdir()) / f"darkroom-{name}"
-        make_private(sockets)
+    is_short = len(str(folder)) <= _LONGEST_SOCKET_FOLDER
+    sockets = folder if is_short else temporary_folder(folder)
     metrics_port = _free_port()
     replica_port = _free_range(_REPLICA_PORTS)
     os.environ |= _RAY_ENVIRONMENT | {
@@ -248,21 +244,6 @@ def _configure_serve(settings: Settings) -> int:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
     }
     return metrics_port
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder in /tmp that only this user can open. Raises UnsafeFolder."""
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if (
-        not stat.S_ISDIR(found.st_mode)
-        or found.st_uid != os.getuid()
-        or stat.S_IMODE(found.st_mode) != 0o700
-    ):
-        raise UnsafeFolder(
-            f"{folder} is not a folder of this user alone (mode 0700): remove it, or set TMPDIR"
-        )
 
 
 def _check_port(host: str, port: int) -> None:

@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+
+from serve_app.local.folders import (
+    UnsafeFolder,
+    make_data_folder,
+    make_private,
+    temporary_folder,
+)
+
+
+def test_a_private_folder_is_made_once_and_taken_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    for _ in range(2):
+        make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sockets").mkdir()
+    (tmp_path / "sockets").chmod(0o755)
+    with pytest.raises(UnsafeFolder, match="remove it"):
+        make_private(tmp_path / "sockets")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_refused(tmp_path: Path, *, exists: bool) -> None:
+    if exists:
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "sockets").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeFolder):
+        make_private(tmp_path / "sockets")
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sockets").touch(mode=0o700)
+    with pytest.raises(UnsafeFolder):
+        make_private(tmp_path / "sockets")
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_private(tmp_path / "sockets")
+    monkeypatch.setattr("os.getuid", lambda: (tmp_path / "sockets").stat().st_uid + 1)
+    with pytest.raises(UnsafeFolder):
+        make_private(tmp_path / "sockets")
+
+
+def test_a_temporary_folder_is_private_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = temporary_folder(Path("/data"))
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert temporary_folder(Path("/data")) == folder
+    assert temporary_folder(Path("/other")) != folder
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o701, 0o770, 0o777])
+def test_a_data_folder_that_others_may_enter_is_closed_if_empty_and_else_refused(
+    tmp_path: Path, mode: int
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    folder.chmod(mode)
+    make_data_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "secret").touch()
+    make_data_folder(folder)
+    folder.chmod(mode)
+    with pytest.raises(UnsafeFolder, match="chmod 700"):
+        make_data_folder(folder)
+    assert folder.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_data_folder_is_private(tmp_path: Path) -> None:
+    make_data_folder(tmp_path / "new" / "data")
+    assert (tmp_path / "new" / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_another_users_data_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(UnsafeFolder, match="another user's"):
+        make_data_folder(tmp_path)
