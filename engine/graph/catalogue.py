@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
+from functools import cache
 from typing import Any
 
 from engine.graph.declarations import (
@@ -27,6 +29,13 @@ class Catalogue:
     def __init__(self, models: ModelsFolder, node_types: Sequence[NodeType] = NODE_TYPES) -> None:
         self.models = models
         self._node_types = {each.class_type: each for each in node_types}
+        self._names: Callable[[str], tuple[str, ...]] = models.names
+
+    def snapshot(self) -> Catalogue:
+        """The same catalogue, which lists each folder once, however often it is asked."""
+        snapshot = copy(self)
+        snapshot._names = cache(self._names)
+        return snapshot
 
     def node(self, class_type: str) -> NodeType | None:
         """The node type of that name, or None."""
@@ -34,7 +43,7 @@ class Catalogue:
 
     def choices(self, choice: Choice) -> tuple[str, ...]:
         """The values that may be chosen now. Those of a folder are the names of its models."""
-        return self.models.names(choice.folder) if choice.folder else choice.values
+        return self._names(choice.folder) if choice.folder else choice.values
 
     def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
         """Every node type in the shape of ComfyUI's `GET /object_info`.

@@ -44,7 +44,8 @@ def validate(
     outputs = [node_id for node_id, declared in types.items() if declared.is_output]
     if not outputs:
         raise GraphInvalid("prompt_no_outputs", "The prompt has no output node", "add a SaveImage")
-    check = partial(check_inputs, catalogue=catalogue, limits=limits, input_files=input_files)
+    listed = catalogue.snapshot()
+    check = partial(check_inputs, catalogue=listed, limits=limits, input_files=input_files)
     checked = _check_reachable(nodes, types, outputs, check)
     errors = {node_id: list(each.errors) for node_id, each in checked.items() if each.errors}
     sources = {node_id: each.sources for node_id, each in checked.items()}

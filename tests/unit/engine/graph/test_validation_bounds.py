@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from tests.support.engine.invalid_graphs import error_body
 from tests.support.engine.workflows import node, text_to_image, with_input
@@ -149,3 +151,24 @@ def test_a_node_id_of_a_kilobyte_is_refused(empty_catalogue: Catalogue) -> None:
     error = error_body(graph, empty_catalogue)["error"]
     assert error["type"] == "invalid_prompt"
     assert "1000 characters, at most 128" in error["details"]
+
+
+class CountedFolder(ModelsFolder):
+    """Counts how often it is asked for names. It remembers no listing, as that of a worker."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ttl_s=0)
+        self.listings = 0
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        self.listings += 1
+        return super().names(kind)
+
+
+def test_a_folder_is_listed_once_for_all_nodes(tmp_path: Path) -> None:
+    models = CountedFolder(tmp_path)
+    loaders = {f"{n}": node("CheckpointLoaderSimple", ckpt_name="x") for n in range(300)}
+    decoded = {f"d{n}": node("VAEDecode", vae=[f"{n}", 2]) for n in range(300)}
+    saved = {f"s{n}": node("SaveImage", images=[f"d{n}", 0]) for n in range(300)}
+    error_body(loaders | decoded | saved, Catalogue(models))
+    assert models.listings == 1
