@@ -63,7 +63,7 @@ class GraphInvalid(EngineError):
         super().__init__(type, message, details)
 
     def __str__(self) -> str:
-        return f"{self.message}: {self.details}" if self.details else self.message
+        return _encodable_text(f"{self.message}: {self.details}" if self.details else self.message)
 
     def body(self) -> dict[str, Any]:
         """The body of the error response. It is always valid JSON, whatever the caller sent."""
@@ -132,7 +132,7 @@ class NodeFailed(EngineError):
         super().__init__(node_id, class_type, message)
 
     def __str__(self) -> str:
-        return f"node {self.node_id} ({self.class_type}): {self.message}"
+        return _encodable_text(f"node {self.node_id} ({self.class_type}): {self.message}")
 
 
 class DeviceFailed(EngineError):

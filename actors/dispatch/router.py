@@ -113,3 +113,5 @@ class Router:
                 logger.warning(
                     "could not re-queue", extra={"action": "requeue", "error": str(error)}
                 )
+            except Exception:
+                logger.exception("could not re-queue", extra={"action": "requeue"})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import GraphInvalid
+from engine.errors import GraphInvalid, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
@@ -127,6 +127,17 @@ def test_an_answer_stays_small_whatever_is_sent(letter: str, empty_catalogue: Ca
     body = error_body(graph, empty_catalogue)
     size = len(json.dumps(body).encode())
     assert size < (200_000 if letter == "a" else 900_000)
+
+
+@pytest.mark.parametrize("text", [100_000 * "a", "\ud800"])
+def test_the_message_of_a_failed_job_is_short_and_can_be_stored(
+    text: str, empty_catalogue: Catalogue
+) -> None:
+    graph = with_input(text_to_image(), "3", scheduler=text)
+    with pytest.raises(GraphInvalid) as refusal:
+        validate(graph, empty_catalogue, LIMITS)
+    for error in (refusal.value, NodeFailed("3", "KSampler", text)):
+        assert len(str(error).encode()) < 1000
 
 
 def test_only_some_of_many_errors_are_shown(empty_catalogue: Catalogue) -> None:
