@@ -25,6 +25,7 @@ from serve_app.routes import (
     uploads,
     usage,
 )
+from serve_app.unread_bodies import UnreadBodies
 from settings.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def create_api(
         redirect_slashes=False,
     )
     app.state.replica = replica
+    app.add_middleware(UnreadBodies)
     errors.install(app)
     refused_keys.install(app, replica.refusal_log)
     for module in _ROUTES:

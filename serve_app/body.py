@@ -147,7 +147,7 @@ def _too_deep() -> ApiError:
 
 def _too_slow(pace: Pace) -> ApiError:
     message = f"The body comes too slowly: send {pace.min_bytes_per_s:g} bytes a second at least."
-    return ApiError(408, "body_too_slow", message, headers={"Connection": "close"})
+    return ApiError(408, "body_too_slow", message)
 
 
 def too_large(max_bytes: int) -> ApiError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -21,6 +21,18 @@ class HttpSettings(Group):
     """The base of the image URLs in results; if unset, it is made from host and port."""
     replicas: PositiveInt = Field(1, validation_alias="DARKROOM_HTTP_REPLICAS")
     """How many processes serve the HTTP API."""
+    max_connections: PositiveInt = 8192
+    """How many connections callers have at the same time; more wait until one ends."""
+    max_connections_per_address: NonNegativeInt = 1024
+    """How many of them one address has, or one /64 network of IPv6; 0 is any number. Behind a proxy
+    or load balancer, where all callers have one address, set it to 0."""
+    header_timeout_s: PositiveFloat = 10.0
+    """How long a caller may take to send the head of a request."""
+    idle_timeout_s: PositiveFloat = 30.0
+    """How long a connection may stay open between two requests."""
+    silence_timeout_s: PositiveFloat = 30.0
+    """How long a caller may send nothing of a body, or take nothing of an answer. Whoever waits for
+    an answer, or for the next event, has nothing to send."""
     max_body_bytes: PositiveInt = 512 * 1024
     """The longest request body that is accepted."""
     max_wait_s: PositiveFloat = 60.0

@@ -6,10 +6,8 @@ import fcntl
 import logging
 import math
 import os
-import random
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -21,24 +19,14 @@ from pydantic import SecretStr
 
 from serve_app.local.folders import make_data_folder, temporary_folder
 from serve_app.local.nats_server import NatsServer, write_private
-from serve_app.local.stale_processes import stop_stale_processes
+from serve_app.local.serve_environment import configure_serve
 from settings.endpoint import EndpointSettings
 from settings.settings import Settings, forget_secrets
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_SOCKET_FOLDER = 27
-"""Bytes. HAProxy allows 97 for a socket; Serve adds a folder of 56 and the socket's name."""
-_REPLICA_PORTS = 100
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # It ends processes by how long they have worked; the engine has a limit of its own.
-    "RAY_memory_monitor_refresh_ms": "0",
-    # Ray's default is 15: its workers would run after everything else on the machine.
-    "RAY_worker_niceness": "0",
-}
 
 
 class AlreadyRunning(RuntimeError):
@@ -89,7 +77,7 @@ class Embedded:
         data_dir = settings.stores.data_dir
         make_data_folder(data_dir)
         self._stack.enter_context(_exclusive(data_dir))
-        metrics_port = _configure_serve(settings)
+        metrics_port = configure_serve(settings)
         _check_port(settings.http.host, settings.http.port)
         settings = with_secret(settings)
         nats = None
@@ -210,42 +198,6 @@ def watched(nats: NatsServer) -> Generator[None]:
         thread.join()
 
 
-def _configure_serve(settings: Settings) -> int:
-    """Set the environment that Serve's processes inherit; returns the port of HAProxy's metrics.
-
-    A stale HAProxy still holds our port, so it is ended first.
-    """
-    folder = (settings.stores.data_dir / "haproxy").absolute()
-    stop_stale_processes(folder)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    is_short = len(str(folder)) <= _LONGEST_SOCKET_FOLDER
-    sockets = folder if is_short else temporary_folder(folder)
-    metrics_port = _free_port()
-    replica_port = _free_range(_REPLICA_PORTS)
-    os.environ |= _RAY_ENVIRONMENT | {
-        "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if sys.platform == "linux" else "0",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        # Serve listens with SO_REUSEPORT: on its usual ports two instances would get each other's
-        # requests.
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
-    }
-    return metrics_port
-
-
 def _check_port(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -255,25 +207,6 @@ def _check_port(host: str, port: int) -> None:
             raise AlreadyRunning(
                 f"{host}:{port} is taken; set DARKROOM_PORT to another port"
             ) from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _free_range(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    while True:
-        first = random.randrange(20_000, 30_000, count)
-        with ExitStack() as probes:
-            try:
-                for port in range(first, first + count):
-                    probes.enter_context(socket.socket()).bind(("", port))
-            except OSError:
-                continue
-            return first
 
 
 def _logical_cpus(endpoint: EndpointSettings) -> int:

