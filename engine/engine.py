@@ -20,6 +20,7 @@ from engine.executor import execute
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.meter import Meter
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent
 from engine.run import Run
@@ -205,6 +206,7 @@ class Engine:
             on_output=run.report_images,
             on_node=move,
             is_full=lambda: run.is_full,
+            meter=Meter(run.graph, self._limits),
         )
         member = Member(execution, lambda error: self._end(run, error), is_alone, on_active)
         self._members[run] = member

@@ -21,6 +21,7 @@ from engine.batcher import Answer, Execution, Request, Turn, Work
 from engine.errors import EngineError, NodeFailed, OutOfMemory, is_out_of_memory
 from engine.graph.declarations import Body
 from engine.graph.graph import Graph, Node, run_order
+from engine.meter import Meter
 from engine.nodes import NODE_TYPES
 
 if TYPE_CHECKING:
@@ -42,15 +43,22 @@ def execute(
     on_node: Callable[[], None] = lambda: None,
     is_full: Callable[[], bool] = lambda: False,
     bodies: Mapping[str, Body] = BODIES,
+    meter: Meter | None = None,
 ) -> Execution:
     """Yield the new requests of the nodes and receive their answers. Closing it closes the nodes.
 
     `on_node` is called when a node starts and when it ends. While it `is_full`, no node starts, and
-    where none is left it waits for an empty list of answers. Raises NodeFailed, or the EngineError
-    that a node failed with.
+    where none is left it waits for an empty list of answers. Raises NodeFailed, the EngineError
+    that a node failed with, or TooLarge where a node goes beyond a limit of the `meter`.
     """
     nodes = _Nodes(
-        graph, context, on_output=on_output, on_node=on_node, is_full=is_full, bodies=bodies
+        graph,
+        context,
+        on_output=on_output,
+        on_node=on_node,
+        is_full=is_full,
+        bodies=bodies,
+        meter=meter,
     )
     try:
         requests = nodes.start_ready()
@@ -85,6 +93,7 @@ class _Nodes:
         on_node: Callable[[], None],
         is_full: Callable[[], bool],
         bodies: Mapping[str, Body],
+        meter: Meter | None,
     ) -> None:
         self.in_flight: dict[Request, tuple[Node, Work[Any]]] = {}
         self._graph = graph
@@ -93,6 +102,7 @@ class _Nodes:
         self._on_node = on_node
         self._is_full = is_full
         self._bodies = bodies
+        self._meter = meter
         self._order = run_order(graph)
         self._outputs: dict[str, Any] = {}
         self._consumers: dict[str, int] = {}
@@ -153,6 +163,8 @@ class _Nodes:
 
     def _start(self, node: Node) -> list[Request]:
         self._on_node()
+        if self._meter is not None:
+            self._meter.start(node)
         links = {name: self._outputs[at.node_id][at.output] for name, at in node.links.items()}
         result = self._call(node, links)
         if isinstance(result, Generator):
@@ -186,6 +198,8 @@ class _Nodes:
 
     def _end(self, node: Node, result: Any) -> None:
         self._on_node()
+        if self._meter is not None:
+            self._meter.end(node, () if node.is_output else result)
         if node.is_output:
             self._on_output(node.id, result)
         elif self._consumers.get(node.id):

@@ -113,6 +113,10 @@ class Ledger:
                 return _excess(name, peak, value=value, most=most)
         return None
 
+    def shapes_of(self, node: Node) -> Sequence[Shape]:
+        """The shapes of the outputs of a node that was started."""
+        return self._shapes[node.id]
+
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended."""
         estimate = self._types[node.class_type].estimated(self._inputs(node))
