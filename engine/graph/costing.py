@@ -22,6 +22,7 @@ from engine.graph.declarations import InputFile, NodeType
 from engine.graph.graph import Graph, Node, run_order
 from engine.graph.limits import Limits
 
+_UNKNOWN_SIZE = (UNKNOWN_SIDE, UNKNOWN_SIDE)
 COST_TOO_HIGH = "cost_too_high"
 """The type of the error of a graph that goes beyond a limit."""
 NodeTypes: TypeAlias = Mapping[str, NodeType]
@@ -45,18 +46,18 @@ class Excess:
 
 
 _MESSAGES = {
-    "max_cost": "the job costs {value} megapixel-steps or more, {own} of them here, at most {most} "
-    "are taken; lower the steps, the width and height or the batch size, or use fewer nodes",
-    "max_live_bytes": "the job holds {value} bytes at once here, at most {most} are taken; lower "
-    "the width and height or the batch size, or let fewer nodes wait for each other",
     "max_conditioning_rows": "it gives a sampler {value} rows of conditioning, at most {most} are "
     "taken; combine fewer conditionings",
     "max_tokens": "its conditioning has {value} tokens, at most {most} are taken; shorten the "
     "text, or concatenate fewer",
     "max_outputs": "with it the job saves {value} images and latents, at most {most} are taken; "
     "save fewer, or send several jobs",
+    "max_live_bytes": "the job holds {value} bytes at once here, at most {most} are taken; lower "
+    "the width and height or the batch size, or let fewer nodes wait for each other",
+    "max_cost": "the job costs {value} megapixel-steps or more, {own} of them here, at most {most} "
+    "are taken; lower the steps, the width and height or the batch size, or use fewer nodes",
 }
-"""What is said of each limit: its name in `Limits`, and what to lower."""
+"""What is said of each limit, by its name in `Limits`, in the order in which they are checked."""
 
 
 @dataclass(slots=True)
@@ -82,9 +83,8 @@ class Ledger:
         self._scratch: dict[str, int] = {}
         self.node_bytes: dict[str, int] = {}
         """What the outputs and the body of each started node take."""
-        self._work, self._live_bytes, self._results = 0.0, 0, 0
-        self._peaks = {name: _Peak() for name in ("work", "live_bytes", "rows", "tokens")}
-        self._last_output: Node | None = None
+        self._work, self._live_bytes = 0.0, 0
+        self._peaks = {limit: _Peak() for limit in _MESSAGES}
 
     @property
     def cost(self) -> Cost:
@@ -92,22 +92,16 @@ class Ledger:
         peaks = self._peaks
         return Cost(
             work=round(self._work, 3),
-            live_bytes=int(peaks["live_bytes"].value),
-            rows=int(peaks["rows"].value),
-            tokens=int(peaks["tokens"].value),
-            outputs=self._results,
+            live_bytes=int(peaks["max_live_bytes"].value),
+            rows=int(peaks["max_conditioning_rows"].value),
+            tokens=int(peaks["max_tokens"].value),
+            outputs=int(peaks["max_outputs"].value),
         )
 
     def excess(self, limits: Limits) -> Excess | None:
         """The limit that the nodes so far go beyond; None if they keep them all."""
-        peaks = self._peaks
-        for name, value, peak in (
-            ("max_conditioning_rows", peaks["rows"].value, peaks["rows"]),
-            ("max_tokens", peaks["tokens"].value, peaks["tokens"]),
-            ("max_outputs", self._results, _Peak(self._results, self._last_output)),
-            ("max_live_bytes", peaks["live_bytes"].value, peaks["live_bytes"]),
-            ("max_cost", self._work, peaks["work"]),
-        ):
+        for name, peak in self._peaks.items():
+            value = self._work if name == "max_cost" else peak.value
             most = getattr(limits, name)
             if most and value > most and peak.node is not None:
                 return _excess(name, peak, value=value, most=most)
@@ -133,7 +127,7 @@ class Ledger:
         if shapes is not None:
             self._hold(_size(shapes) - _size(self._shapes[node.id]))
             self._shapes[node.id] = shapes
-            self._peaks["live_bytes"].offer(self._live_bytes, node)
+            self._peaks["max_live_bytes"].offer(self._live_bytes, node)
         if not self._consumers[node.id]:
             self._hold(-_size(self._shapes[node.id]))
         for source in node.sources:
@@ -143,10 +137,9 @@ class Ledger:
 
     def _inputs(self, node: Node) -> dict[str, Any]:
         inputs = dict(node.literals)
-        for name, each in self._types[node.class_type].all_inputs.items():
-            if isinstance(each, InputFile) and name in inputs:
-                sides = self._sizes.get(inputs[name], (UNKNOWN_SIDE, UNKNOWN_SIDE))
-                inputs[name] = ImageShape(1, *sides)
+        for name, value in node.literals.items() if node.input_files else ():
+            if isinstance(self._types[node.class_type].all_inputs[name], InputFile):
+                inputs[name] = ImageShape(1, *self._sizes.get(value, _UNKNOWN_SIZE))
         for name, source in node.links.items():
             inputs[name] = self._shapes[source.node_id][source.output]
         return inputs
@@ -155,14 +148,17 @@ class Ledger:
         self._live_bytes += size_bytes
 
     def _note(self, node: Node, estimate: Estimate) -> None:
-        conditionings = [each for each in estimate.shapes if isinstance(each, ConditioningShape)]
-        self._peaks["work"].offer(estimate.work, node)
-        self._peaks["live_bytes"].offer(saturated(self._live_bytes), node)
-        self._peaks["rows"].offer(max([estimate.rows, *(c.rows for c in conditionings)]), node)
-        self._peaks["tokens"].offer(max([0, *(each.tokens for each in conditionings)]), node)
+        peaks = self._peaks
+        peaks["max_cost"].offer(estimate.work, node)
+        peaks["max_live_bytes"].offer(saturated(self._live_bytes), node)
+        peaks["max_conditioning_rows"].offer(estimate.rows, node)
         if estimate.results:
-            self._results = saturated(self._results + estimate.results)
-            self._last_output = node
+            saved = peaks["max_outputs"].value + estimate.results
+            peaks["max_outputs"].offer(min(saved, MOST), node)
+        for shape in estimate.shapes:
+            if isinstance(shape, ConditioningShape):
+                peaks["max_conditioning_rows"].offer(shape.rows, node)
+                peaks["max_tokens"].offer(shape.tokens, node)
 
 
 def _size(shapes: Sequence[Shape]) -> int:
