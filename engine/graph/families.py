@@ -103,9 +103,16 @@ def lora_family(header: Header) -> Family | None:
 def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
     """The family of a listed model; None if its header does not say or cannot be read."""
     try:
-        path = models.path(kind, name)
+        return family_at(kind, models.path(kind, name))
+    except CheckpointUnavailable:
+        return None
+
+
+def family_at(kind: str, path: Path) -> Family | None:
+    """The same of a file. It is remembered until the file changes."""
+    try:
         state = path.stat()
-    except (CheckpointUnavailable, OSError):
+    except OSError:
         return None
     return _family_of(kind, path, state.st_size, state.st_mtime_ns)
 

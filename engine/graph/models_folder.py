@@ -49,6 +49,12 @@ class ModelsFolder:
 
         Only listed names have a path, so no name leads out of the folder.
         """
+        _, known = self._listings.get(kind, (0.0, {}))
+        path = known.get(name)
+        if path is not None and path.exists():
+            return (
+                path  # the device thread asks so, and must not wait for a large folder to be read
+            )
         path = self._listing(kind).get(name)
         if path is None or not path.exists():
             self.reject_pickled(kind, name)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from engine.errors import CheckpointUnavailable
-from engine.graph.families import Family, checkpoint_family
-from engine.graph.models_folder import FOLDER_MARK
-from engine.graph.safetensors_header import read_header
+from engine.graph.families import Family, family_at
+from engine.graph.models_folder import CHECKPOINTS, FOLDER_MARK
 
 _DEFAULT_SIDE = 512
 _XL_SIDE = 1024
@@ -25,6 +23,6 @@ def _is_xl(checkpoint: Path) -> bool:
         if checkpoint.is_dir():
             index = json.loads((checkpoint / FOLDER_MARK).read_text())
             return "XL" in str(index.get("_class_name"))
-        return checkpoint_family(read_header(checkpoint)) in (Family.SDXL, Family.SDXL_REFINER)
-    except (CheckpointUnavailable, OSError, ValueError, AttributeError):
+        return family_at(CHECKPOINTS, checkpoint) in (Family.SDXL, Family.SDXL_REFINER)
+    except (OSError, ValueError, AttributeError):
         return False

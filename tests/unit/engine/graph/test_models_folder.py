@@ -69,6 +69,20 @@ def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
         ModelsFolder(root).path("..", "secret.safetensors")
 
 
+def test_a_known_name_is_found_without_reading_the_folder_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path / "checkpoints" / "a.safetensors")
+    models = ModelsFolder(tmp_path, ttl_s=0)
+    path = models.path("checkpoints", "a.safetensors")
+    touch(tmp_path / "checkpoints" / "new.safetensors")
+    assert models.path("checkpoints", "new.safetensors").name == "new.safetensors"
+    reads = []
+    monkeypatch.setattr("os.walk", lambda folder: reads.append(folder) or ())
+    assert models.path("checkpoints", "a.safetensors") == path
+    assert reads == []
+
+
 def test_a_file_that_went_away_is_unavailable(tmp_path: Path) -> None:
     touch(tmp_path / "a.safetensors")
     models = ModelsFolder(tmp_path)
