@@ -77,7 +77,7 @@ class Embedded:
         data_dir = settings.stores.data_dir
         make_data_folder(data_dir)
         self._stack.enter_context(_exclusive(data_dir))
-        metrics_port = configure_serve(settings)
+        metrics_port = configure_serve(settings.http, data_dir)
         _check_port(settings.http.host, settings.http.port)
         settings = with_secret(settings)
         nats = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from serve_app.local.folders import temporary_folder
 from serve_app.local.haproxy import environment
 from serve_app.local.stale_processes import stop_stale_processes
-from settings.settings import Settings
+from settings.http import HttpSettings
 
 _LONGEST_SOCKET_FOLDER = 27
 """Bytes. HAProxy allows 97 for a socket; Serve adds a folder of 56 and the socket's name."""
@@ -27,18 +27,18 @@ _RAY_ENVIRONMENT = {
 }
 
 
-def configure_serve(settings: Settings) -> int:
+def configure_serve(settings: HttpSettings, data_dir: Path) -> int:
     """Set the environment that Serve's processes inherit; returns the port of HAProxy's metrics.
 
     A stale HAProxy still holds our port, so it is ended first.
     """
-    folder = (settings.stores.data_dir / "haproxy").absolute()
+    folder = (data_dir / "haproxy").absolute()
     stop_stale_processes(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics_port = _free_port()
     replica_port = _free_range(_REPLICA_PORTS)
     os.environ |= _RAY_ENVIRONMENT | _haproxy(folder, metrics_port)
-    os.environ |= environment(settings.http, folder)
+    os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",

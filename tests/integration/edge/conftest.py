@@ -29,9 +29,9 @@ from tests.support.edge import running_edge
 
 SHORT: dict[str, Any] = {
     "header_timeout_s": 2.0,
-    "idle_timeout_s": 2.0,
-    "silence_timeout_s": 3.0,
-    "body_grace_s": 1.0,
+    "idle_timeout_s": 1.0,
+    "silence_timeout_s": 1.5,
+    "body_grace_s": 0.5,
     "max_connections": 600,
     "max_connections_per_address": 100,
 }

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.integration.edge.conftest import Front, get
+from tests.integration.edge.conftest import SHORT, Front, get
 from tests.support.generate_bodies import diffusion_body
 
 GENERATE = "/diffusion/v1/generate"
@@ -103,7 +103,7 @@ def test_a_wait_is_longer_than_a_silence(front: Front) -> None:
     assert accepted.startswith(b"HTTP/1.1 202"), accepted
     job_id = json.loads(accepted.partition(b"\r\n\r\n")[2])["request_id"]
     begun = time.monotonic()
-    path = f"/diffusion/v1/result?request_id={job_id}&wait=5"
+    path = f"/diffusion/v1/result?request_id={job_id}&wait=3"
     waited = front.ask(get(path, f"Authorization: Bearer {front.key}"))
     assert waited.startswith(b"HTTP/1.1 200"), waited
-    assert time.monotonic() - begun >= 5
+    assert time.monotonic() - begun >= 2 * SHORT["silence_timeout_s"]
