@@ -141,9 +141,9 @@ class ReadModel:
         limit: int = 50,
         before: str | None = None,
     ) -> list[Job]:
-        """The owner's jobs, newest first; `before`: the id of the last one already seen.
+        """The owner's jobs, newest first, without their requests.
 
-        Empty if `before` is no job of this owner.
+        `before`: the id of the last one already seen; empty if it is no job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
         query = _listing(wanted)
@@ -162,7 +162,8 @@ class ReadModel:
         limit: int = 50,
         before: str | None = None,
     ) -> list[Job]:
-        """Jobs of all owners, newest first; with `dead_letters`, those alone.
+        """Jobs of all owners, newest first, without their requests; with `dead_letters`, those
+        alone.
 
         `before`: the id of the last one already seen; empty if there is no such job.
         """
@@ -178,8 +179,13 @@ class ReadModel:
 
 
 def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
-    """States of jobs that are not erased, newest first; a wanted value of None is any."""
-    query = sa.select(JOBS.c.state).where(
+    """Jobs that are not erased, newest first; a wanted value of None is any.
+
+    Without their requests, of which a page may have a hundred MB; rows of an older version have
+    no summary until their next event.
+    """
+    state = sa.func.coalesce(JOBS.c.summary, JOBS.c.state).label("state")
+    query = sa.select(state).where(
         JOBS.c.status != _ERASED,
         *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
     )
@@ -230,11 +236,16 @@ def _job_row(job: Job) -> dict[str, Any]:
         "version": job.version,
         "position": job.position,
         "state": _to_state(job),
+        "summary": _to_state(_without_request(job)),
         "key_id": job.submitted.key_id,
         "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
         "log_bytes": job.log_bytes,
         "result_bytes": job.result_bytes,
     }
+
+
+def _without_request(job: Job) -> Job:
+    return replace(job, submitted=job.submitted.model_copy(update={"request": {}}))
 
 
 def _image_rows(events: Iterable[Event], jobs: dict[str, Job]) -> list[dict[str, Any]]:

@@ -62,6 +62,7 @@ JOBS = _table(
     _required("state", sa.Text),
     sa.Column("key_id", sa.String),
     sa.Column("dead_letter", sa.String),
+    sa.Column("summary", sa.Text),
     sa.Column("log_bytes", sa.BigInteger),
     sa.Column("result_bytes", sa.BigInteger),
     sa.Index("jobs_by_creation", "created_at", "id"),

@@ -31,7 +31,7 @@ def a_whole_job(history: History, job_id: str) -> list[Event]:
 
 async def shows_content(database: Database) -> bool:
     async with database.write() as connection:
-        jobs = await connection.exec_driver_sql("SELECT state FROM jobs")
+        jobs = await connection.exec_driver_sql("SELECT state || summary FROM jobs")
         state = "".join(jobs.scalars())
     return bool(await stored_images(database)) or any(text in state for text in CONTENT)
 

@@ -142,6 +142,22 @@ async def test_pages_keep_to_the_filter(model: ReadModel, history: History) -> N
     assert sorted(job.id for job in [*first, *rest]) == sorted(ids[::2])
 
 
+async def test_a_listing_has_no_requests(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    """A page of large ones would be a hundred MB, read while others wait."""
+    job_id = new_id()
+    await model.apply(history.add(job_id, submitted(request={"prompt": "red"})), expected=0)
+    for [listed] in (await model.jobs("alice"), await model.every_owners_jobs()):
+        assert (listed.id, listed.submitted.request) == (job_id, {})
+    whole = await model.job(job_id)
+    assert whole is not None
+    assert whole.submitted.request == {"prompt": "red"}
+    async with database.write() as connection:  # as a row of an older version has it
+        await connection.exec_driver_sql("UPDATE jobs SET summary = NULL")
+    assert await model.jobs("alice") == [whole]
+
+
 async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: History) -> None:
     mine, others = new_id(), new_id()
     history.add(mine, submitted(owner="alice"), at=MORNING)
