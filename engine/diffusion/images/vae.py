@@ -113,10 +113,14 @@ def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[I
 
 
 def _grown(mask: Mask, by: int) -> Mask:
-    """Grow by convolution with a square of ones; an even width grows further down and right."""
+    """Grow by the maximum in a square of so many pixels; an even one goes further down and right.
+
+    Rows and columns are pooled one after the other, which is the same in far less time.
+    """
     if by == 0:
         return mask
     height, width = mask.shape[1:]
-    ones = mask.new_ones(1, 1, by, by)
-    touched = functional.conv2d(mask[:, None], ones, padding=math.ceil((by - 1) / 2))
+    padding = math.ceil((by - 1) / 2)
+    columns = functional.max_pool2d(mask[:, None], (by, 1), stride=1, padding=(padding, 0))
+    touched = functional.max_pool2d(columns, (1, by), stride=1, padding=(0, padding))
     return touched[:, 0, :height, :width].clamp(0, 1)

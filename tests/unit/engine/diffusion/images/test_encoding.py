@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.diffusion.images.vae import Encode, Vae
+from engine.diffusion.images.vae import Encode, Vae, prepared_for_inpainting
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.errors import EngineError
@@ -87,6 +87,25 @@ def test_what_is_masked_is_grey_and_its_mask_grows(
     expected = torch.zeros(1, 32, 48)
     expected[:, rows[0] : rows[1], columns[0] : columns[1]] = 1
     assert torch.equal(latent.noise_mask, expected)
+
+
+@pytest.mark.parametrize("by", [0, 1, 2, 3, 6, 33, 64])
+def test_a_mask_grows_as_by_a_convolution_with_ones(by: int) -> None:
+    mask = (torch.rand(2, 40, 56, generator=torch.Generator().manual_seed(by)) > 0.97).float()
+    _, grown = prepared_for_inpainting(images(2, 40, 56), mask, by)
+    if by == 0:
+        assert torch.equal(grown, mask)
+        return
+    ones = torch.ones(1, 1, by, by)
+    touched = torch.nn.functional.conv2d(mask[:, None], ones, padding=-(-(by - 1) // 2))
+    assert torch.equal(grown, touched[:, 0, :40, :56].clamp(0, 1))
+
+
+def test_a_large_mask_grows_in_a_time_that_does_not_hold_the_others_up() -> None:
+    """A convolution would take a quarter of an hour."""
+    mask = torch.ones(1, 4096, 4096)
+    _, grown = prepared_for_inpainting(torch.zeros(1, 4096, 4096, 3), mask, 64)
+    assert grown.shape == mask.shape
 
 
 def test_a_mask_of_another_size_is_brought_to_the_images(vae: Vae) -> None:
