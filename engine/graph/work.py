@@ -18,10 +18,10 @@ UPSCALE = 8.0
 """A megapixel given to an upscale model."""
 CHUNK = 0.02
 """A chunk of a text, of 77 tokens, encoded."""
-LOAD = 5.0
-"""A checkpoint loaded."""
-LOAD_PART = 1.0
-"""A LoRA, a VAE, a ControlNet or an upscale model loaded."""
+LOAD = 20.0
+"""A checkpoint loaded, or a LoRA merged into one."""
+LOAD_PART = 5.0
+"""A VAE, a ControlNet or an upscale model loaded."""
 SIGMA = 1e-5
 """A sigma of a schedule computed."""
 RESAMPLE = 1.0

@@ -25,10 +25,14 @@ def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((None, None), work=work.LOAD_PART)
+    return Estimate((None, None), work=work.LOAD)
 
 
-def _part_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+def _model_lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((None,), work=work.LOAD)
+
+
+def _vae_estimate(_inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((None,), work=work.LOAD_PART)
 
 
@@ -87,7 +91,7 @@ def lora_loader(
     outputs=("MODEL",),
     category="loaders",
     display_name="Load LoRA (Model Only)",
-    estimate=_part_estimate,
+    estimate=_model_lora_estimate,
 )
 def lora_loader_model_only(
     context: Context, model: Model, lora_name: str, strength_model: float
@@ -105,7 +109,7 @@ def lora_loader_model_only(
     outputs=("VAE",),
     category="loaders",
     display_name="Load VAE",
-    estimate=_part_estimate,
+    estimate=_vae_estimate,
 )
 def vae_loader(context: Context, vae_name: str) -> Work[tuple[Vae]]:
     """Loads an image decoder of its own."""

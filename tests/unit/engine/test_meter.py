@@ -93,7 +93,7 @@ def test_bytes_are_counted_once_they_are_there(catalogue: Catalogue) -> None:
 
 def test_an_upscale_model_is_counted_with_its_factor(catalogue: Catalogue) -> None:
     graph = enlarged(catalogue)
-    assert graph.cost.work == pytest.approx(1 + 0.025 + 2 + 4 * 4)
+    assert graph.cost.work == pytest.approx(5 + 0.025 + 2 + 4 * 4)
     meter = Meter(graph, Limits(max_cost=30.0))
     for name, made in (
         ("small", images(1, 500, 500)),
@@ -102,7 +102,7 @@ def test_an_upscale_model_is_counted_with_its_factor(catalogue: Catalogue) -> No
     ):
         meter.start(graph.node(name))
         meter.end(graph.node(name), (made,))
-    with pytest.raises(TooLarge, match=r"node save \(SaveImage\): the job costs 67 "):
+    with pytest.raises(TooLarge, match=r"node save \(SaveImage\): the job costs 71 "):
         meter.start(graph.node("save"))
 
 

@@ -34,8 +34,9 @@ OFF = {
 
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Catalogue:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / TINY).touch()
+    for folder in ("checkpoints", "loras"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / TINY).touch()
     return Catalogue(ModelsFolder(tmp_path))
 
 
@@ -187,7 +188,7 @@ SWELLING = {
     "300 small images": (many(300, 64), "max_outputs", "s256", "257 images"),
     "900 resized in a row": (scaled(900), "max_cost", "i1", "5,001 megapixel-steps"),
     "900 enlarged in a row": (enlarged(900), "max_live_bytes", "i3", "25,971,130,368 bytes"),
-    "10,000 steps of a large latent": (large_latent(), "max_cost", "3", "335,549 megapixel-steps"),
+    "10,000 steps of a large latent": (large_latent(), "max_cost", "3", "335,564 megapixel-steps"),
 }
 
 
@@ -261,3 +262,14 @@ def test_sizes_in_proportion_are_those_of_the_longer_side() -> None:
     assert image.sized(0, 100) == ImageShape(2, 200, 100)
     assert image.sized(0, 0) == image
     assert LatentShape(1, 64, 64).size_bytes == 4 * 4 * 8 * 8
+
+
+def test_many_loras_are_work_too(catalogue: Catalogue) -> None:
+    merge = {"lora_name": TINY, "strength_model": 1.0, "strength_clip": 1.0}
+    chain = {
+        f"l{n}": node("LoraLoader", model=[f"l{n - 1}", 0], clip=[f"l{n - 1}", 1], **merge)
+        for n in range(1, 301)
+    }
+    chain["l0"] = node("CheckpointLoaderSimple", ckpt_name=TINY)
+    refusal = refusal_of(text_to_image(model=["l300", 0]) | chain, catalogue)
+    assert refusal.extra_info["limit"] == "max_cost"
