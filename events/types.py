@@ -102,6 +102,8 @@ class Submitted(JobEvent):
     """The uploads that the workflow names; None where it names none."""
     alone: Literal[True] | None = None
     """It shares no call of the model with other jobs; None where it was not asked for."""
+    bare: Literal[True] | None = None
+    """Its images do not say how they were made; None where they do."""
     cost: JobCost | None = None
     """None where the version that accepted it knew no costs."""
     retry_of: str | None = None
@@ -278,12 +280,9 @@ def decode(payload: bytes, *, position: int = 0) -> Event:
     """Raises MalformedEvent."""
     try:
         envelope = _Envelope.model_validate_json(payload)
-        data_type = EVENT_TYPES.get(envelope.type)
-        data: EventData = (
-            Unknown(original_type=envelope.type)
-            if data_type is None
-            else data_type.model_validate(envelope.data)
-        )
+        data: EventData = Unknown(original_type=envelope.type)
+        if (data_type := EVENT_TYPES.get(envelope.type)) is not None:
+            data = data_type.model_validate(envelope.data)
         version = int(envelope.sequence)
     except (ValidationError, ValueError) as error:
         raise MalformedEvent(str(error)) from error

@@ -66,6 +66,7 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
         burst=settings.burst,
         max_open_jobs=settings.max_open_jobs,
         max_cost=settings.max_cost,
+        embed_metadata=settings.embed_metadata,
         endpoints=settings.endpoints,
         callback_hosts=settings.callback_hosts,
     )

@@ -30,6 +30,9 @@ class KeySettings(Group):
     max_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The most megapixel-steps that a job of a key may cost if it has no number of its own; 0 is
     as many as its endpoint takes."""
+    embed_metadata: bool = True
+    """Whether the images of a key that does not say it tell how they were made: graph, prompt and
+    seed."""
     endpoints: Names = ("*",)
     """The endpoints that a key may use if it has no list of its own; `*` is all of them."""
     callback_hosts: HostPatterns = ("*",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.extra_data import pnginfo_of
@@ -28,6 +28,8 @@ class Plan:
     extra_pnginfo: Mapping[str, Any]
     describe: Callable[[int], str] | None = None
     """The WebUI's text for the image of that index, in the flavour that is its own."""
+    is_bare: bool = False
+    """Its images do not say how they were made."""
 
 
 def planner(
@@ -38,6 +40,9 @@ def planner(
     """
 
     def plan(job: Job) -> Plan:
+        return replace(plan_of(job), is_bare=bool(job.submitted.bare))
+
+    def plan_of(job: Job) -> Plan:
         request = job.submitted.request
         if job.submitted.flavour is Flavour.WORKFLOW:
             return Plan(request.get("prompt"), None, pnginfo_of(request.get("extra_data")))
@@ -62,8 +67,10 @@ def planner(
 def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
     """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
 
-    In the diffusion flavour the WebUI's `parameters` too.
+    In the diffusion flavour the WebUI's `parameters` too. Of a bare plan nothing.
     """
+    if plan.is_bare:
+        return {}
     text = {"prompt": json.dumps(plan.prompt)}
     if plan.describe is not None:
         text["parameters"] = plan.describe(result.index)

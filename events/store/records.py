@@ -38,6 +38,8 @@ class KeyLimits:
     """Host names, `*.example.com` (every name below `example.com`), or `*`."""
     max_cost: float | None = None
     """Megapixel-steps of one job; 0: as many as its endpoint takes."""
+    embed_metadata: bool | None = None
+    """Whether images say how they were made."""
 
     def over(self, defaults: KeyLimits) -> KeyLimits:
         """These limits, with `defaults` for those that are None."""

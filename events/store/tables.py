@@ -125,6 +125,7 @@ API_KEYS = _table(
     sa.Column("burst", sa.BigInteger),
     sa.Column("max_open_jobs", sa.BigInteger),
     sa.Column("max_cost", sa.Double),
+    sa.Column("embed_metadata", sa.Boolean),
     sa.Column("endpoints", sa.String),
     sa.Column("callback_hosts", sa.String),
 )

@@ -144,6 +144,7 @@ class Acceptance:
             deadline_s=services.dispatch_settings.job_timeout_s,
             input_files=input_files,
             alone=request.alone or None,
+            bare=True if request.key.limits.embed_metadata is False else None,
             cost=JobCost(**asdict(checked.cost)),
         )
 

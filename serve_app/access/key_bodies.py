@@ -53,6 +53,9 @@ class Limits(BaseModel):
         le=1e15,
         description="Megapixel-steps of one job; 0: as many as its endpoint takes",
     )
+    embed_metadata: bool | None = Field(
+        default=None, description="Whether images say how they were made: graph, prompt and seed"
+    )
     endpoints: tuple[EndpointPattern, ...] | None = Field(
         default=None, min_length=1, max_length=_LONGEST_LIST, description="Ids, or `*` for any"
     )

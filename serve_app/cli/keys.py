@@ -45,6 +45,10 @@ OpenJobsOption = Annotated[int | None, typer.Option(help="Jobs that wait or run;
 MaxCostOption = Annotated[
     float | None, typer.Option(help="Megapixel-steps of a job; 0: as its endpoint has it.")
 ]
+MetadataOption = Annotated[
+    bool | None,
+    typer.Option("--metadata/--no-metadata", help="Whether its images say how they were made."),
+]
 EndpointOption = Annotated[
     list[str] | None, typer.Option(help="It may use this one; may be repeated.")
 ]
@@ -63,6 +67,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     burst: BurstOption = None,
     max_open_jobs: OpenJobsOption = None,
     max_cost: MaxCostOption = None,
+    metadata: MetadataOption = None,
     endpoint: EndpointOption = None,
     callback_host: CallbackHostOption = None,
 ) -> None:
@@ -73,6 +78,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
             burst=burst,
             max_open_jobs=max_open_jobs,
             max_cost=max_cost,
+            embed_metadata=metadata,
             endpoints=tuple(endpoint) if endpoint else None,
             callback_hosts=tuple(callback_host) if callback_host else None,
         )

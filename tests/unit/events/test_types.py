@@ -115,6 +115,17 @@ ADDITIONS: dict[str, EventData] = {
         images=1,
         alone=True,
     ),
+    "bare": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        bare=True,
+    ),
     "cost": Submitted(
         flavour=Flavour.WORKFLOW,
         owner="alice",

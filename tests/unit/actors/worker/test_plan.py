@@ -57,6 +57,13 @@ def test_a_workflows_image_has_no_parameters(catalogue: Catalogue) -> None:
     assert text.keys() == {"prompt", "seed", "workflow"}
 
 
+@pytest.mark.parametrize("flavour", Flavour)
+def test_an_image_of_a_bare_job_says_nothing(catalogue: Catalogue, flavour: Flavour) -> None:
+    prompt = text_to_image() if flavour is Flavour.WORKFLOW else "a red circle"
+    request = {"prompt": prompt, "seed": 1}
+    assert text_of(catalogue, 0, flavour=flavour, request=request, bare=True) == {}
+
+
 JUNK = [None, 5, "ckpt_name", [], ["ckpt_name"], {}, {"ckpt_name": ["a", 0]}, {"ckpt_name": 5}]
 
 

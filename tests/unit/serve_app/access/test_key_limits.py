@@ -31,6 +31,21 @@ async def submit(client: httpx.AsyncClient, **query: str) -> httpx.Response:
     return await client.post(GENERATE, params=query, json=workflow_body())
 
 
+@pytest.mark.parametrize(("of_key", "of_settings"), [(None, False), (False, True)])
+async def test_a_key_may_leave_out_of_its_images_how_they_were_made(
+    tmp_path: Path, log: FailingLog, of_key: bool | None, of_settings: bool
+) -> None:
+    settings = {"key_embed_metadata": of_settings}
+    async with (
+        running_edge(tmp_path, log=log, **settings) as edge,
+        limited(edge, embed_metadata=of_key) as bare,
+        limited(edge, embed_metadata=True) as other,
+    ):
+        for client, expected in ((bare, True), (other, None)):
+            job = await edge.job((await submit(client)).json()["request_id"])
+            assert job.submitted.bare is expected
+
+
 class TestRate:
     async def test_one_request_too_many_is_429(self, edge: Edge) -> None:
         async with limited(edge, rate_per_s=0.01, burst=2) as client:

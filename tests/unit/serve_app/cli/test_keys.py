@@ -50,13 +50,15 @@ def printed(result: Result) -> ApiKey:
 def test_a_key_has_what_was_asked_for(darkroom: Darkroom) -> None:
     options = (
         "--scope read --days 2 --rate 0.5 --burst 3 --max-open-jobs 7 --max-cost 9"
-        " --endpoint a --endpoint b --callback-host *.A.example"
+        " --no-metadata --endpoint a --endpoint b --callback-host *.A.example"
     )
     key = printed(darkroom("create", "alice", *options.split()))
     assert (key.owner, key.name, key.scopes) == ("alice", "alice", {Scope.READ})
     assert key.expires_at is not None
     assert key.expires_at - key.created_at < timedelta(days=2, seconds=1)
-    assert key.limits == KeyLimits(0.5, 3, 7, ("a", "b"), ("*.a.example",), max_cost=9.0)
+    assert key.limits == KeyLimits(
+        0.5, 3, 7, ("a", "b"), ("*.a.example",), max_cost=9.0, embed_metadata=False
+    )
 
 
 def test_a_key_has_the_settings_limits_unless_it_is_told_otherwise(darkroom: Darkroom) -> None:
