@@ -60,7 +60,7 @@ class Timings(BaseModel):
 
 
 class JobDetail(JobSummary):
-    request: dict[str, Any] = Field(description="As recorded: its seeds drawn")
+    request: dict[str, Any] = Field(description="As recorded: what a run needs, its seeds drawn")
     result: ResultResponse
     attempts: int
     last_failure: str | None = None
