@@ -142,7 +142,7 @@ def _change(graph: Body, draw: random.Random) -> None:
     kind = draw.random()
     if kind < 0.1:
         _change_nodes(graph, node_id, draw)
-    elif not isinstance(node, dict) or not isinstance(node.get("inputs"), dict):
+    elif not _has_inputs(node):
         graph[node_id] = _junk(draw)
     elif kind < 0.2:
         _change_node(node, draw)
@@ -151,7 +151,7 @@ def _change(graph: Body, draw: random.Random) -> None:
 
 
 def _change_nodes(graph: Body, node_id: str, draw: random.Random) -> None:
-    match draw.randrange(5):
+    match draw.randrange(6):
         case 0:
             del graph[node_id]
         case 1:
@@ -164,6 +164,31 @@ def _change_nodes(graph: Body, node_id: str, draw: random.Random) -> None:
             save = {"class_type": "SaveImage", "inputs": {"images": [node_id, 0]}}
             save["inputs"]["filename_prefix"] = draw.choice(_TEXTS)
             graph[draw.choice(_TEXTS)] = save
+        case 5:
+            _add_row(graph, node_id, draw)
+
+
+def _add_row(graph: Body, node_id: str, draw: random.Random) -> None:
+    """Many copies of a node, each linked to the one before it; what needed it needs the last."""
+    node = graph[node_id]
+    inputs = node.get("inputs") if isinstance(node, dict) else None
+    if not isinstance(inputs, dict):
+        return
+    links = [name for name, value in inputs.items() if isinstance(value, list)]
+    if not links:
+        return
+    name, last = draw.choice(links), node_id
+    consumers = [each["inputs"] for each in graph.values() if _has_inputs(each)]
+    for number in range(draw.choice([10, 100, 900])):
+        copied = {**node, "inputs": {**inputs, name: [last, 0]}}
+        last = f"{number}~".ljust(draw.choice([1, 128]), draw.choice("aä"))
+        graph[last] = copied
+    for each in consumers:
+        each |= {key: [last, 0] for key, value in each.items() if value == [node_id, 0]}
+
+
+def _has_inputs(node: Any) -> bool:
+    return isinstance(node, dict) and isinstance(node.get("inputs"), dict)
 
 
 def _change_node(node: Body, draw: random.Random) -> None:
