@@ -25,6 +25,22 @@ def trickle(connection: socket.socket, text: bytes, *, pause_s: float = 0.2) -> 
     return float("inf")
 
 
+def test_one_address_has_so_many_connections(front: Front) -> None:
+    most = SHORT["max_connections_per_address"]
+    closed = 0
+    with ExitStack() as stack:
+        for number in range(most + 20):
+            with suppress(ConnectionResetError):
+                held = stack.enter_context(front.connect("127.0.0.9"))
+                if number < most:
+                    continue
+                held.settimeout(SHORT["header_timeout_s"] / 2)
+                assert received(held) == b""
+            closed += 1
+        assert closed == 20
+        assert front.live_s() < 1
+
+
 def test_a_slow_head_is_given_up(front: Front) -> None:
     with front.connect() as connection:
         assert trickle(connection, get("/health/live", "X: " + "a" * 1000)) < 6
@@ -70,19 +86,3 @@ def test_slow_connections_of_many_addresses_stop_no_other_caller(front: Front) -
         waited = [front.live_s() for _ in range(20)]
         assert time.monotonic() - begun < 2 * SHORT["header_timeout_s"]
     assert max(waited) < 1
-
-
-def test_one_address_has_so_many_connections(front: Front) -> None:
-    most = SHORT["max_connections_per_address"]
-    closed = 0
-    with ExitStack() as stack:
-        for number in range(most + 20):
-            with suppress(ConnectionResetError):
-                held = stack.enter_context(front.connect("127.0.0.9"))
-                if number < most:
-                    continue
-                held.settimeout(SHORT["header_timeout_s"] / 2)
-                assert received(held) == b""
-            closed += 1
-        assert closed == 20
-        assert front.live_s() < 1
