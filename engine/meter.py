@@ -24,7 +24,9 @@ from engine.graph.cost import (
 from engine.graph.costing import Ledger
 from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
+from engine.nodes import NODE_TYPES
 
+TYPES = {declared.class_type: declared for declared in NODE_TYPES}
 _CELL = 8
 """Pixels in a side of a latent's cell."""
 
@@ -33,7 +35,7 @@ class Meter:
     """The cost of the nodes of one run so far. Each method raises TooLarge beyond a limit."""
 
     def __init__(self, graph: Graph, limits: Limits) -> None:
-        self._ledger = Ledger(graph, graph.types)
+        self._ledger = Ledger(graph, TYPES)
         most = limits.max_live_bytes and limits.max_live_bytes + graph.overlap_bytes
         self._limits = replace(limits, max_live_bytes=most)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.graph.cost import Cost
-from engine.graph.declarations import NodeType
 
 SEED_INPUTS = ("seed", "noise_seed")
 """The names of the inputs that hold a node's seed."""
@@ -63,8 +62,6 @@ class Graph:
     cost: Cost = Cost()  # noqa: RUF009 - frozen
     node_bytes: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """What the outputs and the body of each node take, as its cost estimates it."""
-    types: Mapping[str, NodeType] = field(default_factory=dict, repr=False, compare=False)
-    """The types of its nodes by their class types."""
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ def validate(
     ledger = ledger_of(graph, known_types, limits, sizes=sizes)
     if isinstance(ledger, Excess):
         raise graph_too_costly(ledger.node_id, _too_costly(ledger), sources, types)
-    return replace(graph, cost=ledger.cost, node_bytes=ledger.node_bytes, types=known_types)
+    return replace(graph, cost=ledger.cost, node_bytes=ledger.node_bytes)
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import executor
+from engine import executor, meter
 from engine.engine import Engine
 from engine.errors import GraphInvalid, InputFileUnavailable
 from engine.graph.catalogue import Catalogue
@@ -88,6 +88,7 @@ def test_a_node_reads_the_bytes_that_were_submitted(
     engine: Engine, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(executor.BODIES, "Grey", grey.body)
+    monkeypatch.setitem(meter.TYPES, "Grey", grey)
     graph = graph_of(catalogue, "dark", "light")
     both = Watched()
     engine.submit(graph, on_event=both.take, input_files={"dark": b"\x10", "light": b"\xf0"})
