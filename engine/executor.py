@@ -217,7 +217,7 @@ class _Nodes:
 
     def _startable(self) -> int | None:
         """The place of the first ready node that may start."""
-        if self._is_full():
+        if not self._ready or self._is_full():
             return None
         room = self._graph.overlap_bytes - sum(self._ahead_bytes.values())
         for place in self._ready:
