@@ -29,12 +29,14 @@ from events.callback_networks import Own
 from events.log import EventConsumer, EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
+from events.result import UrlFor
 from events.store.records import Endpoint
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.log import LogSettings
 from settings.settings import Settings
 from storage.images import ImageStore
+from storage.tokens import url_for
 
 
 def open_bus(settings: LogSettings, name: str) -> Bus:
@@ -198,3 +200,10 @@ def address_rule(settings: Settings) -> AddressRule:
         require_https=callbacks.require_https,
         ports=callbacks.ports,
     )
+
+
+def url_maker(settings: Settings) -> UrlFor:
+    """Raises ValueError where the settings have no secret."""
+    http = settings.http
+    secret = settings.stores.secret_bytes
+    return url_for(http.effective_public_url, secret, ttl_s=http.image_url_ttl_s)

@@ -10,6 +10,7 @@ from actors.assembly import (
     address_rule,
     connect,
     default_endpoint,
+    url_maker,
     worker_config,
 )
 from actors.callbacks.allowed_hosts import AllowedHosts
@@ -41,7 +42,6 @@ from events.store.uploads import Uploads
 from settings.callbacks import CallbackSettings
 from settings.settings import Settings
 from storage.images import ImageStore
-from storage.tokens import url_for
 
 
 async def run_router(settings: Settings) -> None:
@@ -136,7 +136,7 @@ async def run_callbacks(settings: Settings) -> None:
         jobs=messaging.log,
         deliveries=messaging.deliveries,
         sender=Sender(address_rule(settings), settings=settings.callbacks),
-        url_for=url_for(settings.http.effective_public_url, secret),
+        url_for=url_maker(settings),
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
         allowed_hosts=AllowedHosts(keys, default=settings.keys.callback_hosts),
         settings=settings.callbacks,

@@ -24,6 +24,7 @@ from actors.assembly import (
     open_bus,
     open_deliveries,
     open_log,
+    url_maker,
 )
 from actors.callbacks.guarded_backend import Resolver
 from actors.callbacks.sample import SampleCallback
@@ -51,7 +52,6 @@ from serve_app.replica import Replica
 from serve_app.services import Services
 from settings.settings import Settings
 from storage.images import ImageStore
-from storage.tokens import url_for
 
 CPU_NODE = {"darkroom_cpu": 0.001}
 """Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
@@ -167,7 +167,7 @@ def _services(
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
         secret=secret,
-        url_for=url_for(settings.http.effective_public_url, secret),
+        url_for=url_maker(settings),
         log=log,
         writer=JobWriter(log),
         read_model=read_model,
@@ -193,5 +193,5 @@ def _sample_callback(settings: Settings, keys: ApiKeys, sender: Sender) -> Sampl
     return SampleCallback(
         sender=sender,
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
-        url_for=url_for(settings.http.effective_public_url, secret),
+        url_for=url_maker(settings),
     )

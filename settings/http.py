@@ -19,6 +19,9 @@ class HttpSettings(Group):
     """The port that the HTTP API listens on."""
     public_url: str | None = None
     """The base of the image URLs in results; if unset, it is made from host and port."""
+    image_url_ttl_s: Annotated[float, Field(ge=0, le=10 * 366 * 86400)] = 0.0
+    """How long an image's URL works after it was answered or called back, a new one being in each
+    answer; 0 is as long as the image is kept."""
     replicas: PositiveInt = Field(1, validation_alias="DARKROOM_HTTP_REPLICAS")
     """How many processes serve the HTTP API."""
     max_connections: PositiveInt = 8192

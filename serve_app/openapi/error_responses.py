@@ -32,6 +32,7 @@ _DESCRIPTIONS = {
     408: "The body comes too slowly",
     409: "The idempotency key was used for another request, or the key cannot be rotated, "
     "or the job has not failed",
+    410: "The URL has expired",
     413: "The body is too large, or the uploads of the owner take too many bytes",
     415: "The body is of another media type",
     416: "The image ends before this range",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -19,6 +21,7 @@ from storage.tokens import is_file_token
 
 _NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z]+")
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
+_YEAR_S = 31_536_000
 _PATH = "/{request_id}/{name}"
 
 router = APIRouter(prefix="/files", tags=["files"], responses=documented(400, 404, 500, 503))
@@ -34,8 +37,11 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: _image("The image"),
     206: _image("The part of the image that Range names"),
     304: {"description": "The image is the one that If-None-Match names"},
-    **documented(416),
+    **documented(410, 416),
 }
+Expires = Annotated[
+    int | None, Query(ge=0, le=10**11, description="As in the URL; where it has none, absent")
+]
 Token = Annotated[str, Query(description="As in the URL that a result has")]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
 IfRange = Annotated[str | None, Header(alias="If-Range")]
@@ -51,14 +57,16 @@ async def get_file(
     replica: ReplicaDep,
     *,
     token: Token = "",
+    expires: Expires = None,
     if_none_match: IfNoneMatch = None,
     if_range: IfRange = None,
     range_: Range = None,
 ) -> Response:
     """An image (or a latent), or a part of it. Its bytes never change."""
     services = replica.services
-    image = await _find(services, request_id, name, token=token)
-    headers = _headers(image)
+    image = await _find(services, request_id, name, token=token, expires=expires)
+    left_s = _require_time(expires, ttl_s=services.http_settings.image_url_ttl_s)
+    headers = _headers(image, max_age_s=left_s)
     media_type = image.media_type or PNG
     if _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -74,14 +82,28 @@ async def get_file(
     return Response(data, 206, headers, media_type=media_type)
 
 
-async def _find(services: Services, request_id: str, name: str, *, token: str) -> ImageStored:
+def _require_time(expires: int | None, *, ttl_s: float) -> int:
+    """For how many seconds the URL still works. Raises ApiError 410.
+
+    A URL without an end stops working when URLs get one.
+    """
+    left_s = _YEAR_S if expires is None else math.floor(expires - time.time())
+    if left_s <= 0 or (ttl_s and expires is None):
+        message = "This URL has expired. The job's result has a new one."
+        raise ApiError(410, "url_expired", message)
+    return min(left_s, _YEAR_S)
+
+
+async def _find(
+    services: Services, request_id: str, name: str, *, token: str, expires: int | None
+) -> ImageStored:
     """Answers 404 alike for a wrong token and for an image that does not exist."""
     parts = _NAME.fullmatch(name)
     secret = services.secret
     if (
         parts is None
         or not is_job_id(request_id)
-        or not is_file_token(token, secret=secret, job_id=request_id, name=name)
+        or not is_file_token(token, secret=secret, job_id=request_id, name=name, expires=expires)
     ):
         raise not_found("There is no such file.")
     job = await current_job(services, request_id)
@@ -91,11 +113,11 @@ async def _find(services: Services, request_id: str, name: str, *, token: str) -
     return image
 
 
-def _headers(image: ImageStored) -> dict[str, str]:
+def _headers(image: ImageStored, *, max_age_s: int) -> dict[str, str]:
     return {
         "ETag": f'"{image.digest}"',
         "Accept-Ranges": "bytes",
-        "Cache-Control": "private, max-age=31536000, immutable",
+        "Cache-Control": f"private, max-age={max_age_s}, immutable",
         "X-Content-Type-Options": "nosniff",
     }
 

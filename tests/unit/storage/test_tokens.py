@@ -31,6 +31,28 @@ def test_a_token_opens_one_file_alone(secret: bytes, job_id: str, name: str) -> 
     assert not is_file_token(token, secret=secret, job_id=job_id, name=name)
 
 
+def test_a_token_with_an_end_opens_only_with_that_end() -> None:
+    token = file_token(SECRET, "job", "0.png", expires=12)
+    ends = {
+        end: is_file_token(token, secret=SECRET, job_id="job", name="0.png", expires=end)
+        for end in (12, 13, 1, None)
+    }
+    assert ends == {12: True, 13: False, 1: False, None: False}
+    assert not is_file_token(
+        file_token(SECRET, "job", "0.png"), secret=SECRET, job_id="job", name="0.png", expires=12
+    )
+
+
+def test_each_url_that_is_made_works_for_a_while() -> None:
+    now = [100.5]
+    url = url_for("https://images.example", SECRET, ttl_s=60, clock=lambda: now[0])
+    for later_s, expires in ((0, 161), (30, 191)):
+        now[0] = 100.5 + later_s
+        token = file_token(SECRET, "job", "0.png", expires=expires)
+        expected = f"https://images.example/files/job/0.png?token={token}&expires={expires}"
+        assert url("job", File(0, None)) == expected
+
+
 @pytest.mark.parametrize("token", ["", "x", "ü", "\udcff"])
 def test_any_text_may_be_tried(token: str) -> None:
     assert not is_file_token(token, secret=SECRET, job_id="job", name="0.png")
