@@ -1,4 +1,4 @@
-"""Checks of bodies that may take long: beside the event loop, a few at a time."""
+"""Checks of bodies and of files that may take long: beside the event loop, a few at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeVar
 
 from serve_app.access.turns import Turns
-from settings.http import HttpSettings
 
 T = TypeVar("T")
 
@@ -20,9 +19,9 @@ QUICK_BYTES = 4096
 class Checks:
     """Runs functions in threads of its own. One of several threads is kept for other owners."""
 
-    def __init__(self, settings: HttpSettings) -> None:
-        most = settings.body_checks
-        self._turns = Turns(most, per_owner=max(1, most - 1), timeout_s=settings.body_wait_s)
+    def __init__(self, most: int, *, timeout_s: float) -> None:
+        """`timeout_s` is how long a thread is waited for."""
+        self._turns = Turns(most, per_owner=max(1, most - 1), timeout_s=timeout_s)
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="check")
 
     async def run(self, owner: str, function: Callable[..., T], *args: object, is_quick: bool) -> T:

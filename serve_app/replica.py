@@ -37,7 +37,8 @@ class Replica:
         self.rates = Rates(services.owner_settings, replicas=services.http_settings.replicas)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
-        self._checks = Checks(services.http_settings)
+        http = services.http_settings
+        self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
         self.bodies = Bodies(services.http_settings, self._checks)
         self._withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue

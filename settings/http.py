@@ -47,7 +47,8 @@ class HttpSettings(Group):
     max_upload_name_chars: PositiveInt = 255
     """The longest file name that an input image may have."""
     upload_decodes: PositiveInt = 2
-    """How many uploads one HTTP process decodes at the same time."""
+    """How many uploads one HTTP process decodes at the same time; one of several is kept for other
+    owners."""
     max_held_body_bytes: PositiveInt = 128 * 1024**2
     """How many bytes of bodies one HTTP process reads and holds at the same time, half of them of
     one owner at most. Others wait for their turn; bodies of up to 16 kB need none."""
@@ -58,7 +59,8 @@ class HttpSettings(Group):
     min_body_bytes_per_s: PositiveFloat = 32 * 1024
     """The lowest rate at which a body may come; a slower one gets 408."""
     body_checks: PositiveInt = 2
-    """How many large bodies one HTTP process checks at the same time, beside small ones."""
+    """How many large bodies one HTTP process checks at the same time, beside small ones; one of
+    several is kept for other owners."""
     log_full_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.85
     """How full the event log may be before new jobs are refused; the rest of it is for jobs that
     were accepted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from events.ids import new_id
 from events.log import utc_now
 from events.store.records import Upload
 from serve_app.access.kept_bytes import OwnedBytes
+from serve_app.checks import Checks
 from serve_app.refusals import TooManyUploadBytes
 from serve_app.uploads.images import read_input_image
 from serve_app.uploads.latents import read_input_latent
@@ -43,18 +43,20 @@ class UploadStore:
         self._settings = settings
         self._owned_bytes = owned_bytes
         self._max_bytes_of_owner = max_bytes_of_owner
-        self._decodes = asyncio.Semaphore(settings.upload_decodes)
+        self._decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
 
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
         """Store an image or a latent under the last part of its file name.
 
         Returns the upload of before where the owner has the same file under that name. Raises
-        UploadRefused, DatabaseUnavailable, ImageStoreUnavailable.
+        UploadRefused, NoTurn, DatabaseUnavailable, ImageStoreUnavailable.
         """
         name = upload_name(file_name, max_chars=self._settings.max_upload_name_chars)
-        file = await self._sanitize(name, data)
+        max_pixels = self._settings.max_upload_pixels
+        file, digest = await self._decodes.run(
+            owner, _sanitize, name, data, max_pixels, is_quick=False
+        )
         now, upload_id = utc_now(), new_id()
-        digest = f"sha256:{hashlib.sha256(file.data).hexdigest()}"
         known = (await self._rows.use(owner, [name], now)).get(name)
         if known is not None and known.digest == digest:
             return known
@@ -85,8 +87,9 @@ class UploadStore:
             await self._images.delete(upload.storage_key)
             raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
 
-    async def _sanitize(self, name: str, data: bytes) -> SanitizedFile:
-        read = read_input_latent if name.endswith(_LATENT_SUFFIX) else read_input_image
-        max_pixels = self._settings.max_upload_pixels
-        async with self._decodes:
-            return await asyncio.to_thread(read, data, max_pixels=max_pixels)
+
+def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:
+    """What is stored of a file, and its digest. Raises UploadRefused."""
+    read = read_input_latent if name.endswith(_LATENT_SUFFIX) else read_input_image
+    file = read(data, max_pixels=max_pixels)
+    return file, f"sha256:{hashlib.sha256(file.data).hexdigest()}"

@@ -5,7 +5,6 @@ import pytest
 
 from serve_app.checks import Checks
 from serve_app.refusals import NoTurn
-from settings.http import HttpSettings
 
 
 @pytest.fixture
@@ -13,23 +12,22 @@ def gate() -> threading.Event:
     return threading.Event()
 
 
-def checks(**settings: float) -> Checks:
-    return Checks(HttpSettings(**settings))  # type: ignore[arg-type]  # the tests name them rightly
-
-
 async def test_a_quick_check_runs_at_once() -> None:
-    assert await checks().run("a", threading.get_ident, is_quick=True) == threading.get_ident()
+    assert (
+        await Checks(2, timeout_s=5).run("a", threading.get_ident, is_quick=True)
+        == threading.get_ident()
+    )
 
 
 async def test_another_check_runs_beside_the_loop_and_its_error_is_raised() -> None:
-    some = checks()
+    some = Checks(2, timeout_s=5)
     assert await some.run("a", threading.get_ident, is_quick=False) != threading.get_ident()
     with pytest.raises(ValueError, match="'x'"):
         await some.run("a", int, "x", is_quick=False)
 
 
 async def test_one_owner_leaves_a_thread_to_others(gate: threading.Event) -> None:
-    some = checks(body_checks=2)
+    some = Checks(2, timeout_s=5)
     mine = [asyncio.create_task(some.run("a", gate.wait, 5, is_quick=False)) for _ in range(3)]
     assert await some.run("b", int, "5", is_quick=False) == 5
     gate.set()
@@ -37,7 +35,7 @@ async def test_one_owner_leaves_a_thread_to_others(gate: threading.Event) -> Non
 
 
 async def test_who_hangs_up_keeps_the_turn_until_the_thread_ends(gate: threading.Event) -> None:
-    some = checks(body_checks=1, body_wait_s=0.05)
+    some = Checks(1, timeout_s=0.05)
     mine = asyncio.create_task(some.run("a", gate.wait, 5, is_quick=False))
     await asyncio.sleep(0.01)
     mine.cancel()

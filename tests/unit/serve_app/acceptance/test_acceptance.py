@@ -77,7 +77,7 @@ async def withdrawals(edge: Edge) -> AsyncGenerator[Withdrawals]:
 
 @pytest.fixture
 async def acceptance(edge: Edge, withdrawals: Withdrawals) -> AsyncGenerator[Acceptance]:
-    acceptance = Acceptance(edge.services, withdrawals, Checks(edge.services.http_settings))
+    acceptance = Acceptance(edge.services, withdrawals, Checks(2, timeout_s=5))
     yield acceptance
     await acceptance.stop()
 
@@ -181,15 +181,13 @@ class TestNameServer:
     ) -> None:
         services = replace(edge.services, resolve=name_server_says(code))
         with pytest.raises(NameServerUnavailable) as refusal:
-            await Acceptance(services, withdrawals, Checks(edge.services.http_settings)).accept(
-                CALLED_BACK
-            )
+            await Acceptance(services, withdrawals, Checks(2, timeout_s=5)).accept(CALLED_BACK)
         assert refusal.value.retry_after_s > 0
 
     async def test_that_it_hangs_is_not_either(self, edge: Edge, withdrawals: Withdrawals) -> None:
         services = replace(edge.services, resolve=BrokenNameServer().resolve)
         acceptance = Acceptance(
-            services, withdrawals, Checks(edge.services.http_settings), resolve_timeout_s=0.01
+            services, withdrawals, Checks(2, timeout_s=5), resolve_timeout_s=0.01
         )
         with pytest.raises(NameServerUnavailable):
             await acceptance.accept(CALLED_BACK)
@@ -200,9 +198,7 @@ class TestNameServer:
     ) -> None:
         services = replace(edge.services, resolve=name_server_says(code))
         with pytest.raises(AddressNotAllowed, match="does not resolve"):
-            await Acceptance(services, withdrawals, Checks(edge.services.http_settings)).accept(
-                CALLED_BACK
-            )
+            await Acceptance(services, withdrawals, Checks(2, timeout_s=5)).accept(CALLED_BACK)
 
     async def test_a_job_that_is_known_needs_none(
         self, edge: Edge, withdrawals: Withdrawals, log: SlowLog
@@ -210,13 +206,8 @@ class TestNameServer:
         log.may_go_on.set()
         edge.name_server.answers["hooks.example.com"] = ("8.8.8.8",)
         request = replace(CALLED_BACK, idempotency_key="a")
-        first = await Acceptance(
-            edge.services, withdrawals, Checks(edge.services.http_settings)
-        ).accept(request)
+        first = await Acceptance(edge.services, withdrawals, Checks(2, timeout_s=5)).accept(request)
         services = replace(edge.services, resolve=name_server_says(socket.EAI_AGAIN))
         assert (
-            await Acceptance(services, withdrawals, Checks(edge.services.http_settings)).accept(
-                request
-            )
-            == first
+            await Acceptance(services, withdrawals, Checks(2, timeout_s=5)).accept(request) == first
         )
