@@ -36,7 +36,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 @pytest.fixture(scope="module")
 def chaos(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     data_dir = tmp_path_factory.mktemp("chaos") / "data"
-    service = Service(data_dir, DARKROOM_NATS_URL=nats.url)
+    service = Service(data_dir, DARKROOM_NATS_URL=nats.url, DARKROOM_MAX_ATTEMPTS="2")
     try:
         service.start()
         warm = service.ended(service.submit("diffusion", diffusion(steps=1)))
@@ -108,6 +108,33 @@ def test_a_killed_part_costs_no_job(chaos: Service, key: tuple[str, str], part: 
         assert [item["status"] for item in result["results"]] == [1, 1]
         assert json.loads(receiver.bodies.get(timeout=60)) == result
     check_ended_once(chaos, job_id)
+
+
+def test_a_job_under_which_the_engine_dies_again_and_again_fails_alone(chaos: Service) -> None:
+    guilty = chaos.submit("diffusion", diffusion(seed=1) | LONG | {"steps": 150, "batch_size": 4})
+    neighbours = [chaos.submit("diffusion", diffusion(seed=seed) | LONG) for seed in (2, 3, 4)]
+    wait_running(chaos, neighbours[0])
+    for attempt in (1, 2, 3):
+        wait_for_steps(chaos, guilty, attempt)
+        (engine,) = chaos.processes("ray::EngineProcess")
+        engine.kill()
+    result = chaos.ended(guilty)
+    assert result["status"] == 2
+    text = "Gave up after 3 attempts, 2 of them with no other job on the engine: The engine died"
+    assert result["message"].startswith(text)
+    starts = [each["data"] for each in chaos.events(guilty) if each["type"].endswith("started.v1")]
+    assert [start.get("exclusive") for start in starts] == [None, True, True]
+    for job_id in neighbours:
+        assert chaos.ended(job_id)["status"] == 1, chaos.events(job_id)
+        check_ended_once(chaos, job_id)
+
+
+def wait_for_steps(service: Service, job_id: str, attempt: int) -> None:
+    """Returns while the engine works for this attempt at the job."""
+    job = f"/v1/jobs/{job_id}"
+    asyncio.run(eventually(lambda: service.http.get(job).json()["attempts"] == attempt))
+    before = service.result(job_id).get("progress")
+    asyncio.run(eventually(lambda: service.result(job_id).get("progress") != before))
 
 
 def test_nats_killed_in_the_middle_of_a_job(
