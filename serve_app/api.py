@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from serve_app import errors, refused_keys
+from serve_app.openapi import pages
 from serve_app.replica import Replica
 from serve_app.routes import (
     admin_jobs,
@@ -63,13 +64,19 @@ def create_api(
             finally:
                 await replica.stop()
 
+    has_docs = replica.services.http_settings.docs
     app = _Api(
         title=TITLE,
         version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if has_docs else None,
     )
+    if has_docs:
+        pages.install(app)
     app.state.replica = replica
     app.add_middleware(UnreadBodies)
     errors.install(app)

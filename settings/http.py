@@ -19,6 +19,8 @@ class HttpSettings(Group):
     """The port that the HTTP API listens on."""
     public_url: str | None = None
     """The base of the image URLs in results; if unset, it is made from host and port."""
+    docs: bool = True
+    """Whether `/docs`, a page to try the API out, and `/openapi.json` are served."""
     image_url_ttl_s: Annotated[float, Field(ge=0, le=10 * 366 * 86400)] = 0.0
     """How long an image's URL works after it was answered or called back, a new one being in each
     answer; 0 is as long as the image is kept."""

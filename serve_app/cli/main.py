@@ -106,7 +106,10 @@ def _print_screen(running: Running, fresh_key: str | None, took_s: float) -> Non
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("HTTP API", settings.http.effective_public_url),
-        ("Documentation", f"{settings.http.effective_public_url}/docs"),
+        (
+            "Documentation",
+            f"{settings.http.effective_public_url}/docs" if settings.http.docs else "-",
+        ),
         ("Event log", _without_password(nats_url.get_secret_value() if nats_url else "")),
         ("Subscribers", f"{stores.nats_dir / 'reader.url'} (events.>)" if running.nats else "-"),
         ("Images", stores.effective_images_url),

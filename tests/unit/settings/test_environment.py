@@ -21,6 +21,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_DATABASE_URL": (None, SecretStr("postgresql+asyncpg://db/darkroom")),
     "DARKROOM_IMAGES_URL": (None, "s3://images"),
     "DARKROOM_PUBLIC_URL": (None, "https://darkroom.example"),
+    "DARKROOM_DOCS": (True, False),
     "DARKROOM_IMAGE_URL_TTL_S": (0.0, 3600.5),
     "DARKROOM_SECRET": (None, SecretStr("a secret of the test")),
     "DARKROOM_CALLBACK_ALLOW_NETWORKS": ((), (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),

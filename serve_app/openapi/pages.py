@@ -1,0 +1,57 @@
+"""The page that tries the API out, all of it from our own origin."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import FastAPI, Response
+
+PATH = "/docs"
+_ASSETS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+_START = """\
+SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true});
+"""
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Darkroom</title>
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="icon" href="docs/favicon.png">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+_HEADERS = {
+    # Swagger UI sets styles of elements; no script but those two files runs.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Add the page and its files. They are those of the package `fastapi-offline`."""
+    folder = files("fastapi_offline") / "static"
+    _serve(app, PATH, _PAGE.encode(), "text/html")
+    _serve(app, f"{PATH}/start.js", _START.encode(), "text/javascript")
+    for name, media_type in _ASSETS.items():
+        _serve(app, f"{PATH}/{name}", (folder / name).read_bytes(), media_type)
+
+
+def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
+    async def serve() -> Response:
+        return Response(content, headers=_HEADERS, media_type=media_type)
+
+    app.add_api_route(path, serve, include_in_schema=False)

@@ -1,0 +1,41 @@
+"""The page that tries the API out: all of it comes from us, and a setting turns it off."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+
+from tests.support.edge import Edge, running_edge
+from tests.support.edge_services import URL
+
+
+async def test_everything_that_the_page_loads_is_ours_and_there(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        page = await anyone.get("/docs")
+        assert page.status_code == 200
+        named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert len(named) == 4
+        for each in (*named, "openapi.json"):
+            url = urljoin(f"{URL}/docs", each)
+            assert url.startswith(URL)
+            found: httpx.Response = await anyone.get(url)
+            assert found.status_code == 200
+    assert "<script>" not in page.text
+
+
+async def test_the_page_runs_no_other_script(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        policy = (await anyone.get("/docs")).headers["Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == rules["connect-src"] == "'self'"
+    assert rules["frame-ancestors"] == "'none'"
+
+
+async def test_a_setting_turns_it_off(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, docs=False) as edge, edge.client_with(None) as anyone:
+        for path in ("/docs", "/docs/start.js", "/openapi.json", "/redoc"):
+            assert (await anyone.get(path)).status_code == 404
