@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 PIP_AUDIT := pip-audit==2.10.1
+CYCLONEDX := cyclonedx-bom==7.5.0
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
@@ -14,7 +15,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test check docs format bench lock audit clean
+.PHONY: help install demo up test check docs format bench lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -66,9 +67,15 @@ audit: ## look for known vulnerabilities in constraints.txt; needs a network
 	$(VENV)-audit/bin/pip install --quiet '$(PIP_AUDIT)'
 	$(VENV)-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
+# In an environment of its own, as the audit.
+sbom: $(INSTALLED) ## write sbom.json, what is installed in .venv with licences (CycloneDX); needs a network
+	test -x $(VENV)-sbom/bin/python || $(PYTHON) -m venv $(VENV)-sbom
+	$(VENV)-sbom/bin/pip install --quiet '$(CYCLONEDX)'
+	$(VENV)-sbom/bin/cyclonedx-py environment --output-reproducible --of JSON -o sbom.json $(BIN)/python
+
 clean: ## remove caches, build output and the tiny checkpoint; .venv and data/ stay
 	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
-	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-lock constraints.new
+	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-sbom $(VENV)-lock constraints.new sbom.json
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, StringConstraints
@@ -25,7 +25,18 @@ def _require_proxy(url: SecretStr | None) -> SecretStr | None:
     return url
 
 
-Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
+def _read_network(value: Any) -> IPv4Network | IPv6Network:
+    """In place of pydantic's own reading, whose errors name its functions."""
+    try:
+        return ip_network(value)
+    except ValueError:
+        raise ValueError(
+            "write a network as 10.0.0.0/8 or fd00::/8, with no bit set behind its length"
+        ) from None
+
+
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_read_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split_list)]
 Ports = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_list)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 HostPattern = Annotated[

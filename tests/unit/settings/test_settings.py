@@ -88,6 +88,16 @@ def test_a_wrong_value_of_any_type_is_named(name: str, value: Any) -> None:
     assert {error["loc"][0] for error in raised.value.errors()} == {name}
 
 
+@pytest.mark.parametrize("text", ["10.0.0.1/8", "fe80::1/64", "here"])
+def test_a_wrong_network_is_told_in_plain_words(text: str) -> None:
+    arguments: dict[str, Any] = {"callback_deny_networks": f"10.0.0.0/8,{text}"}
+    with pytest.raises(ValidationError) as raised:
+        Settings.load(**arguments)
+    [error] = raised.value.errors()
+    assert error["loc"] == ("callback_deny_networks", 1)
+    assert "write a network as 10.0.0.0/8 or fd00::/8" in error["msg"]
+
+
 def test_an_argument_may_be_in_any_case() -> None:
     assert Settings.load(PORT="9001", Key_Burst=3).http.port == 9001
     assert Settings.load(cls=1).http.port == Settings.load().http.port
