@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -73,6 +73,7 @@ def requests(catalogue: Catalogue) -> Requests:
     database=None,
 )
 def test_what_is_accepted_is_runnable(checker: Checker, requests: Requests, seed: int) -> None:
+    note(f"seed {seed}")
     draw = random.Random(seed)
     flavour = Flavour.WORKFLOW if draw.random() < 0.7 else Flavour.DIFFUSION
     body = requests.workflow(draw) if flavour is Flavour.WORKFLOW else requests.diffusion(draw)

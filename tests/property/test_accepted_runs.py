@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -74,6 +74,7 @@ def engine(catalogue: Catalogue, checker: Checker) -> Iterator[Engine]:
 def test_what_is_accepted_runs_or_fails_with_a_reason(
     checker: Checker, requests: Requests, engine: Engine, seed: int
 ) -> None:
+    note(f"seed {seed}")
     draw = random.Random(seed)
     flavour = Flavour.WORKFLOW if draw.random() < 0.8 else Flavour.DIFFUSION
     body = requests.workflow(draw) if flavour is Flavour.WORKFLOW else requests.diffusion(draw)
