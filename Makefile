@@ -15,7 +15,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test check docs format bench lock audit sbom clean
+.PHONY: help install demo up test hostile check docs format bench lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -29,7 +29,10 @@ up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests, with the reason of each one skipped
-	$(BIN)/pytest -rs $(ARGS)
+	$(BIN)/pytest -rs --ignore=tests/hostile $(ARGS)
+
+hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
+	$(BIN)/pytest -rs tests/hostile $(ARGS)
 
 check: $(INSTALLED) ## form, lint, types, layers
 	$(BIN)/ruff format --check .
