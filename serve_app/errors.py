@@ -63,6 +63,7 @@ from serve_app.refusals import (
     TooManyOpenJobs,
     TooManyResultBytes,
     TooManyUploadBytes,
+    TooManyWaits,
     TryLater,
 )
 from storage.images import ImageNotFound, ImageStoreUnavailable
@@ -255,6 +256,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     # what passes
     RateExceeded: _Later(429, "rate_exceeded"),
     TooManyOpenJobs: _Later(429, "too_many_open_jobs"),
+    TooManyWaits: _Later(429, "too_many_waits"),
     TooManyLogBytes: _too_much_kept("too_many_log_bytes"),
     TooManyResultBytes: _too_much_kept("too_many_result_bytes"),
     QueueFull: _Later(429, "queue_full"),

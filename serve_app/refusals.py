@@ -21,6 +21,7 @@ RequestRefused
 └── TryLater                the same request may be taken after `retry_after_s`
     ├── RateExceeded
     ├── TooManyOpenJobs
+    ├── TooManyWaits        of the owner, for results
     ├── TooManyBytes        what the owner keeps
     │   ├── TooManyLogBytes
     │   └── TooManyResultBytes
@@ -142,6 +143,15 @@ class RateExceeded(TryLater):
 class TooManyOpenJobs(TryLater):
     def __init__(self, limited: Limited, max_open_jobs: int) -> None:
         message = f"{limited} may have {max_open_jobs} jobs that wait or run."
+        super().__init__(message, retry_after_s=5)
+
+
+class TooManyWaits(TryLater):
+    def __init__(self, max_waits: int) -> None:
+        message = (
+            f"{Limited.OWNER} may have {max_waits} requests that wait for a result, in each HTTP "
+            "process. Ask without `wait`, or once another has its answer."
+        )
         super().__init__(message, retry_after_s=5)
 
 

@@ -14,6 +14,7 @@ from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
 from serve_app.access.rates import Rates
 from serve_app.access.refusal_log import RefusalLog
 from serve_app.access.token_buckets import TokenBuckets
+from serve_app.access.waits import Waits
 from serve_app.bodies import Bodies
 from serve_app.checks import Checks
 from serve_app.services import Services
@@ -35,6 +36,7 @@ class Replica:
         )
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
         self.rates = Rates(services.owner_settings, replicas=services.http_settings.replicas)
+        self.waits = Waits(services.owner_settings.max_waits)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
         http = services.http_settings

@@ -56,6 +56,9 @@ class OwnerSettings(Group):
     """How many jobs of an owner may wait or run; 0 is any number."""
     max_running_jobs: Annotated[int, Field(ge=0)] = 0
     """How many jobs of an owner may run at once, on all endpoints; 0 is any number."""
+    max_waits: Annotated[int, Field(ge=0)] = 512
+    """How many requests of an owner may wait for a result at the same time in one HTTP process; 0
+    is any number."""
     max_log_bytes: Annotated[int, Field(ge=0)] = 512 * 1024**2
     """How many bytes of the event log an owner's jobs may take, for as long as they are kept; 0 is
     any number."""

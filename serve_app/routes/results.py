@@ -78,7 +78,8 @@ async def _result(
     job = await owned_job(services, request_id, key, flavour=flavour)
     wait_s = min(wait_s, services.http_settings.max_wait_s)
     if job.end is None and wait_s > 0:
-        job = await _ended_job(services, request, key, job, wait_s=wait_s)
+        with replica.waits.hold(key.owner):
+            job = await _ended_job(services, request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
     body = result_body(services, job).body()
     return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
