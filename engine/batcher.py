@@ -86,7 +86,11 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Batcher:
-    """Chooses the requests of the next call: those with the key of the oldest request."""
+    """Chooses the requests of the next call: those with the key of the first in the queue.
+
+    What is left of the runs that a call served goes to the end of the queue, so that a run of many
+    requests keeps no other waiting.
+    """
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
     activity: ActivityMonitor = field(default_factory=ActivityMonitor)
@@ -126,10 +130,13 @@ class Batcher:
         """The answers of the next call, by run. Nothing else holds them."""
         group = self._pick()
         results = self._run(group)
-        taken = set(group) if results else set()
-        self._queue = [each for each in self._queue if each not in taken]
+        if not results:
+            return {}
+        taken, served = set(group), {waiting.member for waiting in group}
+        left = [each for each in self._queue if each not in taken]
+        self._queue = sorted(left, key=lambda each: each.member in served)
         answers: dict[Member, list[Answer]] = {}
-        for waiting, result in zip(group, results, strict=False):
+        for waiting, result in zip(group, results, strict=True):
             answers.setdefault(waiting.member, []).append((waiting.request, result))
         return answers
 

@@ -117,6 +117,21 @@ def test_a_run_of_many_requests_crowds_no_other_out(calls: list[list[str]]) -> N
     assert ends.ended == {"many": None, "one": None}
 
 
+def test_a_run_of_many_requests_that_share_no_call_waits_its_turn(calls: list[list[str]]) -> None:
+    def many() -> Execution:
+        left: set[Request] = {Fake("many", number) for number in range(20)}
+        answers = yield list(left)
+        while left := left - {request for request, _ in answers}:
+            answers = yield []
+
+    ends = Ends(Batcher())
+    ends.join("many", many())
+    ends.join("one", run(*fakes("one", 3)))
+    ends.finish()
+    assert calls[:6] == [["many"], ["one"]] * 3
+    assert ends.ended == {"many": None, "one": None}
+
+
 def test_a_request_larger_than_the_row_limit_runs_alone(calls: list[list[str]]) -> None:
     ends = Ends(Batcher(BatchLimits(4)))
     ends.join("big", run(*fakes("big", 1, rows=9)))
