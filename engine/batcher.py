@@ -116,15 +116,10 @@ class Batcher:
         self._drop_requests(member)
         member.execution.close()
 
-    def step(self) -> bool:
-        """Advance the runs whose requests are next, after the device call that serves them.
-
-        Returns whether there was a call: one run that takes its turn needs none.
-        """
-        is_call = not isinstance(self._queue[0].request, Turn)
+    def step(self) -> None:
+        """Advance the runs whose requests are next, after the device call that serves them."""
         for member, received in self._answers().items():
             self._advance(member, received)
-        return is_call
 
     def _answers(self) -> dict[Member, list[Answer]]:
         """The answers of the next call, by run. Nothing else holds them."""

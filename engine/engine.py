@@ -65,7 +65,6 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._submit_lock = threading.Lock()
-        self._steps_done = 0
 
     def start(self) -> None:
         """Import torch, open the device and start the thread. This takes some seconds."""
@@ -121,11 +120,6 @@ class Engine:
         return run
 
     @property
-    def steps_done(self) -> int:
-        """How many device calls were made. If the number stays the same during a run, it hangs."""
-        return self._steps_done
-
-    @property
     def has_stopped(self) -> bool:
         """Whether it runs nothing any more, for whatever reason."""
         return self._stopped.is_set()
@@ -154,7 +148,7 @@ class Engine:
                 self._admit()
                 self._run_commands()
                 if not self._batcher.idle:
-                    self._steps_done += self._batcher.step()
+                    self._batcher.step()
 
     def _run_commands(self) -> None:
         """Run all commands that have come. Wait for one if no request waits for the device."""
