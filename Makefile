@@ -28,7 +28,7 @@ demo: $(INSTALLED) ## start everything, make pictures of both flavours, stop
 up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
-test: $(INSTALLED) $(CHECKPOINT) ## run all tests, with the reason of each one skipped
+test: $(INSTALLED) $(CHECKPOINT) ## run all tests but the hostile requests, with the reason of each one skipped
 	$(BIN)/pytest -rs --ignore=tests/hostile $(ARGS)
 
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them

@@ -61,6 +61,7 @@ class Replica:
         await self._withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
+        self.upload_store.stop()
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:

@@ -45,6 +45,9 @@ class UploadStore:
         self._max_bytes_of_owner = max_bytes_of_owner
         self._decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
 
+    def stop(self) -> None:
+        self._decodes.stop()
+
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
         """Store an image or a latent under the last part of its file name.
 
