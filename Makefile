@@ -8,6 +8,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
+UV := uv==0.13.9
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
@@ -52,8 +53,9 @@ bench: $(INSTALLED) $(CHECKPOINT) ## run each script in benchmarks/
 		echo "== $$script"; $(BIN)/python -m benchmarks.$$script; \
 	done
 
-# Build labels (+cpu) belong to one machine, and torch pins its CUDA wheels itself.
-lock: ## write constraints.txt anew with the newest versions
+# Build labels (+cpu) belong to one machine, and torch pins its CUDA wheels itself. The image's file
+# has those wheels too, from PyPI: uv reads no setting of pip that would put another build there.
+lock: ## write constraints.txt anew with the newest versions, and deploy/requirements.txt with hashes
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet '.[dev,docs]'
@@ -61,6 +63,13 @@ lock: ## write constraints.txt anew with the newest versions
 	$(VENV)-lock/bin/pip freeze --exclude darkroom \
 		| sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)' >> constraints.new
 	mv constraints.new constraints.txt
+	$(VENV)-lock/bin/pip install --quiet '$(UV)'
+	sed -n '/^#/p' deploy/requirements.txt > requirements.new
+	$(VENV)-lock/bin/uv pip compile --quiet pyproject.toml --constraint constraints.txt \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--generate-hashes --only-binary :all: --emit-build-options \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links >> requirements.new
+	mv requirements.new deploy/requirements.txt
 	rm -rf $(VENV)-lock
 
 # In an environment of its own: what it needs is nothing that Darkroom should depend on. Strict: a
@@ -78,7 +87,7 @@ sbom: $(INSTALLED) ## write sbom.json, what is installed in .venv with licences 
 
 clean: ## remove caches, build output and the tiny checkpoint; .venv and data/ stay
 	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
-	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-sbom $(VENV)-lock constraints.new sbom.json
+	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-sbom $(VENV)-lock constraints.new requirements.new sbom.json
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -12,7 +12,7 @@ import yaml
 
 from settings.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CPU_RESOURCE = "darkroom_cpu"
 
 
