@@ -6,7 +6,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from events.ids import ENDPOINT_ID
 from events.store.records import ApiKey, KeyLimits, Scope
@@ -16,6 +23,7 @@ from settings.fields import HostPattern
 USUAL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
 _LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
 _LONGEST_LIST = 100
+_MOST_MEMBERS = 100
 
 
 def _in_utc(time: datetime) -> datetime:
@@ -31,12 +39,28 @@ def _in_utc(time: datetime) -> datetime:
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Expiry = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 EndpointPattern = Annotated[str, Field(pattern=rf"{ENDPOINT_ID}|^\*$")]
+# A list ends with its first wrong item: errors of all of a long one would take seconds.
+Scopes = Annotated[frozenset[Scope], Field(fail_fast=True)]
+EndpointPatterns = Annotated[tuple[EndpointPattern, ...], Field(fail_fast=True)]
+CallbackHosts = Annotated[tuple[HostPattern, ...], Field(fail_fast=True)]
 
 
-class Limits(BaseModel):
-    """What is absent is as the settings have it (`DARKROOM_KEY_*`)."""
+class _Members(BaseModel):
+    """An object that has known members alone."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few(cls, content: Any) -> Any:
+        """So that there are few errors of members that are unknown."""
+        if isinstance(content, dict) and len(content) > _MOST_MEMBERS:
+            raise ValueError(f"has more than {_MOST_MEMBERS} members")
+        return content
+
+
+class Limits(_Members):
+    """What is absent is as the settings have it (`DARKROOM_KEY_*`)."""
 
     rate_per_s: float | None = Field(
         default=None, ge=0, le=1e6, description="Requests a second; 0: any number"
@@ -56,10 +80,10 @@ class Limits(BaseModel):
     embed_metadata: bool | None = Field(
         default=None, description="Whether images say how they were made: graph, prompt and seed"
     )
-    endpoints: tuple[EndpointPattern, ...] | None = Field(
+    endpoints: EndpointPatterns | None = Field(
         default=None, min_length=1, max_length=_LONGEST_LIST, description="Ids, or `*` for any"
     )
-    callback_hosts: tuple[HostPattern, ...] | None = Field(
+    callback_hosts: CallbackHosts | None = Field(
         default=None,
         min_length=1,
         max_length=_LONGEST_LIST,
@@ -70,23 +94,19 @@ class Limits(BaseModel):
         return KeyLimits(**self.model_dump())
 
 
-class NewKey(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class NewKey(_Members):
     owner: Name = Field(description="Whose jobs these are: keys of one owner share them")
     name: Name | None = Field(default=None, description="To tell keys apart; else the owner")
-    scopes: frozenset[Scope] = frozenset(USUAL_SCOPES)
+    scopes: Scopes = frozenset(USUAL_SCOPES)
     expires_at: Expiry | None = None
     limits: Limits = Limits()
 
 
-class KeyChanges(BaseModel):
+class KeyChanges(_Members):
     """What is absent stays; a limit that is null is again as the settings have it."""
 
-    model_config = ConfigDict(extra="forbid")
-
     name: Name | None = None
-    scopes: frozenset[Scope] | None = None
+    scopes: Scopes | None = None
     expires_at: Expiry | None = Field(default=None, description="null: never")
     limits: Limits = Limits()
 
