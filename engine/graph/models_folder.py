@@ -57,21 +57,20 @@ class ModelsFolder:
             )
         path = self._listing(kind).get(name)
         if path is None or not path.exists():
-            self.reject_pickled(kind, name)
+            if pickled := self.pickled(kind).get(name):
+                raise pickled_refused(pickled)
             raise CheckpointUnavailable(
                 f"no {name!r} in {kind}: put it there or name one of GET /v1/models"
             )
         return path
 
-    def reject_pickled(self, kind: str, name: str) -> None:
-        """Raise CheckpointUnavailable if a pickled file has this name. Listings leave it out."""
-        wanted = {name, *(f"{name}{suffix}" for suffix in _PICKLED)}
-        for found, path in self._pickled(kind):
-            if found in wanted:
-                raise CheckpointUnavailable(
-                    f"{path.name} is pickled, and a pickled file can run any code when it is read: "
-                    "convert it to .safetensors and put that there"
-                )
+    def pickled(self, kind: str) -> dict[str, Path]:
+        """The pickled files of a kind, by name with and without suffix. Listings leave them out."""
+        found: dict[str, Path] = {}
+        for name, path in self._pickled(kind):
+            found.setdefault(name, path)
+            found.setdefault(name.removesuffix(path.suffix), path)
+        return found
 
     def _pickled(self, kind: str) -> Iterator[tuple[str, Path]]:
         if not _is_kind(kind):
@@ -100,6 +99,13 @@ class ModelsFolder:
         folder = self._root / kind
         for path in _models_below(folder):
             yield path.relative_to(folder).as_posix(), path
+
+
+def pickled_refused(path: Path) -> CheckpointUnavailable:
+    return CheckpointUnavailable(
+        f"{path.name} is pickled, and a pickled file can run any code when it is read: "
+        "convert it to .safetensors and put that there"
+    )
 
 
 def _is_kind(kind: str) -> bool:

@@ -25,7 +25,7 @@ from engine.diffusion.text.text_encoders import (
     Token,
     Tokens,
 )
-from engine.diffusion.text.textual_inversion import Embeddings
+from engine.diffusion.text.textual_inversion import Embeddings, ListedEmbeddings
 from engine.diffusion.text.weighting import weighted_segments
 from engine.errors import EngineError
 
@@ -111,7 +111,8 @@ def _words(
         for word in segment.replace("\n", " ").split(" ")
         if word
     ]
-    plain = [_without_embedding(word, embeddings) for word, _ in weighted]
+    known = None if embeddings is None else embeddings.listed()
+    plain = [_without_embedding(word, known) for word, _ in weighted]
     encoded = tokenizer.backend_tokenizer.encode_batch(
         [rest for _, rest in plain], add_special_tokens=False
     )
@@ -122,7 +123,7 @@ def _words(
             yield [(token, weight) for token in encoding.ids]
 
 
-def _without_embedding(word: str, known: Embeddings | None) -> tuple[Embedding | None, str]:
+def _without_embedding(word: str, known: ListedEmbeddings | None) -> tuple[Embedding | None, str]:
     """The embedding that a word names, if there is one, and the rest of the word."""
     if known is None or not word.startswith(_EMBEDDING):
         return None, word

@@ -7,6 +7,7 @@ encoder of SDXL, `clip_l` and `clip_g`.
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import SUFFIX, read_tensors
 from engine.diffusion.text.text_encoders import Embedding
 from engine.errors import CheckpointUnavailable
-from engine.graph.models_folder import EMBEDDINGS
+from engine.graph.models_folder import EMBEDDINGS, pickled_refused
 
 _log = logging.getLogger(__name__)
 _ENCODERS = {"clip_l", "clip_g", "clip_h"}
@@ -28,10 +29,36 @@ class Embeddings:
     def __init__(self, store: ModelStore) -> None:
         self._store = store
 
-    @property
+    def listed(self) -> ListedEmbeddings:
+        """Those in the folder now, for one text. The folder is read once, however many it names."""
+        return ListedEmbeddings(self._store)
+
+
+class ListedEmbeddings:
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self._is_noted = False
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the files, such as `sub/word.safetensors`."""
         return self._store.models.names(EMBEDDINGS)
+
+    @cached_property
+    def _outermost(self) -> dict[str, str]:
+        """The names by what they end with, with or without the suffix, from a `/` on."""
+        found: dict[str, str] = {}
+        for name in sorted(self.names, key=lambda name: name.count("/")):
+            parts = name.split("/")
+            for start in range(len(parts)):
+                tail = "/".join(parts[start:])
+                found.setdefault(tail, name)
+                found.setdefault(tail.removesuffix(SUFFIX), name)
+        return found
+
+    @cached_property
+    def _pickled(self) -> dict[str, Path]:
+        return self._store.models.pickled(EMBEDDINGS)
 
     def find(self, word: str) -> Embedding | None:
         """The embedding of that name, with or without its suffix and folder.
@@ -39,14 +66,15 @@ class Embeddings:
         None if there is none: the word is then left out of the prompt, as in ComfyUI. Raises
         CheckpointUnavailable if there is one that cannot be read.
         """
-        asked = (f"/{word}", f"/{word}{SUFFIX}")
-        found = (name for name in self.names if f"/{name}".endswith(asked))
-        if outermost := min(found, key=lambda name: name.count("/"), default=None):
-            return self._store.get(EMBEDDINGS, outermost, read_embedding)
-        self._store.models.reject_pickled(EMBEDDINGS, word)
-        _log.warning(
-            "embedding left out: there is none", extra={"action": "encode", "chars": len(word)}
-        )
+        if name := self._outermost.get(word):
+            return self._store.get(EMBEDDINGS, name, read_embedding)
+        if pickled := self._pickled.get(word):
+            raise pickled_refused(pickled)
+        if not self._is_noted:  # a text may name thousands
+            self._is_noted = True
+            _log.warning(
+                "embedding left out: there is none", extra={"action": "encode", "chars": len(word)}
+            )
         return None
 
 

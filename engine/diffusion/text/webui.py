@@ -64,14 +64,15 @@ def chunks_of(
 
     A word that is the name of an embedding stands for it. Without `embeddings` no word does.
     """
-    names = _names_by_token(embeddings.names) if embeddings is not None else {}
+    known = None if embeddings is None else embeddings.listed()
+    names = {} if known is None else _names_by_token(known.names)
     chunks: list[list[Weighted]] = []
     for section in sections:
         builder = _ChunkBuilder()
         for word, weight in _words(section, tokenizer, names):
             if isinstance(word, int):
                 builder.add(word, weight)
-            elif embeddings is not None and (found := embeddings.find(word)) is not None:
+            elif known is not None and (found := known.find(word)) is not None:
                 builder.add_embedding(found.tokens, weight)
         chunks += builder.chunks
     if len(chunks) > 1 and not chunks[-1]:

@@ -99,6 +99,37 @@ def test_a_missing_one_is_left_out_and_logged_without_its_name(
     assert "missing" not in str(vars(record))
 
 
+class CountedFolder(ModelsFolder):
+    """Counts how often the folder is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ttl_s=0)
+        self.read = 0
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        self.read += 1
+        return super().names(kind)
+
+    def pickled(self, kind: str) -> dict[str, Path]:
+        self.read += 1
+        return super().pickled(kind)
+
+
+def test_the_folder_is_read_once_for_a_text(
+    folder: Path, store: ModelStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file({"emb_params": rows(1)}, folder / "word.safetensors")
+    store.models = counted = CountedFolder(folder.parent)
+    many = " ".join(f"embedding:unknown{number}, embedding:word" for number in range(500))
+    assert len(chunks(many, store)) == 14
+    assert counted.read == 2
+    assert len(caplog.records) == 1
+    chunks("no embedding at all", store)
+    assert counted.read == 2
+    in_webui("word " * 500, store)
+    assert counted.read == 3
+
+
 def test_a_short_one_is_never_split_over_two_chunks(folder: Path, store: ModelStore) -> None:
     save_file({"emb_params": rows(4)}, folder / "word.safetensors")
     first, second = chunks("cat " * 73 + "embedding:word", store)
