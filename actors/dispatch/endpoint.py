@@ -155,6 +155,7 @@ class EndpointDispatcher:
         if await slot.take_delivery(entry, timeout_s=self._hold_renew_s):
             return True
         logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
+        worker.mark_unready()  # its attempt may have failed just now, by the engine
         worker.cancel_run(job.id, job.attempts)
         if slot.job_id == job.id:
             slot.replace()

@@ -7,9 +7,10 @@ job runs on the same machine as its job actor: both are in one bundle of a place
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +18,7 @@ _ACTIVE, _WAITS = b"1", b"0"
 
 
 class RunMark:
-    """The mark as the job actor has it. It is set until the engine says otherwise."""
+    """The mark as the job actor has it. An engine sets it when it takes the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,25 +26,46 @@ class RunMark:
     @classmethod
     @contextmanager
     def new(cls) -> Iterator[Self]:
-        with tempfile.NamedTemporaryFile(prefix="darkroom-run-") as file:
-            file.write(_ACTIVE)
-            file.flush()
-            yield cls(Path(file.name))
+        """Where no file can be made, the disk being full, this is a mark that cannot be read."""
+        with ExitStack() as stack:
+            path = Path(os.devnull)
+            with suppress(OSError):
+                path = stack.enter_context(_new_file())
+            yield cls(path)
 
     @property
     def is_active(self) -> bool:
-        """Whether the device works for the run, or did when the engine died."""
-        return self.path.read_bytes() == _ACTIVE
+        """Whether the device works for the run, or did when the engine died, or nobody knows."""
+        try:
+            return self.path.read_bytes() != _WAITS
+        except OSError:
+            return True
+
+
+@contextmanager
+def _new_file() -> Iterator[Path]:
+    descriptor, name = tempfile.mkstemp(prefix="darkroom-run-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_WAITS)
+        yield Path(name)
+    finally:
+        with suppress(OSError):
+            Path(name).unlink()
 
 
 class RunMarkWriter:
     """The mark as the engine has it."""
 
     def __init__(self, path: Path) -> None:
-        """A file that is not there is left alone: its job actor is on another machine, or dead."""
+        """Sets the mark: what the engine does before the device thread has the run is its, too.
+
+        A file that is not there is left alone: its job actor is on another machine, or dead.
+        """
         self._byte: mmap.mmap | None = None
         with suppress(OSError), path.open("r+b") as file:
             self._byte = mmap.mmap(file.fileno(), 1)
+        self.set_active(True)
 
     def set_active(self, is_active: bool) -> None:
         """Any thread may call this. After `close` it changes nothing."""

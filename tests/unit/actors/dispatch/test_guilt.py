@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.dispatch.cluster import ActorDied
+from actors.dispatch.cluster import ActorDied, ActorUnavailable
 from actors.worker.attempt import AttemptLimits
 from actors.worker.engine_host import EngineDied, Order
 from actors.worker.job import JobRunner, RunOutcome
@@ -23,9 +24,11 @@ from events.log import utc_now
 from events.queue import QueueEntry
 from events.types import Completed, Failed
 from storage.images import ImageStore
-from tests.support.dispatch import Bench, FakeCluster, FakeJobActor
+from tests.support.dispatch import Bench, FakeCluster, FakeEngine, FakeJobActor
 from tests.support.polling import eventually
 
+ANSWER_S = 0.005
+"""How long it takes until a dispatcher hears that a run has ended."""
 STEPS = 12
 ROWS = 2
 
@@ -38,9 +41,14 @@ class Run:
 
 
 class MortalEngine:
-    """Serves its runs in turn, two in a call; it dies in the third call of a guilty job."""
+    """Serves its runs in turn, two in a call; it dies in the third call of a guilty job.
+
+    After that it takes no run for `away_s`.
+    """
 
     def __init__(self) -> None:
+        self.away_s = 0.0
+        self._back_at = 0.0
         self.guilty: set[str] = set()
         self.deaths: list[set[str]] = []
         """The jobs that ran at each."""
@@ -51,7 +59,13 @@ class MortalEngine:
         self._running: list[Run] = []
         self._waiting: list[Run] = []
 
+    @property
+    def is_away(self) -> bool:
+        return time.monotonic() < self._back_at
+
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+        if self.is_away:
+            raise EngineDied("The engine is not there.")
         run = Run(order)
         RunMarkWriter(order.mark).set_active(False)
         self._waiting.append(run)
@@ -89,6 +103,7 @@ class MortalEngine:
         self._admission.leave(run)
 
     def _die(self) -> None:
+        self._back_at = time.monotonic() + self.away_s
         self.deaths.append({run.order.job_id for run in self._running})
         for run in [*self._running, *self._waiting]:
             run.events.put_nowait(None)
@@ -114,13 +129,30 @@ class RunnerActor(FakeJobActor):
             if entry.job_id in self._bench.deadly:
                 await self._bench.start(entry.job_id, self)
                 raise ActorDied("its process ended")
-            return await self._bench.runner(self.writer).run(entry)
+            outcome = await self._bench.runner(self.writer).run(entry)
+            self.job_id = None
+            await asyncio.sleep(ANSWER_S)
+            return outcome
         finally:
             self._end()
 
 
+class EngineActor(FakeEngine):
+    def __init__(self, engine: MortalEngine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    async def check(self) -> None:
+        if self._engine.is_away:
+            raise ActorUnavailable("it starts")
+
+
 class RunningCluster(FakeCluster):
     make: Callable[[str, int], FakeJobActor]
+    mortal: MortalEngine
+
+    async def engine(self, worker: str) -> FakeEngine:
+        return EngineActor(self.mortal)
 
     async def job_actor(self, worker: str, name: str) -> FakeJobActor:
         if name not in self.actors:
@@ -138,6 +170,7 @@ class GuiltBench(Bench):
         self.deadly: set[str] = set()
         """Jobs that end their job actor."""
         self.cluster = cluster = RunningCluster()
+        cluster.mortal = self.engine
         cluster.make = lambda name, incarnation: RunnerActor(name, incarnation, self)
         self._images = ImageStore(folder.as_uri())
 
@@ -192,6 +225,24 @@ async def test_a_job_that_kills_the_engine_fails_alone(tmp_path: Path) -> None:
     assert bench.engine.deaths[1:] == [{guilty}] * 3
     # One neighbour was in the deadly call, and ran alone once. The others only ran again.
     assert sum(job.is_suspect for job in rest) == ROWS - 1
+
+
+async def test_an_engine_that_is_not_there_is_no_fault_of_the_jobs_that_ask_for_it(
+    tmp_path: Path,
+) -> None:
+    bench = GuiltBench(tmp_path)
+    bench.engine.away_s = 0.2
+    guilty = await bench.submit(lane=1, images=1)
+    bench.engine.guilty.add(guilty)
+    neighbours = [await bench.submit(lane=lane, images=1) for lane in range(2, 8)]
+    async with bench.working(slots=8):
+        [failed, *rest] = await bench.ended(guilty, *neighbours)
+    assert isinstance(failed.end, Failed)
+    assert [job.end for job in rest] == [Completed(images=1)] * len(rest)
+    assert [job.charged_attempts for job in rest] == [0] * len(rest)
+    assert sum(job.is_suspect for job in rest) == ROWS - 1
+    # Nobody was sent to it before it was back: one attempt for each death, and one that succeeded.
+    assert max(job.attempts for job in rest) <= len(bench.engine.deaths) + 1
 
 
 async def test_many_guilty_jobs_fail_no_neighbour(tmp_path: Path) -> None:

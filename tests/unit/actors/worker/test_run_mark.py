@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from actors.worker.run_mark import RunMark, RunMarkWriter
 
 
-def test_a_run_that_no_engine_has_taken_is_active() -> None:
+def test_a_run_is_active_once_an_engine_has_taken_it() -> None:
     with RunMark.new() as mark:
-        assert mark.is_active
+        assert not mark.is_active
+        with closing(RunMarkWriter(mark.path)):
+            assert mark.is_active
         path = mark.path
     assert not path.exists()
+
+
+def test_a_mark_that_is_gone_says_that_the_run_was_active() -> None:
+    with RunMark.new() as mark:
+        mark.path.unlink()
+        assert mark.is_active
+
+
+def test_a_mark_for_which_the_disk_has_no_room_says_that_the_run_was_active(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    with RunMark.new() as mark, closing(RunMarkWriter(mark.path)) as writer:
+        writer.set_active(False)
+        assert mark.is_active
 
 
 def test_the_engine_says_whether_the_device_works_for_it() -> None:
