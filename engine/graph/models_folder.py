@@ -52,9 +52,8 @@ class ModelsFolder:
         _, known = self._listings.get(kind, (0.0, {}))
         path = known.get(name)
         if path is not None and path.exists():
-            return (
-                path  # the device thread asks so, and must not wait for a large folder to be read
-            )
+            # The device thread asks so, and must not wait for a large folder to be read.
+            return path
         path = self._listing(kind).get(name)
         if path is None or not path.exists():
             if pickled := self.pickled(kind).get(name):
