@@ -66,10 +66,10 @@ class Turns:
             turn.begun.set()
 
     def _end(self, turn: _Turn) -> None:
-        if not turn.begun.is_set():
+        if turn.begun.is_set():
+            self._free += turn.size
+            self._taken[turn.owner] -= turn.size
+            self._taken += Counter()  # without the owners that have none
+        else:
             self._waiting.remove(turn)
-            return
-        self._free += turn.size
-        self._taken[turn.owner] -= turn.size
-        self._taken += Counter()  # without the owners that have none
         self._begin()

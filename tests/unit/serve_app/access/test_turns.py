@@ -95,3 +95,16 @@ async def test_who_waits_too_long_is_refused_and_leaves_nothing_behind() -> None
     await first.end()
     async with some.take("b", 6), some.take("c", 4):
         pass
+
+
+async def test_who_stood_behind_a_large_one_that_gave_up_need_not_wait() -> None:
+    some = turns()
+    first = Taker(some, "a", 6)
+    large, small = Taker(some, "b", 6), Taker(some, "c", 3)
+    await settle()
+    assert not small.has_turn
+    large.task.cancel()
+    await settle()
+    assert small.has_turn
+    for each in (first, small):
+        await each.end()
