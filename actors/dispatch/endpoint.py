@@ -16,7 +16,7 @@ from actors.job_error import end_job
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
 from events.decisions import Expire, FailDispatch
-from events.errors import LogUnavailable
+from events.errors import LogUnavailable, ReadTimeout
 from events.ids import LANES
 from events.job import Job
 from events.log import JobWriter, utc_now
@@ -27,6 +27,8 @@ from events.store.records import Endpoint
 logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_S = 30.0
+_PASSING = (LogUnavailable, ReadTimeout)
+"""Errors that say nothing about a job: its entry comes again."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class EndpointDispatcher:
         return min(places)[-1] if places else None
 
     async def _pull(self, lane: int) -> None:
-        await keep_trying(lambda: self._pull_from(lane), on=LogUnavailable)
+        await keep_trying(lambda: self._pull_from(lane), on=_PASSING)
 
     async def _pull_from(self, lane: int) -> None:
         async with self._queue.lane(self.endpoint.id, lane) as entries:
@@ -129,7 +131,7 @@ class EndpointDispatcher:
     async def _take(self, lane: int, entry: QueueEntry) -> None:
         try:
             await self._receive(lane, entry)
-        except LogUnavailable:
+        except _PASSING:
             raise
         except Exception as error:  # noqa: BLE001 - `_drop` logs it
             await self._drop(entry, error)
@@ -192,7 +194,8 @@ class EndpointDispatcher:
         try:
             await self._dispatch(held, worker, slot)
         except Exception as error:  # noqa: BLE001 - `_drop` logs it
-            await self._drop(held.entry, error)
+            if not isinstance(error, _PASSING):
+                await self._drop(held.entry, error)
             if slot.entry is held.entry:
                 slot.replace()
         finally:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from actors.worker.job import RunOutcome
+from events.errors import ReadTimeout
 from events.types import DeadLetter, Failed
 from tests.support.dispatch import LEASE_S, Bench, FakeJobActor
 from tests.support.polling import eventually
@@ -69,6 +70,23 @@ async def test_its_tries_are_a_lease_apart(bench: Bench) -> None:
     tries = list(pairwise(times[1:]))
     assert len(tries) == 2
     assert all((after - before).total_seconds() > LEASE_S / 2 for before, after in tries)
+
+
+async def test_a_log_that_shows_too_little_for_a_while_gives_up_no_job(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await bench.submit()
+
+    async def fail_once(*_: object) -> None:
+        monkeypatch.undo()
+        raise ReadTimeout
+
+    async with bench.dispatching():
+        actor = await bench.running(job_id)
+        monkeypatch.setattr(bench.writer, "execute", fail_once)
+        actor.die()
+        await next_actor(bench, job_id, [actor])
+        assert (await bench.job(job_id)).end is None
 
 
 async def test_a_death_after_the_start_is_no_failed_dispatch(bench: Bench) -> None:
