@@ -130,11 +130,6 @@ class Engine:
         return self._batcher.activity.now
 
     @property
-    def loaded(self) -> tuple[str, ...]:
-        """The names of the checkpoints in memory."""
-        return self._device.loaded if self._device is not None else ()
-
-    @property
     def memory(self) -> EngineMemory:
         """What it holds now."""
         return self._admission.memory(self._device.models_bytes if self._device is not None else 0)

@@ -33,11 +33,6 @@ class Device:
             unets=options.unets,
         )
 
-    @property
-    def loaded(self) -> tuple[str, ...]:
-        """The names of the checkpoints in memory."""
-        return self._store.labels
-
     def diagnosed(self, error: Exception) -> Exception:
         """The error that ended a run, or DeviceFailed where the device is the reason for it."""
         if not is_device_error(error):

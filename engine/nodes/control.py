@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
-from engine.graph import work
 from engine.graph.cost import ConditioningShape, Estimate, ImageShape, saturated
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CONTROL_NETS
+from engine.nodes.loaders import load_part_estimate
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -24,10 +24,6 @@ _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts."
 def _controlled(conditioning: ConditioningShape, image: ImageShape) -> ConditioningShape:
     more = replace(conditioning, controls=saturated(conditioning.controls + 1))
     return more.holding(image.size_bytes)
-
-
-def _load_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((None,), work=work.LOAD_PART)
 
 
 def _apply_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -47,7 +43,7 @@ def _apply_to_both_estimate(inputs: Mapping[str, Any]) -> Estimate:
     outputs=("CONTROL_NET",),
     category="loaders",
     display_name="Load ControlNet Model",
-    estimate=_load_estimate,
+    estimate=load_part_estimate,
 )
 def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[Any]]:
     """Loads a network that looks at a picture beside the text."""

@@ -32,7 +32,8 @@ def _model_lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((None,), work=work.LOAD)
 
 
-def _vae_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+def load_part_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    """What it costs to load something smaller than a checkpoint."""
     return Estimate((None,), work=work.LOAD_PART)
 
 
@@ -109,7 +110,7 @@ def lora_loader_model_only(
     outputs=("VAE",),
     category="loaders",
     display_name="Load VAE",
-    estimate=_vae_estimate,
+    estimate=load_part_estimate,
 )
 def vae_loader(context: Context, vae_name: str) -> Work[tuple[Vae]]:
     """Loads an image decoder of its own."""
