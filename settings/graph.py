@@ -9,6 +9,9 @@ from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
 
+MAX_COST_WITHOUT_GPU = 250.0
+"""The default of `max_cost` where all work is done by CPUs."""
+
 
 class GraphSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
@@ -27,9 +30,9 @@ class GraphSettings(Group):
     """The longest side that an image may have."""
     max_batch: PositiveInt = 16
     """The most images that one batch may have."""
-    max_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5000.0
+    max_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2000.0
     """How many megapixel-steps a job may cost on an endpoint that has no limit of its own; 0 is any
-    number."""
+    number. If unset, it is 250 under a `darkroom up` that finds no GPU."""
     max_live_bytes: NonNegativeInt = 2 * 1024**3
     """How much a job may hold at once of images, latents, masks and encoded texts; 0 is any
     amount."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
+from engine.graph.work import ATTENTION_MEGAPIXELS
+
 MOST = 2**53
 """The largest number in a cost. JSON readers keep every integer up to it."""
 CHUNK_TOKENS = 77
@@ -53,6 +55,12 @@ class BatchShape:
     def megapixels(self) -> float:
         """Those of the whole batch."""
         return self._pixels / 1e6
+
+    @property
+    def attended_megapixels(self) -> float:
+        """Those of the whole batch, and what the attention of a model adds to each image."""
+        image = self.width * self.height / 1e6
+        return self.megapixels * (1.0 + image / ATTENTION_MEGAPIXELS)
 
     @property
     def size_bytes(self) -> int:

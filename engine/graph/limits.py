@@ -25,7 +25,7 @@ class Limits:
     """The length of one text. Every 75 tokens are one more chunk to encode and to attend to."""
     max_pixels: int = 2**24
     """The product of width, height and batch size."""
-    max_cost: float = 5000.0
+    max_cost: float = 2000.0
     """The work of a job in megapixel-steps. Here and below, 0 is any number; see `cost.Cost`."""
     max_live_bytes: int = 2 * 2**30
     """What is alive at once of the values that the nodes of a job make."""

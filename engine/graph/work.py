@@ -6,8 +6,11 @@ constants compare with that call of an SD 1.5 UNet; docs/costs.md explains them.
 
 from __future__ import annotations
 
-LEAST_MEGAPIXELS = 256 * 256 / 1e6
-"""A call of a model takes no less time on fewer pixels."""
+LEAST_MEGAPIXELS = 512 * 512 / 1e6
+"""A call of a model takes hardly less time on fewer pixels."""
+ATTENTION_MEGAPIXELS = 2.0
+"""The size of an image whose attention is as much work as all else in the call of a model. It grows
+with the square of the size. Counted for the layers of SD 1.5 at 8 heads of 40."""
 CONTROL = 0.5
 """The call of a ControlNet, as a share of the UNet's call that it joins."""
 DECODE = 2.0

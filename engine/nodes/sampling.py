@@ -61,7 +61,7 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     if inputs["cfg"] != 1.0 or row.needs_uncond:
         rows += negative.rows + positive.areas
     control = 1.0 + work.CONTROL * max(positive.controls, negative.controls)
-    call = max(latent.megapixels, work.LEAST_MEGAPIXELS) * control
+    call = max(latent.attended_megapixels, work.LEAST_MEGAPIXELS) * control
     return Estimate(
         (latent,),
         work=saturated(rows) * call * steps * row.calls,

@@ -21,6 +21,7 @@ from serve_app.local.folders import make_data_folder, temporary_folder
 from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.serve_environment import configure_serve
 from settings.endpoint import EndpointSettings
+from settings.graph import MAX_COST_WITHOUT_GPU
 from settings.settings import Settings, forget_secrets
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Embedded:
         # Ray opens its own folder to everybody, so it gets one inside of a private one.
         ray_folder = temporary_folder(data_dir.absolute()) / "ray"
         address = self._start_ray(settings, ray_folder)
+        settings = fitted(settings, has_gpu=_has_gpu())
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, ray_folder)
@@ -155,6 +157,20 @@ def with_secret(settings: Settings) -> Settings:
 def _with_nats(settings: Settings, url: str) -> Settings:
     log = settings.log.model_copy(update={"nats_url": SecretStr(url)})
     return settings.model_copy(update={"log": log})
+
+
+def _has_gpu() -> bool:
+    import ray
+
+    return bool(ray.cluster_resources().get("GPU"))
+
+
+def fitted(settings: Settings, *, has_gpu: bool) -> Settings:
+    """With the limits that suit a machine without a GPU, where none are given."""
+    if has_gpu or "max_cost" in settings.graph.model_fields_set:
+        return settings
+    graph = settings.graph.model_copy(update={"max_cost": MAX_COST_WITHOUT_GPU})
+    return settings.model_copy(update={"graph": graph})
 
 
 @contextmanager

@@ -117,14 +117,20 @@ def test_sampling_is_pixels_times_steps_times_rows(catalogue: Catalogue) -> None
         return graph_of(prompt, catalogue).cost.work
 
     most = sampling(steps=30)
-    assert most - sampling(steps=10) == pytest.approx(20 * 2, abs=0.01)
-    assert most - sampling(steps=30, cfg=1.0) == pytest.approx(30, abs=0.01)
-    assert sampling(steps=30, sampler_name="heun") - most == pytest.approx(60, abs=0.01)
+    call = 1.0 * (1 + 1.0 / 2)  # what attention adds to a megapixel
+    assert most - sampling(steps=10) == pytest.approx(20 * 2 * call, abs=0.01)
+    assert most - sampling(steps=30, cfg=1.0) == pytest.approx(30 * call, abs=0.01)
+    assert sampling(steps=30, sampler_name="heun") - most == pytest.approx(60 * call, abs=0.01)
 
 
-def test_a_small_image_counts_as_one_of_256_pixels(catalogue: Catalogue) -> None:
+def test_attention_grows_with_the_square_of_an_image_and_not_of_a_batch() -> None:
+    assert LatentShape(1, 2000, 1000).attended_megapixels == pytest.approx(2 * (1 + 2 / 2))
+    assert LatentShape(8, 500, 500).attended_megapixels == pytest.approx(2 * (1 + 0.25 / 2))
+
+
+def test_a_small_image_counts_as_one_of_512_pixels(catalogue: Catalogue) -> None:
     few, many = (graph_of(text_to_image(steps=n), catalogue).cost.work for n in (10, 110))
-    assert many - few == pytest.approx(100 * 2 * 256 * 256 / 1e6, abs=0.01)
+    assert many - few == pytest.approx(100 * 2 * 512 * 512 / 1e6, abs=0.01)
 
 
 def test_an_area_is_a_row_of_both_conditionings(catalogue: Catalogue) -> None:
@@ -184,11 +190,16 @@ SWELLING = {
     "12 concatenations": (concatenated(12), "max_tokens", "n9", "78,848 tokens"),
     "60 concatenations": (concatenated(60), "max_tokens", "n9", "78,848 tokens"),
     "60 batches": (batched(60), "max_live_bytes", "n15", "4,026,531,840 bytes"),
-    "500 large images": (many(500, 4096), "max_cost", "s0", "5,021 megapixel-steps"),
+    "500 large images": (many(500, 4096), "max_cost", "s0", "2,064 megapixel-steps"),
     "300 small images": (many(300, 64), "max_outputs", "s256", "257 images"),
-    "900 resized in a row": (scaled(900), "max_cost", "i1", "5,001 megapixel-steps"),
+    "900 resized in a row": (scaled(900), "max_cost", "i1", "2,015 megapixel-steps"),
     "900 enlarged in a row": (enlarged(900), "max_live_bytes", "i3", "25,971,130,368 bytes"),
-    "10,000 steps of a large latent": (large_latent(), "max_cost", "3", "335,564 megapixel-steps"),
+    "10,000 steps of a large latent": (
+        large_latent(),
+        "max_cost",
+        "3",
+        "3,150,314 megapixel-steps",
+    ),
 }
 
 

@@ -20,7 +20,7 @@ from tests.support.engine.invalid_graphs import error_body
 from tests.support.engine.workflows import node, text_to_image, with_input
 
 Prompt = dict[str, Any]
-LIMITS = Limits()
+LIMITS = Limits(max_cost=0)
 NODES = 1000
 LONG = 128
 

@@ -14,7 +14,7 @@ from tests.support.uploads import png, upload
 
 WORKFLOW = "/api/v1/workflow/generate"
 DIFFUSION = "/diffusion/v1/generate"
-SMALL = 32.1
+SMALL = 33.6
 """What `workflow_body` costs, rounded up."""
 
 
@@ -47,8 +47,8 @@ async def test_a_workflow_beyond_a_limit_is_refused(client: httpx.AsyncClient) -
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["type"] == "cost_too_high"
-    assert error["details"].startswith("node 3 (KSampler): the job costs 5,26")
-    assert "at most 5,000 are taken; lower the steps" in error["details"]
+    assert error["details"].startswith("node 3 (KSampler): the job costs 5,95")
+    assert "at most 2,000 are taken; lower the steps" in error["details"]
     assert list(answer.json()["node_errors"]) == ["3"]
 
 
