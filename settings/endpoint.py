@@ -26,7 +26,7 @@ class EndpointSettings(Group):
     """How many GPUs a worker of the default endpoint takes; if unset, 1 where Ray has any."""
     cpus: PositiveFloat = Field(1.0, validation_alias="DARKROOM_WORKER_CPUS")
     """How many CPUs a worker of the default endpoint takes, as Ray counts them."""
-    jobs_per_worker: PositiveInt = 4
+    jobs_per_worker: PositiveInt = 5
     """How many jobs a worker of the default endpoint runs at the same time."""
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """The precision of the UNets' weights on the default endpoint; `auto` is float16 with a GPU
