@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
-from engine.graph.work import ATTENTION_MEGAPIXELS
+from engine.graph.work import ATTENTION_MEGAPIXELS, TOKEN_MEGAPIXELS
 
 MOST = 2**53
 """The largest number in a cost. JSON readers keep every integer up to it."""
@@ -56,11 +56,10 @@ class BatchShape:
         """Those of the whole batch."""
         return self._pixels / 1e6
 
-    @property
-    def attended_megapixels(self) -> float:
-        """Those of the whole batch, and what the attention of a model adds to each image."""
-        image = self.width * self.height / 1e6
-        return self.megapixels * (1.0 + image / ATTENTION_MEGAPIXELS)
+    def attended_megapixels(self, tokens: int = 0) -> float:
+        """Those of the whole batch, and what attention to each image and to a text adds."""
+        compared = self.width * self.height / 1e6 + tokens * TOKEN_MEGAPIXELS
+        return self.megapixels * (1.0 + compared / ATTENTION_MEGAPIXELS)
 
     @property
     def size_bytes(self) -> int:

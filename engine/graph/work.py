@@ -11,6 +11,8 @@ LEAST_MEGAPIXELS = 512 * 512 / 1e6
 ATTENTION_MEGAPIXELS = 2.0
 """The size of an image whose attention is as much work as all else in the call of a model. It grows
 with the square of the size. Counted for the layers of SD 1.5 at 8 heads of 40."""
+TOKEN_MEGAPIXELS = 64 / 1e6
+"""A token is as much to attend to as the 8 x 8 pixels of one place of a latent."""
 CONTROL = 0.5
 """The call of a ControlNet, as a share of the UNet's call that it joins."""
 DECODE = 2.0

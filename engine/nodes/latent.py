@@ -30,7 +30,7 @@ def encode_estimate(inputs: Mapping[str, Any]) -> Estimate:
     held = images.size_bytes // 3 if "mask" in inputs else 0
     latent = LatentShape(images.count, images.width, images.height, held)
     return Estimate(
-        (latent,), work=images.attended_megapixels * work.ENCODE, scratch_bytes=images.size_bytes
+        (latent,), work=images.attended_megapixels() * work.ENCODE, scratch_bytes=images.size_bytes
     )
 
 
@@ -60,7 +60,7 @@ def _decode_estimate(inputs: Mapping[str, Any]) -> Estimate:
     latent: LatentShape = inputs["samples"]
     images = ImageShape(latent.count, latent.width, latent.height)
     return Estimate(
-        (images,), work=latent.attended_megapixels * work.DECODE, scratch_bytes=images.size_bytes
+        (images,), work=latent.attended_megapixels() * work.DECODE, scratch_bytes=images.size_bytes
     )
 
 

@@ -61,7 +61,8 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     if inputs["cfg"] != 1.0 or row.needs_uncond:
         rows += negative.rows + positive.areas
     control = 1.0 + work.CONTROL * max(positive.controls, negative.controls)
-    call = max(latent.attended_megapixels, work.LEAST_MEGAPIXELS) * control
+    tokens = max(positive.tokens, negative.tokens)
+    call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * control
     return Estimate(
         (latent,),
         work=saturated(rows) * call * steps * row.calls,

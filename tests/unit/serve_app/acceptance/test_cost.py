@@ -47,7 +47,7 @@ async def test_a_workflow_beyond_a_limit_is_refused(client: httpx.AsyncClient) -
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["type"] == "cost_too_high"
-    assert error["details"].startswith("node 3 (KSampler): the job costs 5,95")
+    assert error["details"].startswith("node 3 (KSampler): the job costs 5,96")
     assert "at most 2,000 are taken; lower the steps" in error["details"]
     assert list(answer.json()["node_errors"]) == ["3"]
 
