@@ -94,11 +94,16 @@ def require_json(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         message = "Send the body as Content-Type: application/json."
-        raise ApiError(415, "unsupported_media_type", message, details=content_type[:_SHOWN_CHARS])
+        raise unsupported(message, content_type)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         message = "Send the body without Content-Encoding."
-        raise ApiError(415, "unsupported_media_type", message, details=encoding[:_SHOWN_CHARS])
+        raise unsupported(message, encoding)
+
+
+def unsupported(message: str, given: str) -> ApiError:
+    """`given`: the header that is not taken."""
+    return ApiError(415, "unsupported_media_type", message, details=given[:_SHOWN_CHARS])
 
 
 def _require_shallow(value: Any) -> None:

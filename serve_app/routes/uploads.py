@@ -16,7 +16,7 @@ from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import Upload
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.body import too_large
+from serve_app.body import too_large, unsupported
 from serve_app.errors import ApiError, not_found
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
@@ -113,7 +113,7 @@ def _require_form(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         message = "Send the image as a file of a form (multipart/form-data)."
-        raise ApiError(415, "unsupported_media_type", message, details=content_type)
+        raise unsupported(message, content_type)
 
 
 async def _read_form(
