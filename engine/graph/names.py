@@ -45,6 +45,8 @@ class Sampler:
     """More spellings."""
     calls: int = 1
     """How often it calls the model in a step, at most."""
+    least_steps: int = 0
+    """It may take so many steps, however few the schedule has."""
     noise: Literal["none", "independent", "brownian"] = "none"
     """The noise that its steps add: independent draws, or increments of one Brownian path."""
     discards_penultimate_sigma: bool = False
@@ -68,6 +70,8 @@ SCHEDULERS = (
     Scheduler("linear_quadratic", "Linear Quadratic", "schedules:linear_quadratic"),
     Scheduler("kl_optimal", "KL Optimal", "schedules:kl_optimal"),
 )
+ADAPTIVE_STEPS = 64
+"""The steps that an adaptive sampler may take where its schedule has no more."""
 SAMPLERS = (
     Sampler("euler", "Euler", "runge_kutta:euler", aliases=("k_euler",)),
     Sampler(
@@ -115,6 +119,7 @@ SAMPLERS = (
         "DPM adaptive",
         "dpm_solver:dpm_adaptive",
         calls=3,
+        least_steps=ADAPTIVE_STEPS,
         aliases=("k_dpm_ad", "k_dpm_adaptive"),
         own_schedule=True,
     ),

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine.graph.cost import ConditioningShape, Estimate, saturated
+from engine.graph import work
+from engine.graph.cost import ConditioningShape, Estimate, ImageShape, saturated
 from engine.graph.declarations import Choice, Float, Input, Int, Link, node
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ _CONDITIONING = Link("CONDITIONING")
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="Its weight relative to the other conditionings.")
 
 
+def _copied(conditioning: ConditioningShape, copied_bytes: int, *, scratch: int = 0) -> Estimate:
+    """A conditioning of which so many bytes are made anew, as those of an image are."""
+    megapixels = saturated(copied_bytes) / ImageShape.pixel_bytes / 1e6
+    return Estimate((conditioning,), work=megapixels * work.COPY, scratch_bytes=scratch)
+
+
 def _combined_estimate(inputs: Mapping[str, Any]) -> Estimate:
     first: ConditioningShape = inputs["conditioning_1"]
     return Estimate((first.combined(inputs["conditioning_2"]),))
@@ -28,16 +35,22 @@ def _combined_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 def _concat_estimate(inputs: Mapping[str, Any]) -> Estimate:
     first, appended = inputs["conditioning_to"], inputs["conditioning_from"]
-    return Estimate((replace(first, tokens=saturated(first.tokens + appended.tokens)),))
+    longer = replace(first, tokens=saturated(first.tokens + appended.tokens))
+    return _copied(longer, longer.size_bytes)
 
 
 def _average_estimate(inputs: Mapping[str, Any]) -> Estimate:
     averaged: ConditioningShape = inputs["conditioning_to"]
-    return Estimate((averaged,), scratch_bytes=averaged.size_bytes)
+    return _copied(averaged, averaged.size_bytes, scratch=averaged.size_bytes)
 
 
 def _same_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((inputs["conditioning"],))
+
+
+def _zeroed_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    zeroed: ConditioningShape = inputs["conditioning"]
+    return _copied(zeroed, zeroed.size_bytes)
 
 
 def _area_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -49,7 +62,7 @@ def _mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
     masked: ConditioningShape = inputs["conditioning"]
     areas = 0 if inputs["set_cond_area"] == "default" else masked.rows
     held = saturated(masked.texts * inputs["mask"].size_bytes)
-    return Estimate((replace(masked, areas=max(areas, masked.areas)).holding(held),))
+    return _copied(replace(masked, areas=max(areas, masked.areas)).holding(held), held)
 
 
 def _pixels(default: int, least: int) -> Int:
@@ -121,7 +134,7 @@ def conditioning_average(
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
     display_name="Conditioning (Zero Out)",
-    estimate=_same_estimate,
+    estimate=_zeroed_estimate,
 )
 def conditioning_zero_out(context: Context, conditioning: Conditioning) -> tuple[Conditioning]:
     """Sets a conditioning to zeros, which differs from the conditioning of an empty text."""

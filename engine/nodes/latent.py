@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from engine.diffusion.images.vae import Vae
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
+_SLERP_COPIES = 8
+"""Spherical interpolation keeps both neighbours of each cell, their directions and angles."""
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."
 
 
@@ -40,16 +42,27 @@ def changed_latent(before: LatentShape, after: LatentShape) -> Estimate:
     return Estimate((after,), work=largest * work.COPY, scratch_bytes=after.size_bytes)
 
 
+def _resized_latent(before: LatentShape, after: LatentShape) -> Estimate:
+    """A latent that is resized along its rows first, then along its columns."""
+    between = before.sized(after.width, before.height)
+    largest = max(before, between, after, key=lambda each: each.megapixels)
+    return Estimate(
+        (after,),
+        work=largest.megapixels * work.RESAMPLE,
+        scratch_bytes=_SLERP_COPIES * largest.size_bytes,
+    )
+
+
 def upscale_estimate(inputs: Mapping[str, Any]) -> Estimate:
     """What it costs to bring `samples` to `width` x `height`. No side becomes less than 64."""
     latent: LatentShape = inputs["samples"]
     sides = (side and max(64, side) for side in (inputs["width"], inputs["height"]))
-    return changed_latent(latent, latent.sized(*sides))
+    return _resized_latent(latent, latent.sized(*sides))
 
 
 def _upscale_by_estimate(inputs: Mapping[str, Any]) -> Estimate:
     latent: LatentShape = inputs["samples"]
-    return changed_latent(latent, latent.scaled(inputs["scale_by"]))
+    return _resized_latent(latent, latent.scaled(inputs["scale_by"]))
 
 
 def _composite_estimate(inputs: Mapping[str, Any]) -> Estimate:

@@ -63,9 +63,10 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     control = 1.0 + work.CONTROL * max(positive.controls, negative.controls)
     tokens = max(positive.tokens, negative.tokens)
     call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * control
+    taken = max(steps, row.least_steps) if steps else 0
     return Estimate(
         (latent,),
-        work=saturated(rows) * call * steps * row.calls,
+        work=saturated(rows) * call * taken * row.calls,
         scratch_bytes=_LATENT_COPIES * latent.size_bytes,
         rows=saturated(rows),
     )

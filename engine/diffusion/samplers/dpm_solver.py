@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.graph.names import ADAPTIVE_STEPS
 
 _H_INIT = 0.05
 _RTOL = 0.05
@@ -53,12 +54,19 @@ def dpm_fast(x: Tensor, sigmas: Tensor) -> Sampling:
 def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
     """The adaptive DPM-Solver of orders 2 and 3: its steps are as large as their error allows.
 
-    Raises ValueError where an output of the model is not a number.
+    Raises ValueError where an output of the model is not a number, and where the end is not
+    reached in as many steps as the schedule has, or in `ADAPTIVE_STEPS` where it has fewer.
     """
     t, t_end = (torch.tensor(end) for end in _ends(sigmas))
     h_next = _H_INIT
     x_previous = x
+    steps, most = 0, max(len(sigmas) - 1, ADAPTIVE_STEPS)
     while t < t_end - _T_ERROR:
+        if (steps := steps + 1) > most:
+            raise ValueError(
+                f"dpm_adaptive has not come to its end in {most} steps: take more steps, a lower "
+                "cfg, or another sampler"
+            )
         t_next = torch.minimum(t_end, t + h_next)
         h = t_next - t
         eps = yield from _eps(x, t)

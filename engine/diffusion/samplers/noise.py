@@ -32,8 +32,12 @@ def start_noise(latent: Latent, seed: int) -> Tensor:
         return noise_like(latent.samples, seed)
     generator = torch.Generator().manual_seed(seed)
     shape = (1, *latent.samples.shape[1:])
-    # One at a time: a draw of several rows gives other numbers unless 16 divides a row's size.
-    draws = [torch.randn(shape, generator=generator) for _ in range(max(latent.batch_index) + 1)]
+    wanted, draws = set(latent.batch_index), {}
+    for index in range(max(wanted) + 1):
+        # One at a time: a draw of several rows gives other numbers unless 16 divides a row's size.
+        draw = torch.randn(shape, generator=generator)
+        if index in wanted:
+            draws[index] = draw
     return torch.cat([draws[index] for index in latent.batch_index])
 
 

@@ -91,6 +91,17 @@ def test_the_adaptive_sampler_refuses_what_is_no_number() -> None:
         sampling.send(x)
 
 
+@pytest.mark.parametrize(("steps", "most"), [(2, 64), (150, 150)])
+def test_the_adaptive_sampler_ends_where_no_step_is_good_enough(steps: int, most: int) -> None:
+    x = torch.ones(1, 4, 2, 2)
+    sampling = sampling_of("dpm_adaptive", x, sigmas_for(LEVELS, "normal", steps), seed=1)
+    next(sampling)
+    for call in range(3 * most - 1):
+        sampling.send(torch.full_like(x, call % 2))
+    with pytest.raises(ValueError, match=f"its end in {most} steps: take more"):
+        sampling.send(x)
+
+
 @pytest.mark.parametrize("name", SECOND_ORDER)
 def test_second_order_is_closer_than_first(name: str) -> None:
     assert error_of(name, 20) < error_of("euler", 20) / 3
