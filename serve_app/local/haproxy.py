@@ -1,8 +1,7 @@
-"""Limits of HAProxy for which Ray Serve has no setting.
+"""What Ray Serve has no setting for in HAProxy: limits, and who may see its metrics.
 
 Serve writes the configuration of HAProxy, and starts HAProxy anew for every change of it. What it
-starts is a launcher that is written here: it adds the limits to the configuration, then becomes
-HAProxy.
+starts is a launcher that is written here: it changes the configuration, then becomes HAProxy.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 from settings.http import HttpSettings
 
 _FRONTEND = re.compile(r"^frontend http_frontend\n    bind .*\n", re.MULTILINE)
+_OTHER_BIND = re.compile(r"^(frontend prometheus|listen stats)\n( +)bind \S*:(\d+)$", re.MULTILINE)
 _OTHER_CONNECTIONS = 128
 """For health checks, metrics and the administration socket, beside those of callers."""
 _OTHER_FILES = 256
@@ -53,6 +53,9 @@ def limits(settings: HttpSettings) -> str:
         f"timeout client {_milliseconds(settings.silence_timeout_s)}",
         f"timeout http-request {_milliseconds(settings.header_timeout_s)}",
         f"timeout http-keep-alive {_milliseconds(settings.idle_timeout_s)}",
+        # Behind what a caller or a proxy wrote; only the last address that is not this machine's
+        # is believed.
+        "option forwardfor",
     ]
     if most := settings.max_connections_per_address:
         lines += [
@@ -65,9 +68,16 @@ def limits(settings: HttpSettings) -> str:
 
 
 def limited(configuration: str, lines: str) -> str:
-    """The configuration with these lines in the frontend of callers. Raises FrontendNotFound."""
+    """The configuration with these lines in the frontend of callers, and with metrics and
+    statistics for this machine alone. Raises FrontendNotFound.
+    """
     if lines in configuration:
         return configuration
+    configuration, found = _OTHER_BIND.subn(r"\1\n\2bind 127.0.0.1:\3", configuration)
+    if found != 2:
+        raise FrontendNotFound(
+            "no `frontend prometheus` and `listen stats` to keep to this machine"
+        )
     frontend = _FRONTEND.search(configuration)
     if frontend is None:
         raise FrontendNotFound("no `frontend http_frontend` to which the limits could be added")

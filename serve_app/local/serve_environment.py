@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from serve_app.local.folders import temporary_folder
 from serve_app.local.haproxy import environment
+from serve_app.local.ports import free_ports
 from serve_app.local.stale_processes import stop_stale_processes
 from settings.http import HttpSettings
 
@@ -35,9 +33,8 @@ def configure_serve(settings: HttpSettings, data_dir: Path) -> int:
     folder = (data_dir / "haproxy").absolute()
     stop_stale_processes(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    metrics_port = _free_port()
-    replica_port = _free_range(_REPLICA_PORTS)
-    os.environ |= _RAY_ENVIRONMENT | _haproxy(folder, metrics_port)
+    metrics_port, stats_port, http_port, grpc_port, *replicas = free_ports(4 + _REPLICA_PORTS)
+    os.environ |= _RAY_ENVIRONMENT | _haproxy(folder, metrics_port, stats_port)
     os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
@@ -45,15 +42,15 @@ def configure_serve(settings: HttpSettings, data_dir: Path) -> int:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         # Serve listens with SO_REUSEPORT: on its usual ports two instances would get each other's
         # requests.
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + _REPLICA_PORTS - 1),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http_port),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc_port),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas[0]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas[-1]),
     }
     return metrics_port
 
 
-def _haproxy(folder: Path, metrics_port: int) -> dict[str, str]:
+def _haproxy(folder: Path, metrics_port: int, stats_port: int) -> dict[str, str]:
     is_short = len(str(folder)) <= _LONGEST_SOCKET_FOLDER
     sockets = folder if is_short else temporary_folder(folder)
     return {
@@ -64,26 +61,7 @@ def _haproxy(folder: Path, metrics_port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _free_range(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    while True:
-        first = random.randrange(20_000, 30_000, count)
-        with ExitStack() as probes:
-            try:
-                for port in range(first, first + count):
-                    probes.enter_context(socket.socket()).bind(("", port))
-            except OSError:
-                continue
-            return first

@@ -24,6 +24,7 @@ from ray.serve._private.haproxy import (
 from ray.serve.config import HTTPOptions
 
 from serve_app.local.haproxy import environment
+from serve_app.local.ports import free_ports
 from settings.http import HttpSettings
 from tests.support.edge import running_edge
 
@@ -137,7 +138,7 @@ async def _listening(app: Any) -> AsyncGenerator[int]:
 @contextmanager
 def _haproxy(folder: Path, replica_port: int) -> Iterator[int]:
     """Runs HAProxy with Serve's own configuration and our limits; gives its port."""
-    ports = [_free_port() for _ in range(3)]
+    ports = free_ports(3)
     path = folder / "haproxy.cfg"
     api = HAProxyApi(
         HAProxyConfig(
@@ -174,9 +175,3 @@ def _listens(port: int) -> bool:
     except ConnectionRefusedError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

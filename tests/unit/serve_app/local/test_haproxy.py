@@ -47,6 +47,14 @@ def test_the_limits_are_in_the_frontend_of_callers(configuration: Path) -> None:
     assert limited(text, lines) == text
 
 
+def test_metrics_and_statistics_are_for_this_machine_alone(configuration: Path) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings()))
+    binds = [line.split()[1] for line in text.splitlines() if line.strip().startswith("bind ")]
+    assert len(binds) == 3
+    other = [bind for bind in binds if not bind.endswith(":8000")]
+    assert [bind.rpartition(":")[0] for bind in other] == ["127.0.0.1"] * 2
+
+
 def test_no_number_for_each_address_is_any_number() -> None:
     assert "stick-table" not in limits(HttpSettings(max_connections_per_address=0))
 
@@ -60,6 +68,12 @@ def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatc
 def test_a_configuration_without_that_frontend_is_an_error() -> None:
     with pytest.raises(FrontendNotFound):
         limited("frontend other\n    bind :80\n", "    maxconn 1\n")
+
+
+@pytest.mark.parametrize("name", ["frontend http_frontend", "frontend prometheus", "listen stats"])
+def test_so_is_one_that_lacks_a_frontend(configuration: Path, name: str) -> None:
+    with pytest.raises(FrontendNotFound):
+        limited(configuration.read_text().replace(f"{name}\n", f"{name}_x\n"), "    maxconn 1\n")
 
 
 def test_the_launcher_becomes_haproxy_with_the_limits(configuration: Path, tmp_path: Path) -> None:
