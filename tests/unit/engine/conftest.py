@@ -78,11 +78,11 @@ def engine(tiny_root: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def submit(engine: Engine, catalogue: Catalogue) -> Callable[..., Watched]:
-    """Submits a prompt and watches it."""
+    """Submits a prompt, valid within `limits`, and watches it."""
 
-    def submit(prompt: dict[str, Any], **options: Any) -> Watched:
+    def submit(prompt: dict[str, Any], *, limits: Limits | None = None, **options: Any) -> Watched:
         watched = Watched()
-        graph = validate(prompt, catalogue, Limits())
+        graph = validate(prompt, catalogue, limits or Limits())
         watched.run = engine.submit(graph, on_event=watched.take, **options)
         return watched
 
