@@ -34,10 +34,17 @@ class Delivery:
     """When a breaker first kept it from its receiver since it was last asked for."""
     delivered: bool = False
     exhausted: bool = False
+    redeliveries: int = 0
+    """How often it was asked for once more."""
 
     @property
     def ended(self) -> bool:
         return self.delivered or self.exhausted
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether it can be asked for once more. Where no try was made, it is due already."""
+        return self.ended or self.tries > 0
 
 
 def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> Delivery:
@@ -60,7 +67,11 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
         case CallbackWithheld():
             return replace(delivery, withheld_at=delivery.withheld_at or event.time)
         case RedeliveryRequested():
-            return Delivery(version=delivery.version, position=delivery.position)
+            return Delivery(
+                version=delivery.version,
+                position=delivery.position,
+                redeliveries=delivery.redeliveries + 1,
+            )
         case _:
             return delivery
 
@@ -116,8 +127,7 @@ DeliveryCommand = RecordTry | EndAfterTry | Withhold | GiveUpDelivery | RequestR
 def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
     """The events that `command` adds to `delivery`; none where it changes nothing."""
     if isinstance(command, RequestRedelivery):
-        # Where no try was made since it was last asked for, it is due already.
-        return (RedeliveryRequested(),) if delivery.ended or delivery.tries else ()
+        return (RedeliveryRequested(),) if delivery.was_tried else ()
     if delivery.ended:
         return ()
     match command:

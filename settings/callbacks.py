@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
 from settings.fields import Networks, Ports, ProxyUrl, Seconds
@@ -54,5 +54,7 @@ class CallbackSettings(Group):
     secrets: PositiveInt = 3
     """The most signatures that a delivery has: that of its key, then those of the owner's newest
     other keys."""
+    max_redeliveries: NonNegativeInt = 100
+    """How often the callback of one job may be asked for once more; 0 is any number."""
     tests_per_minute: PositiveInt = 10
     """How many test callbacks one owner may send per minute."""

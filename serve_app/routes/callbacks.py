@@ -99,7 +99,9 @@ async def show_callbacks(id: str, key: ReadKey, replica: ReplicaDep) -> Callback
     "/jobs/{id}/callbacks/redeliver",
     status_code=202,
     response_model_exclude_none=True,
-    responses=documented(404) | _conflict("The job has no callback address, or has not ended"),
+    responses=documented(404)
+    | _conflict("The job has no callback address, or has not ended")
+    | _too_many("The key's rate, or more redeliveries of the job than are allowed"),
 )
 async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackReport:
     """Deliver a job's callback once more, at once and with all its tries.
@@ -113,7 +115,12 @@ async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackR
         raise ApiError(409, "nothing_to_deliver", f"The job {reason}.")
     require_callback_host(key, services.address_rule.check_url(job.submitted.callback_url).host)
     writer = DeliveryWriter(services.deliveries)
-    await writer.execute(RequestRedelivery(), job, await writer.load(job.id))
+    delivery = await writer.load(job.id)
+    most = services.callback_settings.max_redeliveries
+    if most and delivery.redeliveries >= most and delivery.was_tried:
+        message = f"The callback of a job may be asked for {most} times; its result can be read."
+        raise ApiError(429, "too_many_redeliveries", message)
+    await writer.execute(RequestRedelivery(), job, delivery)
     # Parked, not added: an entry that is being delivered now will be acknowledged.
     await services.callback_queue.park(job.id, utc_now())
     return _report(job, await services.deliveries.read(job.id))

@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,10 +15,11 @@ from events.types import (
     Event,
     RedeliveryRequested,
 )
-from tests.support.edge import Edge
+from tests.support.edge import Edge, running_edge
 from tests.support.generate_bodies import diffusion_body
 
 URL = "http://127.0.0.1:9000/hook"
+LOCAL = "127.0.0.0/8"
 RETRY_AT = datetime(2030, 1, 1, tzinfo=UTC)
 
 
@@ -113,6 +115,30 @@ class TestRedelivery:
         events = await events_of(edge, job_id)
         assert events.count(RedeliveryRequested()) == 1
         assert len(edge.callback_queue.recorded) == 2
+
+    @pytest.mark.parametrize(("most", "status"), [(2, 429), (0, 202)])
+    async def test_it_is_asked_for_so_often(self, tmp_path: Path, most: int, status: int) -> None:
+        """A receiver of the caller's own may be fast, and the events of a job are kept."""
+        async with (
+            running_edge(
+                tmp_path, callback_max_redeliveries=most, callback_allow_networks=LOCAL
+            ) as edge,
+            await edge.client() as client,
+        ):
+            job_id = await submit(client)
+            await edge.run(job_id)
+            url = f"/v1/jobs/{job_id}/callbacks/redeliver"
+            for _ in range(2):
+                await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
+                assert (await client.post(url)).status_code == 202
+            assert (await client.post(url)).status_code == 202, "the last one may be parked again"
+            await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
+            answer = await client.post(url)
+            assert answer.status_code == status
+            if status == 429:
+                assert answer.json()["error"]["type"] == "too_many_redeliveries"
+                assert len(edge.callback_queue.recorded) == 3
+                assert (await events_of(edge, job_id)).count(RedeliveryRequested()) == 2
 
     async def test_a_key_that_may_not_have_the_host_called_cannot_ask_for_it(
         self, edge: Edge, client: httpx.AsyncClient
