@@ -145,15 +145,15 @@ class RemoteEngine:
             raise self._died(error) from error
 
     async def kill(self) -> None:
-        """Ray starts it again."""
-        with suppress(EngineDied):
+        """Ray starts it again, or finds it dead."""
+        with suppress(EngineDied, RayError, ValueError):
             await asyncio.to_thread(ray.kill, await self._handle(), no_restart=False)
 
     async def _handle(self) -> Any:
         if self._found is None:
             try:
                 self._found = await asyncio.to_thread(ray.get_actor, self._name, NAMESPACE)
-            except ValueError as error:
+            except (ValueError, RayError) as error:
                 raise EngineDied("The engine is not there.") from error
         return self._found
 
