@@ -39,7 +39,7 @@ class Watchdog:
         self._step_timeout_s = step_timeout_s
         self._load_timeout_s = load_timeout_s
         self._exit_later = exit_later
-        self._period_s = period_s
+        self._period_s = min(period_s, step_timeout_s / 4)
         self._last_count = -1
 
     def start(self) -> None:

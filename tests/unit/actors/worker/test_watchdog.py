@@ -85,3 +85,16 @@ def test_a_stuck_process_ends_and_prints_where(how: str) -> None:
     ended = subprocess.run(command, check=False, timeout=30, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "it moved\n")
     assert 'File "<string>", line 1' in ended.stderr
+
+
+def test_a_process_that_is_idle_outlives_a_time_shorter_than_the_period() -> None:
+    code = """
+        import time
+        from actors.worker.watchdog import Watchdog
+        from engine.activity import ActivityMonitor
+        monitor = ActivityMonitor()
+        Watchdog(lambda: monitor.now, step_timeout_s=0.8, load_timeout_s=60.0).start()
+        time.sleep(1.5)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, check=False, timeout=30).returncode == 0
