@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
+from engine.errors import SHOWN_FIELDS, FieldError, GraphInvalid, ParametersInvalid, encodable
 
 _MAX_KEYWORD_CHARS = 79
 _FIELD = "extra_data.extra_pnginfo"
@@ -40,6 +40,20 @@ def require_size(pnginfo: Mapping[str, Any], max_bytes: int) -> None:
     if size > max_bytes:
         message = f"has {size} bytes as JSON, at most {max_bytes} are taken"
         raise ParametersInvalid((FieldError("too_long", message, _FIELD),))
+
+
+def require_metadata_size(texts: Iterable[object], *, images: int, max_bytes: int) -> None:
+    """Raises GraphInvalid if so many images have more than `max_bytes` of these texts together.
+
+    Each image has all of them, as JSON in ASCII.
+    """
+    size = images * sum(len(json.dumps(text)) for text in texts)
+    if size > max_bytes:
+        details = (
+            f"{images} images have {size} bytes of it, at most {max_bytes} are taken: shorten the "
+            "texts of the prompt, or save fewer images"
+        )
+        raise GraphInvalid("too_much_metadata", "The images say too much of themselves", details)
 
 
 def _is_keyword(name: Any) -> bool:

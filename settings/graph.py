@@ -26,6 +26,8 @@ class GraphSettings(Group):
     """The most characters that all texts of a request may have together."""
     max_extra_data_bytes: PositiveInt = 64 * 1024
     """The most bytes of JSON that a workflow may send along for its PNG files."""
+    max_metadata_bytes: PositiveInt = 64 * 1024**2
+    """The most bytes that all images of a job may say together of how they were made."""
     max_side_px: PositiveInt = 4096
     """The longest side that an image may have."""
     max_batch: PositiveInt = 16

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import EngineError, FieldError, GraphInvalid, ParametersInvalid
-from engine.extra_data import pnginfo_of, require_size
+from engine.extra_data import pnginfo_of, require_metadata_size, require_size
 from engine.graph.catalogue import Catalogue
 from engine.graph.cost import Cost
 from engine.graph.costing import COST_TOO_HIGH, FileSizes
+from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS
 from engine.graph.seeds import resolve_seeds
@@ -55,6 +56,7 @@ class Checker:
     default_checkpoint: str | None
     max_request_chars: int
     max_extra_data_bytes: int
+    max_metadata_bytes: int
 
     def check(self, flavour: Flavour, body: Any) -> CheckedRequest:
         """Raises GraphInvalid, ParametersInvalid."""
@@ -68,6 +70,7 @@ class Checker:
         require_text_budget(members.get("prompt"), self.max_request_chars)
         prompt = resolve_seeds(members.get("prompt"), draw_seed)
         graph = validate(prompt, self.catalogue, self.limits)
+        self._require_metadata(graph, pnginfo)
         recorded: dict[str, Any] = {"prompt": graph.prompt}
         if pnginfo:
             recorded["extra_data"] = {"extra_pnginfo": pnginfo}
@@ -96,11 +99,19 @@ class Checker:
             graph = validate(compiled.prompt, self.catalogue, self.limits)
         except GraphInvalid as error:
             raise _too_costly(error) from error
+        self._require_metadata(graph)
         recorded = parameters.recorded()
         if given.checkpoint is None:
             # The default may have changed by the time the job is repeated.
             recorded["sd_model_checkpoint"] = self.default_checkpoint
         return CheckedRequest(recorded, images=parameters.images, cost=graph.cost)
+
+    def _require_metadata(self, graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:
+        require_metadata_size(
+            (graph.prompt, *(pnginfo or {}).values()),
+            images=graph.cost.outputs,
+            max_bytes=self.max_metadata_bytes,
+        )
 
 
 def _too_costly(error: GraphInvalid) -> EngineError:
@@ -130,6 +141,7 @@ def checker_for(
         default_checkpoint=default or next(iter(catalogue.models.names(CHECKPOINTS)), None),
         max_request_chars=settings.max_request_chars,
         max_extra_data_bytes=settings.max_extra_data_bytes,
+        max_metadata_bytes=settings.max_metadata_bytes,
     )
 
 

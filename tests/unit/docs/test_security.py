@@ -27,6 +27,7 @@ def test_it_has_the_default_of_each_limit_of_a_job() -> None:
         f"| {graph.max_conditioning_rows} rows, {graph.max_tokens:,} tokens |",
         f"| {Limits().max_pixels:,} pixels in a batch |",
         f"| `DARKROOM_MAX_OUTPUTS` | {graph.max_outputs} |",
+        f"| `DARKROOM_MAX_METADATA_BYTES` | {graph.max_metadata_bytes // 2**20} MiB |",
         f"| `DARKROOM_JOB_MEMORY_BYTES` | {engine.job_memory_bytes // 2**30} GiB |",
     ):
         assert shown in PAGE
