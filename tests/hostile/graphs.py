@@ -109,7 +109,23 @@ def _samplers(count: int) -> Nodes:
     return nodes
 
 
+def _apart(count: int) -> Nodes:
+    """Many samplers of one graph, none of which shares a call with another."""
+    nodes = sampled()
+    for number in range(count):
+        nodes[f"l{number}"] = node(
+            "EmptyLatentImage", width=64 + 8 * number, height=64, batch_size=1
+        )
+        again = {**nodes["3"]["inputs"], "latent_image": [f"l{number}", 0]}
+        nodes[f"k{number}"] = node("KSampler", **again)
+        nodes[f"s{number}"] = node("SaveLatent", samples=[f"k{number}", 0], filename_prefix="x")
+    return nodes
+
+
 ATTACKS: tuple[Attack, ...] = (
+    workflow("80 samplers that share no call", _apart(80)),
+    workflow("one step of 4096 squared", sampled(latent(LARGEST), steps=1)),
+    workflow("9 steps of 2048 squared", sampled(latent(2048), steps=9)),
     workflow("an unreached node with inputs null", _unreached(None)),
     workflow("an unreached node with inputs 5", _unreached(5)),
     workflow("an unreached node with a text as inputs", _unreached("ckpt_name")),

@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.graph.limits import Limits
 from events.store.records import Endpoint
+from settings.graph import GraphSettings
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body, workflow_body
 from tests.support.uploads import png, upload
@@ -16,6 +18,10 @@ WORKFLOW = "/api/v1/workflow/generate"
 DIFFUSION = "/diffusion/v1/generate"
 SMALL = 33.6
 """What `workflow_body` costs, rounded up."""
+
+
+def test_limits_without_settings_are_those_of_the_defaults() -> None:
+    assert Limits(**Endpoint("any").limits(GraphSettings())) == Limits()
 
 
 def from_upload(factor: float) -> dict[str, Any]:
