@@ -123,7 +123,7 @@ def _apart(count: int) -> Nodes:
 
 
 ATTACKS: tuple[Attack, ...] = (
-    workflow("80 samplers that share no call", _apart(80)),
+    workflow("40 samplers that share no call", _apart(40)),
     workflow("one step of 4096 squared", sampled(latent(LARGEST), steps=1)),
     workflow("9 steps of 2048 squared", sampled(latent(2048), steps=9)),
     workflow("an unreached node with inputs null", _unreached(None)),
