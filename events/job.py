@@ -66,8 +66,10 @@ class Job:
 
     @property
     def result_bytes(self) -> int:
-        """What its images take in the image store."""
-        return sum(image.size_bytes for image in self.images)
+        """What its files take in the image store; before its end the most that they may take."""
+        stored = sum(image.size_bytes for image in self.images)
+        cost = self.submitted.cost
+        return stored if self.end is not None or cost is None else max(stored, cost.result_bytes)
 
     def image(self, index: int) -> ImageStored | None:
         return next((image for image in self.images if image.index == index), None)

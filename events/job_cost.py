@@ -15,3 +15,4 @@ class JobCost(BaseModel):
     rows: int = Field(description="Most rows of conditioning of one sampler")
     tokens: int = Field(description="Most tokens of one conditioning")
     outputs: int = Field(description="Images and latents that it saves")
+    result_bytes: int = Field(default=0, description="Most bytes that their files take")

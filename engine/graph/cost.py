@@ -33,6 +33,8 @@ class Cost:
     """The most tokens of one conditioning."""
     outputs: int = 0
     """The images and latents that it saves."""
+    result_bytes: int = 0
+    """The most bytes that their files take, without what they say of how they were made."""
 
 
 def saturated(number: int) -> int:
@@ -184,6 +186,8 @@ class Estimate:
     """The rows of conditioning that it samples with."""
     results: int = 0
     """The images or latents that it saves."""
+    result_bytes: int = 0
+    """The most bytes that their files take: for noise a PNG saves nothing."""
 
 
 def default_estimate(outputs: tuple[str, ...]) -> Estimate:

@@ -83,7 +83,7 @@ class Ledger:
         self._scratch: dict[str, int] = {}
         self.node_bytes: dict[str, int] = {}
         """What the outputs and the body of each started node take."""
-        self._work, self._live_bytes = 0.0, 0
+        self._work, self._live_bytes, self._result_bytes = 0.0, 0, 0
         self._peaks = {limit: _Peak() for limit in _MESSAGES}
 
     @property
@@ -96,6 +96,7 @@ class Ledger:
             rows=int(peaks["max_conditioning_rows"].value),
             tokens=int(peaks["max_tokens"].value),
             outputs=int(peaks["max_outputs"].value),
+            result_bytes=self._result_bytes,
         )
 
     def excess(self, limits: Limits) -> Excess | None:
@@ -155,6 +156,7 @@ class Ledger:
         if estimate.results:
             saved = peaks["max_outputs"].value + estimate.results
             peaks["max_outputs"].offer(min(saved, MOST), node)
+            self._result_bytes = saturated(self._result_bytes + estimate.result_bytes)
         for shape in estimate.shapes:
             if isinstance(shape, ConditioningShape):
                 peaks["max_conditioning_rows"].offer(shape.rows, node)

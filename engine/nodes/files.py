@@ -36,7 +36,8 @@ def _load_latent_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _save_latent_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate(scratch_bytes=inputs["samples"].size_bytes, results=1)
+    size_bytes = inputs["samples"].size_bytes
+    return Estimate(scratch_bytes=size_bytes, results=1, result_bytes=size_bytes)
 
 
 @node(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from engine.diffusion.images.latents import Images, Mask
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
+_FLOAT_BYTES = 4
+"""Of a value of a pixel, which is one byte in a file."""
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."
 
 
@@ -34,6 +36,7 @@ def _saved_estimate(inputs: Mapping[str, Any]) -> Estimate:
         work=images.megapixels * work.FILE,
         scratch_bytes=2 * images.size_bytes,
         results=images.count,
+        result_bytes=images.size_bytes // _FLOAT_BYTES,
     )
 
 

@@ -187,12 +187,15 @@ class Acceptance:
             self._withdrawals.schedule(job_id)
 
     @asynccontextmanager
-    async def _place(self, request: GenerateRequest) -> AsyncGenerator[NoteStored]:
+    async def _place(
+        self, request: GenerateRequest, submitted: Submitted
+    ) -> AsyncGenerator[NoteStored]:
         """Hold what the job takes of the limits; call the given function once it is stored."""
         key, body_bytes = request.key, len(request.body)
+        result_bytes = submitted.cost.result_bytes if submitted.cost is not None else 0
         async with (
             self.open_jobs.place(key) as note_job,
-            self.owned_bytes.room(key.owner, body_bytes) as note_bytes,
+            self.owned_bytes.room(key.owner, body_bytes, result_bytes=result_bytes) as note_bytes,
         ):
 
             def stored(position: int) -> None:
@@ -204,7 +207,7 @@ class Acceptance:
     async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
         command = Submit(submitted)
         try:
-            async with self._place(request) as stored:
+            async with self._place(request, submitted) as stored:
                 outcome = await self._services.writer.submit(
                     job_id, command, traceparent=request.traceparent
                 )

@@ -33,19 +33,23 @@ class _Account:
     kept: KeptBytes = field(default_factory=KeptBytes)
     counted_until: float = -float("inf")
     counting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    unprojected: Unprojected = field(default_factory=Unprojected)
+    log_bytes: Unprojected = field(default_factory=Unprojected)
+    result_bytes: Unprojected = field(default_factory=Unprojected)
 
     @property
     def total(self) -> KeptBytes:
-        log_bytes = self.kept.log_bytes + self.unprojected.total
-        return replace(self.kept, log_bytes=log_bytes)
+        return replace(
+            self.kept,
+            log_bytes=self.kept.log_bytes + self.log_bytes.total,
+            result_bytes=self.kept.result_bytes + self.result_bytes.total,
+        )
 
 
 class OwnedBytes:
     """Adds up the rows of an owner, and the jobs that this replica stored after them.
 
-    Of jobs it is as exact as `OpenJobs`. Results are known once they are projected, and uploads at
-    the next time.
+    Of jobs it is as exact as `OpenJobs`. The results of an open job count for the most that they
+    may take. Uploads are known at the next time.
     """
 
     def __init__(
@@ -70,9 +74,11 @@ class OwnedBytes:
         return (await self._counted(owner)).total
 
     @asynccontextmanager
-    async def room(self, owner: str, body_bytes: int) -> AsyncGenerator[NoteStored]:
-        """Hold room in the log for a job of a body so long; call the given function once it is
-        stored.
+    async def room(
+        self, owner: str, body_bytes: int, *, result_bytes: int = 0
+    ) -> AsyncGenerator[NoteStored]:
+        """Hold room for a job of a body so long and of results so large; call the given function
+        once it is stored.
 
         Raises TooManyLogBytes, TooManyResultBytes, DatabaseUnavailable.
         """
@@ -87,7 +93,15 @@ class OwnedBytes:
             raise TooManyLogBytes(kept.log_bytes, max_log)
         if max_results and kept.result_bytes >= max_results:
             raise TooManyResultBytes(kept.result_bytes, max_results)
-        with account.unprojected.storing(size_bytes) as stored:
+        with (
+            account.log_bytes.storing(size_bytes) as note_log,
+            account.result_bytes.storing(result_bytes) as note_results,
+        ):
+
+            def stored(position: int) -> None:
+                note_log(position)
+                note_results(position)
+
             yield stored
 
     async def _counted(self, owner: str) -> _Account:
@@ -100,7 +114,8 @@ class OwnedBytes:
             began = self._clock()
             if began >= account.counted_until:
                 checkpoint, account.kept = await self._usage.kept_bytes(owner)
-                account.unprojected.drop_until(checkpoint)
+                account.log_bytes.drop_until(checkpoint)
+                account.result_bytes.drop_until(checkpoint)
                 ended = self._clock()
                 pause_s = max(self._period_s, _COUNTS_IN_TURN * (ended - began))
                 account.counted_until = ended + pause_s

@@ -36,7 +36,8 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 @pytest.fixture(scope="module")
 def chaos(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     data_dir = tmp_path_factory.mktemp("chaos") / "data"
-    service = Service(data_dir, DARKROOM_NATS_URL=nats.url, DARKROOM_MAX_ATTEMPTS="2")
+    settings = {"DARKROOM_MAX_ATTEMPTS": "2", "DARKROOM_MAX_COST": "2000"}
+    service = Service(data_dir, DARKROOM_NATS_URL=nats.url, **settings)
     try:
         service.start()
         warm = service.ended(service.submit("diffusion", diffusion(steps=1)))

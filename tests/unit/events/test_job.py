@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.job import fold
+from events.job_cost import JobCost
 from events.types import (
     AttemptFailed,
     Blame,
@@ -55,6 +56,13 @@ erasable = st.lists(later_events | st.just(ERASED), max_size=12).map(
     lambda events: history_of(submitted(), *events)
 )
 places = st.integers(0, 13)
+
+
+def test_an_open_job_counts_for_the_most_that_its_results_may_take() -> None:
+    cost = JobCost(work=1, live_bytes=1, rows=1, tokens=1, outputs=2, result_bytes=700)
+    job = folded([submitted(cost=cost)])
+    assert job.result_bytes == 700
+    assert replace(job, end=Cancelled()).result_bytes == 0
 
 
 @given(erasable, st.lists(places))

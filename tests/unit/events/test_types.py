@@ -139,7 +139,9 @@ ADDITIONS: dict[str, EventData] = {
                 key="uploads/2b/9f.png", digest="sha256:9f86d081", width=512, height=384
             )
         },
-        cost=JobCost(work=1.573, live_bytes=5_505_024, rows=2, tokens=77, outputs=1),
+        cost=JobCost(
+            work=1.573, live_bytes=5_505_024, rows=2, tokens=77, outputs=1, result_bytes=589_824
+        ),
     ),
     "retry_of": Submitted(
         flavour=Flavour.DIFFUSION,

@@ -94,7 +94,7 @@ def refusal_of(prompt: Prompt, catalogue: Catalogue, **limits: Any) -> GraphInva
 
 def test_an_image_is_made_held_and_written(catalogue: Catalogue) -> None:
     cost = graph_of({"1": empty_image(), "2": save("1")}, catalogue).cost
-    assert cost == Cost(work=4.1, live_bytes=36_000_000, outputs=1)
+    assert cost == Cost(work=4.1, live_bytes=36_000_000, outputs=1, result_bytes=3_000_000)
 
 
 def test_a_branch_runs_to_its_end_before_the_next_begins(catalogue: Catalogue) -> None:

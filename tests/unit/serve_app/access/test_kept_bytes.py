@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from events.store.usage import Usage
 
 EVENT_BYTES = kept_bytes._EVENT_BYTES
+RESULT_BYTES = 10_000_000
+"""Of all jobs of an owner; one of `workflow_body` may take 786,432."""
 
 
 @dataclass
@@ -102,6 +104,19 @@ async def test_results_are_refused_once_there_are_enough(rows: Rows) -> None:
         await store(mine, 1, position=2)
 
 
+async def test_results_of_open_jobs_count_for_the_most_they_may_take(rows: Rows) -> None:
+    mine = owned(rows, max_result_bytes=1000)
+    async with mine.room("alice", 1, result_bytes=600) as stored:
+        stored(1)
+    async with mine.room("alice", 1, result_bytes=600) as stored:
+        stored(2)
+    with pytest.raises(TooManyResultBytes, match="take 1,200 of 1,000 bytes"):
+        await store(mine, 1, position=3)
+    rows.checkpoint, rows.kept = 2, KeptBytes(result_bytes=700)  # one has ended
+    rows.clock.now += 2
+    await store(mine, 1, position=3)
+
+
 async def test_an_owner_is_added_up_once_a_second_at_most(rows: Rows) -> None:
     mine = owned(rows, max_log_bytes=2**30)
     for position in range(100):
@@ -138,7 +153,7 @@ async def test_what_it_remembers_is_bounded(rows: Rows) -> None:
 
 @pytest.fixture
 async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
-    limits = {"owner_max_log_bytes": 8 * EVENT_BYTES, "owner_max_result_bytes": 10}
+    limits = {"owner_max_log_bytes": 8 * EVENT_BYTES, "owner_max_result_bytes": RESULT_BYTES}
     async with running_edge(tmp_path, **limits) as edge:
         yield edge
 
@@ -167,14 +182,17 @@ async def test_results_that_are_kept_refuse_new_jobs_until_one_is_erased(edge: E
     async with await edge.client() as client:
         job_id = (await submit(client)).json()["request_id"]
         await edge.start(job_id)
-        await edge.store_image(job_id, data=b"eleven byte")
+        await edge.store_image(job_id, data=bytes(RESULT_BYTES + 1))
         await edge.complete(job_id)
         await edge.project()
     async with await another_replica(edge).client() as client:
         answer = await submit(client)
         assert answer.status_code == 429
         assert answer.json()["error"]["type"] == "too_many_result_bytes"
-        assert answer.json()["error"]["extra_info"] == {"used_bytes": 11, "max_bytes": 10}
+        assert answer.json()["error"]["extra_info"] == {
+            "used_bytes": RESULT_BYTES + 1,
+            "max_bytes": RESULT_BYTES,
+        }
         assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 200
     async with await another_replica(edge).client() as client:
         assert (await submit(client)).status_code == 202
@@ -192,5 +210,5 @@ async def test_the_log_tells_what_a_job_takes(edge: Edge) -> None:
     await edge.project()
     sizes = [event.size_bytes for event in await edge.log.read(job_id)]
     _, kept = await edge.services.read_model.usage.kept_bytes("alice")
-    assert kept == KeptBytes(log_bytes=sum(sizes))
+    assert kept == KeptBytes(log_bytes=sum(sizes), result_bytes=3 * 512 * 512)
     assert sizes[0] > 300
