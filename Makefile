@@ -16,7 +16,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test hostile check docs format bench lock audit sbom clean
+.PHONY: help install demo up test faults hostile check docs format bench lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -29,8 +29,11 @@ demo: $(INSTALLED) ## start everything, make pictures of both flavours, stop
 up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
-test: $(INSTALLED) $(CHECKPOINT) ## run all tests but the hostile requests, with the reason of each one skipped
-	$(BIN)/pytest -rs --ignore=tests/hostile $(ARGS)
+test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the next two, with the reason of each one skipped
+	$(BIN)/pytest -rs --ignore=tests/faults --ignore=tests/hostile $(ARGS)
+
+faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze the parts of a running service
+	$(BIN)/pytest -rs tests/faults $(ARGS)
 
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
 	$(BIN)/pytest -rs tests/hostile $(ARGS)
