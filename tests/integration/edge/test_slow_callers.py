@@ -34,8 +34,8 @@ def test_one_address_has_so_many_connections(front: Front) -> None:
                 held = stack.enter_context(front.connect("127.0.0.9"))
                 if number < most:
                     continue
-                held.settimeout(SHORT["header_timeout_s"] / 2)
-                assert received(held) == b""
+                held.settimeout(3 * SHORT["header_timeout_s"])
+                assert received(held) == b""  # after the time-out it would be a 408
             closed += 1
         assert closed == 20
         assert front.live_s() < 1
@@ -85,4 +85,4 @@ def test_slow_connections_of_many_addresses_stop_no_other_caller(front: Front) -
             connection.connect_ex(("127.0.0.1", front.port))
         waited = [front.live_s() for _ in range(20)]
         assert time.monotonic() - begun < 2 * SHORT["header_timeout_s"]
-    assert max(waited) < 1
+    assert max(waited) < 3  # a packet that is lost in the crowd is sent again after 1 s

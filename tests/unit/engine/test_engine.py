@@ -132,7 +132,7 @@ def test_samplers_of_one_job_share_calls(submit: Submit, engine: Engine) -> None
 
 
 def test_cancelling_ends_a_run_and_leaves_the_others(submit: Submit) -> None:
-    doomed = submit(text_to_image(steps=5000))
+    doomed = submit(text_to_image(steps=3000))
     other = submit(text_to_image(steps=30))
     while not isinstance(doomed.next(), Progress):
         pass
@@ -186,7 +186,7 @@ def test_stopping_cancels_what_runs_and_takes_nothing_more(
     tiny_root: Path, catalogue: Catalogue
 ) -> None:
     engine = Engine(models=ModelsFolder(tiny_root))
-    graph = validate(text_to_image(steps=10_000), catalogue, Limits())
+    graph = validate(text_to_image(steps=3000), catalogue, Limits())
     early, late = Watched(), Watched()
     engine.submit(graph, on_event=early.take)
     engine.start()

@@ -59,7 +59,7 @@ def test_an_exclusive_run_shares_the_engine_with_no_other(
 
 
 def test_a_run_that_waits_can_be_cancelled(start: Start) -> None:
-    first = start("first", text_to_image(steps=5000))
+    first = start("first", text_to_image(steps=3000))
     assert isinstance(first.next(), Progress)
     lone = start("lone", text_to_image(), is_exclusive=True)
     last = start("last", text_to_image())
