@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Boolean, Choice, Float, Input, InputFile, Int, Link, String
 from engine.graph.limits import Limits
@@ -118,7 +119,7 @@ def _valid(graphs: list[Body], catalogue: Catalogue) -> list[Body]:
     for graph in graphs:
         try:
             valid.append(validate(graph, catalogue, Limits()).prompt)
-        except Exception:  # noqa: BLE001 - it names a model that is not there
+        except GraphInvalid:  # it names a model that is not there
             continue
     return valid
 
