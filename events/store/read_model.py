@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
 import sqlalchemy as sa
-from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.job import Job, fold
-from events.result import Status, status_of
+from events.result import Status
 from events.store.database import Database
+from events.store.job_rows import ENDED, ERASED, from_state, image_rows, job_row
 from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT
 from events.store.usage import Usage
-from events.types import DeadLetter, End, Event, Failed, Flavour, ImageStored
-
-_ERASED = -1
-"""Status of a row that says only that the job was erased."""
-_ENDED = (_ERASED, Status.COMPLETED.value, Status.FAILED.value)
+from events.types import DeadLetter, Event, Flavour
 
 
 class ReadModel:
@@ -52,7 +46,7 @@ class ReadModel:
             jobs = _fold_batch(events, before)
             changed = [job for job in jobs.values() if job is not before.get(job.id)]
             await self._put(connection, changed)
-            if rows := _image_rows(events, jobs):
+            if rows := image_rows(events, jobs):
                 insert = self._database.insert(IMAGES).on_conflict_do_nothing()
                 await connection.execute(insert, rows)
         return True
@@ -71,7 +65,7 @@ class ReadModel:
         """Replace only older rows: between reading a row and writing it, its job may be erased."""
         if jobs:
             upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version)
-            await connection.execute(upsert, [_job_row(job) for job in jobs])
+            await connection.execute(upsert, [job_row(job) for job in jobs])
         if erased := [job for job in jobs if job.erased]:
             images = IMAGES.c.job_id.in_([job.id for job in erased])
             await connection.execute(sa.delete(IMAGES).where(images))
@@ -100,7 +94,7 @@ class ReadModel:
         """Jobs of every owner that ended before `time`; the first created first."""
         # A job ends after it was created, and there is an index of the creation time.
         old = (JOBS.c.created_at < time) & (JOBS.c.ended_at < time)
-        query = sa.select(JOBS.c.id).where(JOBS.c.status.in_(_ENDED), old)
+        query = sa.select(JOBS.c.id).where(JOBS.c.status.in_(ENDED), old)
         rows = await self._database.fetch(query.order_by(JOBS.c.created_at).limit(limit))
         return [row.id for row in rows]
 
@@ -125,11 +119,11 @@ class ReadModel:
         """Jobs of every owner that ended after `since`, in log order, from after `position` on."""
         query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
         rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
-        return [_from_state(row.state) for row in rows]
+        return [from_state(row.state) for row in rows]
 
     async def job(self, job_id: str) -> Job | None:
         rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))
-        return _from_state(rows[0].state) if rows else None
+        return from_state(rows[0].state) if rows else None
 
     async def jobs(
         self,
@@ -150,7 +144,7 @@ class ReadModel:
         if before is not None:
             query = query.where(_is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))
-        return [_from_state(row.state) for row in rows]
+        return [from_state(row.state) for row in rows]
 
     async def every_owners_jobs(
         self,
@@ -175,7 +169,7 @@ class ReadModel:
         if before is not None:
             query = query.where(_is_behind(before))
         rows = await self._database.fetch(query.limit(limit))
-        return [_from_state(row.state) for row in rows]
+        return [from_state(row.state) for row in rows]
 
 
 def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
@@ -186,7 +180,7 @@ def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
     """
     state = sa.func.coalesce(JOBS.c.summary, JOBS.c.state).label("state")
     query = sa.select(state).where(
-        JOBS.c.status != _ERASED,
+        JOBS.c.status != ERASED,
         *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
     )
     return query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
@@ -213,7 +207,7 @@ async def _move(connection: AsyncConnection, expected: int, position: int) -> bo
 
 async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:
     rows = await connection.execute(sa.select(JOBS.c.state).where(JOBS.c.id.in_(ids)))
-    return {job.id: job for job in map(_from_state, rows.scalars())}
+    return {job.id: job for job in map(from_state, rows.scalars())}
 
 
 def _fold_batch(events: Iterable[Event], before: dict[str, Job]) -> dict[str, Job]:
@@ -222,63 +216,3 @@ def _fold_batch(events: Iterable[Event], before: dict[str, Job]) -> dict[str, Jo
         if (job := fold([event], jobs.get(event.job_id))) is not None:
             jobs[job.id] = job
     return jobs
-
-
-def _job_row(job: Job) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "owner": job.submitted.owner,
-        "flavour": job.submitted.flavour.value,
-        "endpoint": job.submitted.endpoint,
-        "status": _ERASED if job.erased else status_of(job.end).value,
-        "created_at": job.submitted_at,
-        "ended_at": job.ended_at,
-        "version": job.version,
-        "position": job.position,
-        "state": _to_state(job),
-        "summary": _to_state(_without_request(job)),
-        "key_id": job.submitted.key_id,
-        "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
-        "log_bytes": job.log_bytes,
-        "result_bytes": job.result_bytes,
-    }
-
-
-def _without_request(job: Job) -> Job:
-    return replace(job, submitted=job.submitted.model_copy(update={"request": {}}))
-
-
-def _image_rows(events: Iterable[Event], jobs: dict[str, Job]) -> list[dict[str, Any]]:
-    """Rows of the batch's images that their job accepted. The insert ignores a repeat."""
-    return [
-        {
-            "job_id": event.job_id,
-            "index": image.index,
-            "storage_key": image.key,
-            "size_bytes": image.size_bytes,
-            "digest": image.digest,
-            "position": event.position,
-        }
-        for event in events
-        if isinstance(image := event.data, ImageStored)
-        and (job := jobs.get(event.job_id)) is not None
-        and job.image(image.index) == image
-    ]
-
-
-_JOB = TypeAdapter(Job)
-_ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
-
-
-def _to_state(job: Job) -> str:
-    """`Job` as JSON, with the type of its end: `Failed` and `Cancelled` look alike in JSON."""
-    end = None if job.end is None else job.end.type_name
-    return json.dumps({"end": end, "job": _JOB.dump_python(job, mode="json")})
-
-
-def _from_state(state: str) -> Job:
-    stored = json.loads(state)
-    job = _JOB.validate_python(stored["job"])
-    if stored["end"] is None:
-        return job
-    return replace(job, end=_ENDS[stored["end"]].model_validate(stored["job"]["end"]))

@@ -1,0 +1,78 @@
+"""A job as a row of the read model and back, and the rows of its images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from pydantic import TypeAdapter
+
+from events.job import Job
+from events.result import Status, status_of
+from events.types import End, Event, Failed, ImageStored
+
+ERASED = -1
+"""Status of a row that says only that the job was erased."""
+ENDED = (ERASED, Status.COMPLETED.value, Status.FAILED.value)
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "owner": job.submitted.owner,
+        "flavour": job.submitted.flavour.value,
+        "endpoint": job.submitted.endpoint,
+        "status": ERASED if job.erased else status_of(job.end).value,
+        "created_at": job.submitted_at,
+        "ended_at": job.ended_at,
+        "version": job.version,
+        "position": job.position,
+        "state": _to_state(job),
+        "summary": _to_state(_without_request(job)),
+        "key_id": job.submitted.key_id,
+        "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
+        "log_bytes": job.log_bytes,
+        "result_bytes": job.result_bytes,
+    }
+
+
+def _without_request(job: Job) -> Job:
+    return replace(job, submitted=job.submitted.model_copy(update={"request": {}}))
+
+
+def image_rows(events: Iterable[Event], jobs: Mapping[str, Job]) -> list[dict[str, Any]]:
+    """Rows of the batch's images that their job accepted. The insert ignores a repeat."""
+    return [
+        {
+            "job_id": event.job_id,
+            "index": image.index,
+            "storage_key": image.key,
+            "size_bytes": image.size_bytes,
+            "digest": image.digest,
+            "position": event.position,
+        }
+        for event in events
+        if isinstance(image := event.data, ImageStored)
+        and (job := jobs.get(event.job_id)) is not None
+        and job.image(image.index) == image
+    ]
+
+
+_JOB = TypeAdapter(Job)
+_ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
+
+
+def _to_state(job: Job) -> str:
+    """`Job` as JSON, with the type of its end: `Failed` and `Cancelled` look alike in JSON."""
+    end = None if job.end is None else job.end.type_name
+    return json.dumps({"end": end, "job": _JOB.dump_python(job, mode="json")})
+
+
+def from_state(state: str) -> Job:
+    stored = json.loads(state)
+    job = _JOB.validate_python(stored["job"])
+    if stored["end"] is None:
+        return job
+    return replace(job, end=_ENDS[stored["end"]].model_validate(stored["job"]["end"]))
