@@ -157,9 +157,9 @@ def _services(
 ) -> Services:
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
     read_model, images = ReadModel(database), ImageStore(settings.stores.effective_images_url)
-    keys, secret = ApiKeys(database), settings.stores.secret_bytes
+    keys, secret, http = ApiKeys(database), settings.stores.secret_bytes, settings.http
     return Services(
-        http_settings=settings.http,
+        http_settings=http,
         graph_settings=settings.graph,
         endpoint_settings=settings.default_endpoint,
         dispatch_settings=settings.dispatch,
@@ -179,11 +179,11 @@ def _services(
         catalogue=Catalogue(ModelsFolder(settings.stores.models_dir)),
         address_rule=address_rule(settings),
         resolve=resolve,
-        queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s),
+        queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
         deliveries=deliveries,
         callback_queue=JetStreamCallbackQueue(bus),
         send_sample=_sample_callback(settings, keys, sender).send,
-        health=JetStreamHealth(bus, ready_period_s=settings.http.ready_period_s),
+        health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         progress=progress.get,
     )
 

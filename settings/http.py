@@ -66,6 +66,9 @@ class HttpSettings(Group):
     log_full_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.85
     """How full the event log may be before new jobs are refused; the rest of it is for jobs that
     were accepted."""
+    log_known_s: PositiveFloat = 10.0
+    """How long what the event log last said of its room and of the queues counts while it does not
+    answer; after that a submission gets 503."""
     ready_period_s: PositiveFloat = 5.0
     """How long an answer of `/health/ready` is used again."""
 

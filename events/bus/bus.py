@@ -6,9 +6,11 @@ stand on it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import nats.errors
 import nats.js.api
@@ -31,6 +33,8 @@ EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 MESSAGE_ID = "Nats-Msg-Id"
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
+_NUM_PENDING = "Nats-Num-Pending"
+_STATUS = "Status"
 
 _QUICK_TIMEOUT_S = 1.0
 """Time-out of optional look-ups during a request."""
@@ -125,15 +129,42 @@ class Bus(Connection):
 
         Raises LogUnavailable. Fewer than `count` if a replica lags or the time ran out.
         """
-        inbox = self._client.new_inbox()
         request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
+        async with self._direct_get(stream, request) as answers:
+            return await collect(answers, timeout_s)
+
+    async def count(self, stream: str, subjects: str, *, timeout_s: float) -> int:
+        """How many messages a wildcard has, told beside the first of them by any replica.
+
+        Raises LogUnavailable.
+        """
+        request = {"seq": 1, "next_by_subj": subjects, "batch": 1}
+        async with self._direct_get(stream, request) as answers:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    first = await answers.get()
+            except TimeoutError as error:
+                raise LogUnavailable from error
+        match first.headers.get(_STATUS):
+            case None:
+                return int(first.headers[_NUM_PENDING]) + 1
+            case "404":
+                return 0
+            case status:  # 503: nobody answers for this stream
+                self._dirty.set()
+                raise LogUnavailable(f"The event log answered {status}.")
+
+    @asynccontextmanager
+    async def _direct_get(self, stream: str, request: Mapping[str, Any]) -> AsyncGenerator[Feed]:
+        """What answers a direct get (ADR-31). Raises LogUnavailable."""
+        inbox = self._client.new_inbox()
         target = f"$JS.API.DIRECT.GET.{stream}"
         async with self.subscribe(inbox) as answers:
             try:
                 await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
             except (nats.errors.Error, *DISCONNECTED) as error:
                 raise LogUnavailable from error
-            return await collect(answers, timeout_s)
+            yield answers
 
     @asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:

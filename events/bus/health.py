@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from events.bus.bus import Bus
 from events.bus.errors import NoAnswer
+from events.bus.last_known import LastKnown
 from events.bus.streams import JOBS
 from events.errors import LogFull, LogUnavailable
 
@@ -27,19 +28,16 @@ class _Cached(Generic[T]):
 class JetStreamHealth:
     """Answers from a short cache, so that nobody can make it work by asking often."""
 
-    def __init__(self, bus: Bus, *, ready_period_s: float) -> None:
+    def __init__(self, bus: Bus, *, ready_period_s: float, known_s: float) -> None:
+        """`known_s`: how long what the log last said counts while it does not answer."""
         self._bus = bus
         self._ready_period_s = ready_period_s
-        self._fill = _Cached(0.0, 0.0)
+        self._fill = LastKnown(lambda: bus.fill(JOBS), period_s=_FILL_PERIOD_S, oldest_s=known_s)
         self._ready: _Cached[str | None] = _Cached(None, 0.0)
 
     async def fill(self) -> float:
         """How much of the log's `max_bytes` is used, 0..1. Raises LogUnavailable."""
-        if not self._bus.is_connected:
-            raise LogUnavailable
-        if time.monotonic() >= self._fill.until:
-            self._fill = _Cached(await self._bus.fill(JOBS), time.monotonic() + _FILL_PERIOD_S)
-        return self._fill.value
+        return await self._fill.get()
 
     async def ready(self) -> str | None:
         """None if the log takes writes, else why not: only a write shows that a disk is full."""

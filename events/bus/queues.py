@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
 from events.bus.errors import NoAnswer
+from events.bus.last_known import LastKnown
 from events.bus.puller import Message, Puller
 from events.bus.streams import (
     CALLBACKS,
@@ -17,6 +18,7 @@ from events.bus.streams import (
     ConsumerSpec,
     callbacks_consumer,
     due_subject,
+    endpoint_subjects,
     lane_consumer,
     queue_subject,
     scheduled_subject,
@@ -65,11 +67,13 @@ class JetStreamEntries:
 class JetStreamJobQueue:
     """See `events.queue.JobQueue`."""
 
-    def __init__(self, bus: Bus, *, lease_s: float) -> None:
+    def __init__(self, bus: Bus, *, lease_s: float, known_s: float = 10.0) -> None:
+        """`known_s`: how long a depth counts while the log does not answer."""
         self._bus = bus
         self._lease_s = lease_s
-        self._depths: dict[str, tuple[int, float]] = {}
-        """By endpoint: the depth, and until when it counts as known."""
+        self._known_s = known_s
+        self._depths: dict[str, LastKnown[int]] = {}
+        """By endpoint."""
 
     async def add(self, endpoint: str, lane: int, job_id: str) -> None:
         await _store_first(self._bus, queue_subject(endpoint, lane, job_id), job_id)
@@ -78,13 +82,13 @@ class JetStreamJobQueue:
         await self._bus.purge(QUEUE, queue_subject(endpoint, lane, job_id))
 
     async def depth(self, endpoint: str) -> int:
-        depth, until = self._depths.get(endpoint, (0, 0.0))
-        if time.monotonic() >= until:
-            subjects = f"queue.{endpoint}.*.*"
-            pending = await self._bus.pending(QUEUE, subjects, timeout_s=_DEPTH_TIMEOUT_S)
-            depth = sum(pending.values())
-            self._depths[endpoint] = (depth, time.monotonic() + _DEPTH_PERIOD_S)
-        return depth
+        if (known := self._depths.get(endpoint)) is None:
+            count = partial(
+                self._bus.count, QUEUE, endpoint_subjects(endpoint), timeout_s=_DEPTH_TIMEOUT_S
+            )
+            known = LastKnown(count, period_s=_DEPTH_PERIOD_S, oldest_s=self._known_s)
+            self._depths[endpoint] = known
+        return await known.get()
 
     async def job_ids(self) -> set[str]:
         return set(map(_job_id_in, await self._bus.pending(QUEUE, "queue.>")))

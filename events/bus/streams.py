@@ -91,6 +91,11 @@ def queue_subject(endpoint: str, lane: int, job_id: str) -> str:
     return f"queue.{endpoint}.{lane % LANES}.{job_id}"
 
 
+def endpoint_subjects(endpoint: str) -> str:
+    """The entries of all lanes of an endpoint."""
+    return f"queue.{endpoint}.*.*"
+
+
 def due_subject(job_id: str) -> str:
     return f"callbacks.due.{job_id}"
 

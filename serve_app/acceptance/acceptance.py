@@ -12,7 +12,7 @@ from functools import partial
 
 from engine.errors import EngineError
 from events.decisions import Submit
-from events.errors import AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown
+from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import ENDPOINT_ID, derived_id, lane_of, new_id
 from events.job import Job, fold
 from events.job_cost import JobCost
@@ -155,16 +155,11 @@ class Acceptance:
         return endpoint
 
     async def _require_room(self, endpoint: Endpoint) -> None:
-        """Raises QueueFull, LogFull. Where the log cannot be asked, the append finds out why."""
+        """Raises QueueFull, LogFull, and LogUnavailable where neither limit can be kept."""
         services = self._services
-        try:
-            depth = await services.queue.depth(endpoint.id)
-            fill = await services.health.fill()
-        except LogUnavailable:
-            return
-        if depth >= endpoint.max_queued:
+        if await services.queue.depth(endpoint.id) >= endpoint.max_queued:
             raise QueueFull(endpoint.id)
-        if fill >= services.http_settings.log_full_ratio:
+        if await services.health.fill() >= services.http_settings.log_full_ratio:
             raise LogFull
 
     async def _store(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:

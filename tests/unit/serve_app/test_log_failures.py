@@ -45,14 +45,17 @@ async def test_a_nearly_full_log_takes_no_submission(edge: Edge, client: httpx.A
     assert answer.json()["error"]["type"] == "log_full"
 
 
-async def test_a_queue_that_cannot_be_counted_leaves_the_answer_to_the_log(
+async def test_nothing_is_accepted_while_the_queue_cannot_be_counted(
     edge: Edge, client: httpx.AsyncClient, log: FailingLog
 ) -> None:
-    edge.queue.error = LogUnavailable()
-    assert (await client.post(WORKFLOW, json=workflow_body())).status_code == 202
-    log.append_error = OutcomeUnknown()
+    edge.queue.error = LogUnavailable("The event log has not said for 10 s how many jobs wait.")
     answer = await client.post(WORKFLOW, json=workflow_body())
-    assert answer.json()["error"]["type"] == "outcome_unknown"
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "unavailable"
+    assert "has not said for 10 s" in answer.text
+    assert int(answer.headers["Retry-After"]) > 0
+    async with log.reader(after=0) as reader:
+        assert await reader.next(0.05) == []
 
 
 async def test_an_unknown_outcome_without_a_key_is_withdrawn(

@@ -1,0 +1,83 @@
+"""What the event log last said: asked for once, remembered while it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from events.bus.last_known import LastKnown
+from events.errors import LogUnavailable
+
+
+class Log:
+    """Answers with a number once a test lets it; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.value = 0
+        self.asked = 0
+        self.is_away = False
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    async def ask(self) -> int:
+        self.asked += 1
+        await self.answering.wait()
+        if self.is_away:
+            raise LogUnavailable
+        return self.value
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def known(log: Log) -> LastKnown[int]:
+    return LastKnown(log.ask, period_s=1, oldest_s=10, clock=lambda: log.now)
+
+
+async def test_it_is_asked_for_once_in_a_period(log: Log, known: LastKnown[int]) -> None:
+    log.value = 7
+    assert [await known.get() for _ in range(100)] == [7] * 100
+    assert log.asked == 1
+    log.now, log.value = 1.0, 8
+    assert await known.get() == 8
+
+
+async def test_all_who_ask_at_once_wait_for_one_answer(log: Log, known: LastKnown[int]) -> None:
+    log.value = 7
+    log.answering.clear()
+    asking = [asyncio.create_task(known.get()) for _ in range(100)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    log.answering.set()
+    assert await asyncio.gather(*asking[1:]) == [7] * 99
+    assert log.asked == 1
+
+
+async def test_while_there_is_no_answer_the_last_one_counts(
+    log: Log, known: LastKnown[int]
+) -> None:
+    log.value = 7
+    await known.get()
+    log.now, log.is_away = 10.0, True
+    assert [await known.get() for _ in range(100)] == [7] * 100
+    assert log.asked == 2  # a log that is away is not asked more often either
+
+
+async def test_an_answer_that_is_too_old_is_none(log: Log, known: LastKnown[int]) -> None:
+    await known.get()
+    log.now, log.is_away = 10.1, True
+    with pytest.raises(LogUnavailable, match="for 10 s"):
+        await known.get()
+    log.now, log.is_away, log.value = 11.2, False, 9
+    assert await known.get() == 9
+
+
+async def test_a_log_that_never_answered_is_not_available(log: Log, known: LastKnown[int]) -> None:
+    log.is_away = True
+    with pytest.raises(LogUnavailable):
+        await known.get()
