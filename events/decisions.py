@@ -88,7 +88,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A caller asks; a job that has not started ends at once."""
+    """A caller asks; a job of which no attempt runs ends at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,8 @@ class ConfirmCancel:
     actor: str
 
 
-Command = (
-    Submit
-    | Start
+OpenJobCommand = (
+    Start
     | Expire
     | StoreImage
     | FailAttempt
@@ -129,8 +128,9 @@ Command = (
     | Cancel
     | ConfirmCancel
     | Quarantine
-    | Erase
 )
+"""Adds nothing to a job that has ended."""
+Command = Submit | Erase | OpenJobCommand
 
 
 def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
@@ -141,6 +141,23 @@ def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
         return () if job is None or job.erased else _erase(job)
     if job is None or job.end is not None:
         return ()
+    if job.cancel_requested and not isinstance(command, StoreImage | Quarantine):
+        return _leave(command, job)
+    return _decide(command, job)
+
+
+def _leave(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
+    """The caller was told that it is cancelled, so whatever would end or delay it cancels it."""
+    match command:
+        case Cancel():
+            return ()
+        case Start() | Expire():
+            return (Cancelled(),)
+        case _:
+            return (Cancelled(),) if _decide(command, job) else ()
+
+
+def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
     match command:
         case Start():
             return _start(command, job)
@@ -168,8 +185,6 @@ def _dead_letter(command: GiveUp | Quarantine) -> Failed:
 
 
 def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
-    if job.cancel_requested:
-        return (Cancelled(),)
     if command.now >= job.deadline:
         return (Failed(message=timed_out_message(job)),)
     job = after_break_off(job)
@@ -197,9 +212,7 @@ def _fail_dispatch(command: FailDispatch, job: Job) -> tuple[JobEvent, ...]:
 
 
 def _cancel(job: Job) -> tuple[JobEvent, ...]:
-    if job.attempts == 0:
-        return (Cancelled(),)
-    return () if job.cancel_requested else (CancelRequested(),)
+    return (CancelRequested(),) if job.is_attempted else (Cancelled(),)
 
 
 def _erase(job: Job) -> tuple[JobEvent, ...]:

@@ -14,7 +14,7 @@ async def end_job(services: Services, command: Cancel | Quarantine | Erase, job:
     """The job afterwards. One that runs ends a moment after a cancel, at once after the others."""
     outcome = await services.writer.execute(command, job)
     ended = job if outcome.job is None else outcome.job
-    if job.end is None and ended.end is not None and job.actor is None:
+    if job.end is None and ended.end is not None and not job.is_attempted:
         # Spares the dispatcher a pull; it also sees by itself that the job has ended.
         with suppress(LogUnavailable):
             await services.queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)

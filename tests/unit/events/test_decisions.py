@@ -22,6 +22,7 @@ from events.decisions import (
 )
 from events.types import (
     AttemptFailed,
+    Blame,
     Cancelled,
     CancelRequested,
     Completed,
@@ -125,12 +126,13 @@ def test_a_job_that_waits_expires_at_the_deadline_and_not_before(events: list[Ev
         assert end == Failed(message="Timed out: the job did not end within 60 s.")
 
 
-def test_a_cancel_before_the_start_ends_the_job() -> None:
-    assert decide(Cancel(), folded(WAITS)) == (Cancelled(),)
+@pytest.mark.parametrize("events", [WAITS, WAITS_AGAIN])
+def test_a_cancel_ends_a_job_that_waits(events: list[EventData]) -> None:
+    assert decide(Cancel(), folded(events)) == (Cancelled(),)
 
 
-@pytest.mark.parametrize("events", [RUNS, WAITS_AGAIN, RUNS_AGAIN])
-def test_a_cancel_after_the_start_is_a_request(events: list[EventData]) -> None:
+@pytest.mark.parametrize("events", [RUNS, RUNS_AGAIN])
+def test_a_cancel_of_a_job_that_runs_is_a_request(events: list[EventData]) -> None:
     assert decide(Cancel(), folded(events)) == (CancelRequested(),)
 
 
@@ -149,10 +151,31 @@ def test_the_writer_confirms_a_cancel() -> None:
     assert decide(ConfirmCancel(actor="a"), folded(IS_LEAVING)) == (Cancelled(),)
 
 
-def test_work_that_was_done_before_the_cancel_was_seen_counts() -> None:
-    job = folded(IS_LEAVING)
-    assert decide(StoreImage(actor="a", image=image(0)), job) == (image(0),)
-    assert decide(Complete(actor="a", images=2), job) == (Completed(images=2),)
+def test_an_image_that_was_made_before_the_cancel_was_seen_is_kept() -> None:
+    assert decide(StoreImage(actor="a", image=image(0)), folded(IS_LEAVING)) == (image(0),)
+
+
+LATE = timedelta(seconds=90)
+MEETS_A_CANCEL: list[Command] = [
+    Expire(now=START),
+    Expire(now=START + LATE),
+    fail_dispatch(attempts=1),
+    fail_dispatch(attempts=1, max_failures=1),
+    GiveUp("Submit it again."),
+    FailAttempt(actor="a", message="The engine died.", final=False, blame=Blame.BYSTANDER),
+    FailAttempt(actor="a", message="Timed out.", final=True),
+    Complete(actor="a", images=2),
+]
+
+
+@pytest.mark.parametrize("command", MEETS_A_CANCEL, ids=name)
+def test_a_job_of_which_was_said_that_it_is_cancelled_ends_so(command: Command) -> None:
+    assert decide(command, folded(IS_LEAVING)) == (Cancelled(),)
+
+
+@pytest.mark.parametrize("command", of_the_writer("b")[1:], ids=name)
+def test_an_actor_that_is_not_the_writer_ends_no_cancelled_job(command: Command) -> None:
+    assert decide(command, folded(IS_LEAVING)) == ()
 
 
 def test_an_image_is_stored_once_per_index() -> None:
@@ -228,7 +251,7 @@ def test_an_administrator_ends_a_job_whoever_runs_it(before: list[EventData]) ->
     )
 
 
-@pytest.mark.parametrize("before", [WAITS, RUNS, IS_LEAVING, WAITS_AGAIN])
+@pytest.mark.parametrize("before", [WAITS, RUNS, WAITS_AGAIN])
 def test_a_job_that_cannot_be_handled_ends_whoever_runs_it(before: list[EventData]) -> None:
     [end] = decide(GiveUp("Submit it again."), folded(before))
     assert end == Failed(message="Submit it again.", dead_letter=DeadLetter.UNDISPATCHABLE)
