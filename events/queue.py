@@ -27,6 +27,14 @@ class QueueEntry(Protocol):
     def token(self) -> str:
         """Opens this entry again in another process (`JobQueue.entry`)."""
 
+    @property
+    def stored_at(self) -> datetime:
+        """When it was put on the queue, by the clock of the server that keeps the queue.
+
+        That clock decides when what is parked becomes due. So an entry that was stored at or after
+        the time that its work waits for is due, however far the reader's own clock is behind.
+        """
+
     async def ack(self) -> None:
         """Take it off the queue. If the server does not answer, it is delivered again."""
 

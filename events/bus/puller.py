@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import nats.errors
@@ -17,6 +18,9 @@ from events.bus.errors import DISCONNECTED
 from events.errors import LogUnavailable
 
 _AT_HAND_TIMEOUT_S = 2.0
+_SHORT_ACK_FIELDS = 9
+"""Of an ack subject that names neither domain nor account."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,13 @@ async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | 
 async def _unsubscribe(subscription: Any) -> None:
     with suppress(nats.errors.Error, *DISCONNECTED):
         await subscription.unsubscribe()
+
+
+def stored_at(ack_subject: str) -> datetime:
+    """When the message of an ack subject was stored, by the server's clock (ADR-15)."""
+    fields = ack_subject.split(".")
+    nanoseconds = int(fields[7 if len(fields) == _SHORT_ACK_FIELDS else 9])
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
 def _status(raw: Msg | Message | None) -> str | None:

@@ -11,7 +11,7 @@ from functools import partial
 from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
 from events.bus.errors import NoAnswer
 from events.bus.last_known import LastKnown
-from events.bus.puller import Message, Puller
+from events.bus.puller import Message, Puller, stored_at
 from events.bus.streams import (
     CALLBACKS,
     QUEUE,
@@ -38,6 +38,10 @@ class JetStreamEntry:
     job_id: str
     token: str
     _bus: Bus
+
+    @property
+    def stored_at(self) -> datetime:
+        return stored_at(self.token)
 
     async def ack(self) -> None:
         await self._bus.ack(self.token)

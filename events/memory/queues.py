@@ -24,6 +24,7 @@ class _Message:
     hold_s: float
     visible_at: float = 0.0
     """By the monotonic clock."""
+    stored_at: datetime = field(default_factory=utc_now)
 
 
 @dataclass(slots=True)
@@ -85,6 +86,11 @@ class MemoryEntry:
     job_id: str
     token: str
     _messages: _Messages
+
+    @property
+    def stored_at(self) -> datetime:
+        message = self._messages.by_sequence.get(int(self.token))
+        return utc_now() if message is None else message.stored_at
 
     async def ack(self) -> None:
         self._messages.by_sequence.pop(int(self.token), None)

@@ -131,3 +131,14 @@ async def test_what_is_parked_is_due_again_although_it_was_added_meanwhile(
         assert await queue.job_ids() == {"a-job"}
         [parked] = await due.next(most=5, timeout_s=5)
         assert parked.job_id == "a-job"
+
+
+async def test_an_entry_says_when_it_became_due_by_the_clock_of_the_queue(
+    queue: CallbackQueue,
+) -> None:
+    until = utc_now() + timedelta(seconds=0.3)
+    await queue.park("a-job", until)
+    async with queue.due(most_held=10, hold_s=0.3) as due:
+        for _ in range(2):  # and that is the same however often it is delivered
+            [entry] = await due.next(most=1, timeout_s=5)
+            assert until <= entry.stored_at <= until + timedelta(seconds=1)

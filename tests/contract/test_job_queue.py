@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
 from events.bus.queues import JetStreamJobQueue
 from events.ids import new_id
+from events.log import utc_now
 from events.memory.queues import MemoryJobQueue
 from events.queue import EntryReader, JobQueue, QueueEntry
 
@@ -108,6 +110,7 @@ async def test_a_token_opens_the_entry_in_another_process(queue: JobQueue) -> No
     async with queue.lane("default", LANE) as entries:
         token = (await taken(entries)).token
         opened = queue.entry("a-job", token)
+        assert abs(utc_now() - opened.stored_at) < timedelta(seconds=30)
         assert (opened.job_id, opened.token) == ("a-job", token)
         await opened.nak()
         await taken(entries)
