@@ -6,6 +6,7 @@ ServiceError
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
 ├── HistoryGone         the events that a write builds on were removed from the log
+├── SegmentBroken       a segment of the archive is not what was written
 ├── DatabaseUnavailable the database is not available
 ├── TextNotStorable     a text has characters that a database cannot store
 ├── RowRefused          the database refused a row
@@ -40,6 +41,10 @@ class ReadTimeout(ServiceError):
 
 class HistoryGone(ServiceError):
     """The history of this job was removed from the event log."""
+
+
+class SegmentBroken(ServiceError):
+    """A segment of the archive is not what was written. Restore it from a backup."""
 
 
 class DatabaseUnavailable(ServiceError):

@@ -31,6 +31,15 @@ class Conflict:
     """The events after the expected position."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event as it was stored, byte for byte."""
+
+    sequence: int
+    """Its position in the log."""
+    payload: bytes
+
+
 class Subscription(Protocol):
     async def next(self, timeout_s: float) -> Event | None:
         """The next stored event; None if none came in time.

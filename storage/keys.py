@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 UPLOADS = "uploads"
+ARCHIVE = "archive"
 PNG = "image/png"
 SAFETENSORS = "application/x-safetensors"
 _SUFFIXES = {PNG: "png", SAFETENSORS: "latent"}

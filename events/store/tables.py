@@ -1,4 +1,7 @@
-"""The tables. Only rows of `jobs`, `images` and `erasures` can be rebuilt from the log."""
+"""The tables.
+
+Rows of `jobs`, `images`, `erasures` and `segments` can be rebuilt from log and archive, no others.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,12 @@ def _dead_letters_index(name: str, *columns: str) -> sa.Index:
     return sa.Index(name, *columns, sqlite_where=is_one, postgresql_where=is_one)
 
 
+def _hot_jobs_index(name: str, *columns: str) -> sa.Index:
+    """Of the jobs that ended and have something in the log, which are few."""
+    is_one = sa.text("archived_at IS NULL AND ended_at IS NOT NULL")
+    return sa.Index(name, *columns, sqlite_where=is_one, postgresql_where=is_one)
+
+
 RESULTS_CHECKPOINT = "results"
 
 CHECKPOINTS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
@@ -65,6 +74,12 @@ JOBS = _table(
     sa.Column("summary", sa.Text),
     sa.Column("log_bytes", sa.BigInteger),
     sa.Column("result_bytes", sa.BigInteger),
+    # Of a job that ended. The segment that its events went to, or None: all are in the log.
+    sa.Column("segment", sa.String),
+    # When the last of it left the log; None: something of it is there.
+    sa.Column("archived_at", UtcDateTime),
+    # What is in the log may be needed there since then; None: since its end.
+    sa.Column("hot_since", UtcDateTime),
     sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
@@ -72,6 +87,23 @@ JOBS = _table(
     sa.Index("jobs_by_position", "position"),
     sa.Index("jobs_by_owner_bytes", "owner", "log_bytes", "result_bytes"),
     _dead_letters_index("jobs_by_dead_letter", "created_at", "id"),
+    _hot_jobs_index("jobs_by_hot_end", "ended_at"),
+)
+
+SEGMENTS = _table(
+    "segments",
+    _key("id"),
+    _required("day", sa.Date),
+    _required("partition", sa.Integer),
+    _required("jobs", sa.BigInteger),
+    _required("size_bytes", sa.BigInteger),
+    _required("state", sa.String),
+    _required("since", UtcDateTime),
+    # Its jobs are in that segment now, and it is gone.
+    sa.Column("moved_to", sa.String),
+    sa.Index("segments_by_state", "state", "partition"),
+    sa.Index("segments_by_day", "day"),
+    sa.Index("segments_by_moved_to", "moved_to"),
 )
 
 IMAGES = _table(
