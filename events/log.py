@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -74,16 +74,25 @@ class EventLog(Protocol):
         """
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every event of the job, oldest first; empty if the job is unknown.
+        """Every event of the job that the log has, oldest first; empty if it has none.
 
         Raises LogUnavailable, ReadTimeout.
+        """
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        """What the log has of these jobs, in order; one of which it has nothing is left out.
+
+        A replica answers, so the last events may be missing. Raises LogUnavailable.
         """
 
     async def last(self, job_id: str) -> Event | None:
         """The job's last event, as the leader has it. Raises LogUnavailable."""
 
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
-        """Remove all events of the job but the last `keep`. Raises LogUnavailable."""
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
+        """Remove all events of the job but the last `keep`, or only those up to position `upto`.
+
+        Raises LogUnavailable.
+        """
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         """Follow the whole log from the position after `after`."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
-from events.log import Appended, Conflict, EventLog, EventReader, Subscription
+from events.log import Appended, Conflict, EventLog, EventReader, StoredEvent, Subscription
 from events.retry import keep_trying
 from events.types import Event
 
@@ -33,8 +33,11 @@ class PersistentLog:
     async def last(self, job_id: str) -> Event | None:
         return await self._persist(lambda: self._log.last(job_id))
 
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
-        await self._persist(lambda: self._log.purge(job_id, keep=keep))
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        return await self._persist(lambda: self._log.stored(job_ids))
+
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
+        await self._persist(lambda: self._log.purge(job_id, keep=keep, upto=upto))
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         return self._log.reader(after=after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from events.archive.archive import Archive, SegmentRef
@@ -95,8 +95,11 @@ class ArchivedLog:
     async def last(self, job_id: str) -> Event | None:
         return await self._log.last(job_id)
 
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
-        await self._log.purge(job_id, keep=keep)
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        return await self._log.stored(job_ids)
+
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
+        await self._log.purge(job_id, keep=keep, upto=upto)
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         return self._log.reader(after=after)

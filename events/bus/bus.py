@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import nats.errors
@@ -25,7 +26,7 @@ from events.bus.errors import (
     WrongLastSequence,
     code_of,
 )
-from events.bus.puller import Feed, Message, Puller, collect
+from events.bus.puller import Feed, Message, Puller, collect, collect_all
 from events.bus.streams import ConsumerSpec
 from events.errors import LogFull, LogUnavailable
 
@@ -36,6 +37,10 @@ SCHEDULE_TARGET = "Nats-Schedule-Target"
 _NUM_PENDING = "Nats-Num-Pending"
 _STATUS = "Status"
 
+_BATCH = 1000
+"""The most messages of one answer."""
+_BATCHES_AT_ONCE = 250
+"""How many answers may be on their way together."""
 _QUICK_TIMEOUT_S = 1.0
 """Time-out of optional look-ups during a request."""
 
@@ -59,9 +64,15 @@ class Bus(Connection):
         info = await self.call(call, timeout_s=timeout_s)
         return dict(info.state.subjects or {})
 
-    async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
-        """Remove all messages of the subject but the last `keep`. Raises LogUnavailable."""
-        await self.call(self._js.purge_stream(stream, subject=subject, keep=keep or None))
+    async def purge(
+        self, stream: str, subject: str, *, keep: int = 0, upto: int | None = None
+    ) -> None:
+        """Remove all messages of the subject but the last `keep`, or those behind `upto`.
+
+        Raises LogUnavailable.
+        """
+        seq = None if upto is None else upto + 1
+        await self.call(self._js.purge_stream(stream, seq=seq, subject=subject, keep=keep or None))
 
     # Publishing.
 
@@ -165,6 +176,38 @@ class Bus(Connection):
             except (nats.errors.Error, *DISCONNECTED) as error:
                 raise LogUnavailable from error
             yield answers
+
+    async def batches(
+        self, stream: str, subjects: Sequence[str], *, timeout_s: float
+    ) -> dict[str, list[Message]]:
+        """All messages of each of these subjects, as one replica has them; many at a time.
+
+        A subject without messages is left out. Raises LogUnavailable, also where the time ran out.
+        """
+        found: dict[str, list[Message]] = {}
+        waiting = dict.fromkeys(subjects, 0)
+        """The sequence after which there may be more."""
+        inbox = self._client.new_inbox()
+        async with self.subscribe(f"{inbox}.*") as answers:
+            while waiting:
+                some = list(islice(waiting.items(), _BATCHES_AT_ONCE))
+                for number, (subject, after) in enumerate(some):
+                    request = {"seq": after + 1, "next_by_subj": subject, "batch": _BATCH}
+                    reply = f"{inbox}.{number}"
+                    await self._ask(f"$JS.API.DIRECT.GET.{stream}", request, reply)
+                for message in await collect_all(answers, len(some), timeout_s):
+                    found.setdefault(message.subject, []).append(message)
+                for subject, _ in some:
+                    del waiting[subject]
+                    if (messages := found.get(subject)) and messages[-1].pending:
+                        waiting[subject] = messages[-1].sequence
+        return found
+
+    async def _ask(self, target: str, request: dict[str, Any], reply: str) -> None:
+        try:
+            await self._client.publish(target, json.dumps(request).encode(), reply=reply)
+        except (nats.errors.Error, *DISCONNECTED) as error:
+            raise LogUnavailable from error
 
     @asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:

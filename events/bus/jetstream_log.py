@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from events.bus.errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Feed, Message, Puller
 from events.bus.streams import JOBS, event_subject, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
-from events.log import Appended, Conflict, EventReader, Subscription, stored
+from events.log import Appended, Conflict, EventReader, StoredEvent, Subscription, stored
 from events.retry import pause
 from events.types import Erased, Event, MalformedEvent, decode, encode
 
@@ -88,40 +88,46 @@ class JetStreamLog:
         return await self._history(job_id, give_up_at=time.monotonic() + self._append_timeout_s)
 
     async def _history(self, job_id: str, *, give_up_at: float) -> list[Event]:
-        """The leader's last message says how many there are; then batches until they are here.
+        """The leader's last message says up to which version; then batches until they are here.
 
-        Before an `Erased` there may be fewer, and nothing before it counts.
+        The first ones may be in the archive, and before an `Erased` nothing counts.
         """
         last = await self.last(job_id)
-        if last is None:
-            return []
-        if last.version == 1 or isinstance(last.data, Erased):
-            return [last]
-        subject = self._subject_of(job_id)
         events: list[Event] = []
-        while len(events) < last.version:
+        while last is not None and not isinstance(last.data, Erased):
+            seen = events[-1].version if events else 0
             messages = await self._bus.batch(
                 self._stream,
-                subject,
+                self._subject_of(job_id),
                 after=events[-1].position if events else 0,
-                count=last.version - len(events),
+                count=last.version - seen,
                 timeout_s=self._try_timeout_s,
             )
             events += [decode(message.data, position=message.sequence) for message in messages]
-            if events and isinstance(events[-1].data, Erased):
+            if events and events[-1].version >= last.version:
                 return events
-            if len(events) < last.version:
-                if time.monotonic() >= give_up_at:
-                    raise ReadTimeout
-                await asyncio.sleep(0.05)
-        return events
+            if time.monotonic() >= give_up_at:
+                raise ReadTimeout
+            await asyncio.sleep(0.05)
+            last = await self.last(job_id)  # it may have been purged meanwhile
+        return [] if last is None else [last]
 
     async def last(self, job_id: str) -> Event | None:
         message = await self._bus.last(self._stream, self._subject_of(job_id))
         return decode(message.data, position=message.sequence) if message else None
 
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
-        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep)
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        by_subject = {self._subject_of(job_id): job_id for job_id in job_ids}
+        found = await self._bus.batches(
+            self._stream, list(by_subject), timeout_s=self._append_timeout_s
+        )
+        return {
+            by_subject[subject]: tuple(StoredEvent(each.sequence, each.data) for each in messages)
+            for subject, messages in found.items()
+        }
+
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
+        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep, upto=upto)
 
     @asynccontextmanager
     async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:

@@ -32,6 +32,8 @@ class Message:
     ack_subject: str = ""
     deliveries: int = 0
     consumer_sequence: int = 0
+    pending: int = 0
+    """How many more there are behind it, in the answer to a batch request."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -132,6 +134,24 @@ async def collect(answers: Feed, timeout_s: float) -> list[Message]:
     return messages
 
 
+async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Message]:
+    """The messages of `count` batch answers, whose closing statuses have all come.
+
+    Raises LogUnavailable where they did not come in time, or the connection is closed meanwhile.
+    """
+    messages: list[Message] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            while count:
+                if _status(message := await answers.get()):
+                    count -= 1
+                else:
+                    messages.append(message)
+    except TimeoutError as error:
+        raise LogUnavailable("the log did not answer in time") from error
+    return messages
+
+
 async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | None]) -> Any:
     """Waits for no answer: the server handles what one connection sends in its order.
 
@@ -167,6 +187,7 @@ def _plain(raw: Msg) -> Message:
         subject=headers.get("Nats-Subject", raw.subject),
         data=raw.data,
         sequence=int(headers.get("Nats-Sequence", 0)),
+        pending=int(headers.get("Nats-Num-Pending", 0)),
         headers=headers,
     )
 

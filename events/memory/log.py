@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
 from events.errors import HistoryGone
-from events.log import Appended, Conflict, stored
+from events.log import Appended, Conflict, StoredEvent, stored
 from events.types import Event, encode
 
 _READ_TIMEOUT_S = 10.0
@@ -47,9 +47,18 @@ class MemoryLog:
         history = self._by_job[job_id]
         return history[-1] if history else None
 
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        return {
+            job_id: tuple(StoredEvent(event.position, encode(event)) for event in history)
+            for job_id in job_ids
+            if (history := self._by_job[job_id])
+        }
+
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         history = self._by_job[job_id]
         kept = history[-keep:] if keep else []
+        if upto is not None:
+            kept = [event for event in history if event.position > upto]
         for event in history[: len(history) - len(kept)]:
             self._events[event.position - 1] = None
         self._by_job[job_id] = kept

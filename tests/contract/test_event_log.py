@@ -12,9 +12,9 @@ from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.errors import HistoryGone
 from events.ids import new_id
-from events.log import Appended, Conflict, EventLog, EventReader, utc_now
+from events.log import Appended, Conflict, EventLog, EventReader, StoredEvent, utc_now
 from events.memory.log import MemoryLog
-from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
+from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started, encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.events import submitted
 
@@ -170,3 +170,42 @@ async def read_until(reader: EventReader, last: Event) -> list[Event]:
         while not found or found[-1] != last:
             found += await reader.next(1)
     return found
+
+
+async def test_a_purge_up_to_a_position_keeps_what_came_later(log: EventLog) -> None:
+    job_id = new_id()
+    first = await appended(log, event(job_id, 1), 0)
+    second = await appended(log, event(job_id, 2, CancelRequested()), first.position)
+    await log.purge(job_id, upto=first.position)
+    for _ in range(2):
+        assert await log.read(job_id) == [second]
+        await log.purge(job_id, upto=first.position)
+    third = await appended(log, event(job_id, 3, CancelRequested()), second.position)
+    assert await log.read(job_id) == [second, third]
+    await log.purge(job_id, upto=third.position)
+    assert await log.read(job_id) == []
+
+
+async def test_the_events_of_many_jobs_are_read_as_they_were_stored(log: EventLog) -> None:
+    expected: dict[str, tuple[StoredEvent, ...]] = {}
+    for _ in range(40):
+        first = await appended(log, event(new_id(), 1), 0)
+        job_id, second = first.job_id, event(first.job_id, 2, CancelRequested())
+        events = [first, await appended(log, second, first.position)]
+        expected[job_id] = tuple(StoredEvent(each.position, encode(each)) for each in events)
+    await log.purge(unknown := next(iter(expected)))
+    del expected[unknown]
+    assert await log.stored([*expected, unknown]) == expected
+    assert await log.stored([]) == {}
+
+
+async def test_a_job_of_more_events_than_one_answer_has_is_read_whole(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("events.bus.bus._BATCH", 3)
+    last = await appended(log, event(new_id(), 1), 0)
+    for version in range(2, 9):
+        last = await appended(log, event(last.job_id, version, CancelRequested()), last.position)
+    other = await appended(log, event(new_id(), 1), 0)
+    stored = await log.stored([last.job_id, other.job_id])
+    assert [len(stored[each.job_id]) for each in (last, other)] == [8, 1]

@@ -37,10 +37,10 @@ class FailingLog(MemoryLog):
             raise MalformedEvent("not an event")
         return await super().read(job_id)
 
-    async def purge(self, job_id: str, *, keep: int = 0) -> None:
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         if self.purge_error is not None:
             raise self.purge_error
-        await super().purge(job_id, keep=keep)
+        await super().purge(job_id, keep=keep, upto=upto)
 
     def lose_answers(self) -> None:
         """What is appended from now on is stored, but its answer is lost."""
