@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from actors.callbacks.own_addresses import interface_addresses, own_services
 from actors.worker.attempt import AttemptLimits, ReportProgress
@@ -117,16 +116,17 @@ def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
         log=settings.log,
         images_url=settings.stores.effective_images_url,
         models_dir=settings.stores.models_dir,
+        models_timeout_s=settings.stores.models_timeout_s,
     )
 
 
-def _models(folder: Path) -> ModelsFolder:
+def _models(config: EngineConfig | WorkerConfig) -> ModelsFolder:
     """Read anew for each job: the edge that accepted it may have seen a file before us."""
-    return ModelsFolder(folder, ttl_s=0)
+    return ModelsFolder(config.models_dir, ttl_s=0, timeout_s=config.models_timeout_s)
 
 
 def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
-    models = _models(config.models_dir)
+    models = _models(config)
     limits = Limits(**config.endpoint.limits(config.graph))
     engine = Engine(
         models=models,
@@ -167,7 +167,7 @@ async def connect_job_actor(
 ) -> JobActorParts:
     """Returns once it is connected."""
     messaging = connect(config.log, actor, lease_s=config.workers.lease_s)
-    catalogue = Catalogue(_models(config.models_dir))
+    catalogue = Catalogue(_models(config))
     graph_limits = Limits(**config.endpoint.limits(config.graph))
     runner = JobRunner(
         actor=actor,

@@ -4,6 +4,7 @@ EngineError
 ├── GraphInvalid           the workflow is invalid, so no part of it runs
 ├── ParametersInvalid      the diffusion request is invalid; it has one entry per field
 ├── CheckpointUnavailable  a model file is missing, damaged or of a kind that is not supported
+├── ModelsUnavailable      the models folder cannot be read now
 ├── InputFileUnavailable   a file that a node needs is missing or cannot be read
 ├── TooLarge               a node would make more images or pixels than the limits allow
 ├── OutOfMemory            the device has too little memory for the work
@@ -92,6 +93,10 @@ class ParametersInvalid(EngineError):
 
 class CheckpointUnavailable(EngineError):
     """A model file is missing, damaged or of a kind that is not supported."""
+
+
+class ModelsUnavailable(EngineError):
+    """The models folder cannot be read now. That says nothing of what was asked for."""
 
 
 class InputFileUnavailable(EngineError):

@@ -51,6 +51,7 @@ from serve_app.api import create_api
 from serve_app.replica import Replica
 from serve_app.services import Services
 from settings.settings import Settings
+from settings.stores import StoreSettings
 from storage.images import ImageStore
 
 CPU_NODE = {"darkroom_cpu": 0.001}
@@ -176,7 +177,7 @@ def _services(
         uploads=Uploads(database),
         images=images,
         removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
-        catalogue=Catalogue(ModelsFolder(settings.stores.models_dir)),
+        catalogue=Catalogue(_models(settings.stores)),
         address_rule=address_rule(settings),
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
@@ -186,6 +187,10 @@ def _services(
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         progress=progress.get,
     )
+
+
+def _models(settings: StoreSettings) -> ModelsFolder:
+    return ModelsFolder(settings.models_dir, timeout_s=settings.models_timeout_s)
 
 
 def _sample_callback(settings: Settings, keys: ApiKeys, sender: Sender) -> SampleCallback:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from engine.patient_reads import WouldWait, without_waiting
 from serve_app.access.turns import Turns
 
 T = TypeVar("T")
@@ -25,9 +27,12 @@ class Checks:
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="check")
 
     async def run(self, owner: str, function: Callable[..., T], *args: object, is_quick: bool) -> T:
-        """What the function returns or raises. A quick one runs at once. Raises NoTurn."""
+        """What the function returns or raises. A quick one runs at once, unless it has to wait for
+        the models folder. Raises NoTurn.
+        """
         if is_quick:
-            return function(*args)
+            with suppress(WouldWait), without_waiting():
+                return function(*args)
         async with self._turns.take(owner):
             loop = asyncio.get_running_loop()
             done = loop.run_in_executor(self._threads, partial(function, *args))

@@ -22,6 +22,7 @@ from engine.errors import (
     EngineError,
     GraphInvalid,
     InputFileUnavailable,
+    ModelsUnavailable,
     NodeFailed,
     OutOfMemory,
     ParametersInvalid,
@@ -265,6 +266,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     LogUnavailable: _UNAVAILABLE,
     ReadTimeout: _UNAVAILABLE,
     DatabaseUnavailable: _UNAVAILABLE,
+    ModelsUnavailable: _UNAVAILABLE,
     LogFull: _Plain(503, "log_full", retry_after(60)),
     OutcomeUnknown: _Plain(503, "outcome_unknown", retry_after(2)),
     ImageStoreUnavailable: lambda _error: ApiError(

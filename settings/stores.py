@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import SecretStr
+from pydantic import PositiveFloat, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -17,6 +17,10 @@ class StoreSettings(Group):
     """The folder of all state: event log, database, images and keys."""
     models_dir: Path = Path("models")
     """The folder of the models, laid out as ComfyUI's; it must be the same on every node."""
+    models_timeout_s: PositiveFloat = 2.0
+    """How long the models folder, which may be a network mount, is waited for; after that its last
+    listing is used until it answers. Where there is none yet, a new job gets 503, and a job that
+    was accepted waits."""
     database_url: SecretStr | None = None
     """The SQLAlchemy URL of the database (`postgresql+asyncpg://…`); if unset, it is SQLite in
     the data folder."""

@@ -18,7 +18,7 @@ from actors.worker.lease import Lease, Loss
 from actors.worker.plan import Plan, plan_text
 from actors.worker.result_file import encode_result
 from actors.worker.run_mark import RunMark
-from engine.errors import DeviceFailed, EngineError, InputFileUnavailable
+from engine.errors import DeviceFailed, EngineError, InputFileUnavailable, ModelsUnavailable
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from events.decisions import (
     Command,
@@ -106,27 +106,38 @@ class Attempt:
             if self._has_every_image():
                 await self._complete()
                 return
-            plan = await asyncio.to_thread(self._plan, self._job)
-            order = Order(
-                self._job.id,
-                self._job.attempts,
-                plan.prompt,
-                plan.first_index,
-                input_files=await self._read_input_files(),
-                mark=mark.path,
-                input_sizes=sizes_of(self._job.submitted.input_files),
-                is_alone=bool(self._job.submitted.alone),
-                is_exclusive=self._job.is_exclusive,
+            # What the models folder does is nothing that the job is to blame for.
+            await keep_trying(
+                partial(self._run, mark),
+                on=ModelsUnavailable,
+                first_pause_s=0.2,
+                longest_pause_s=self._limits.longest_store_pause_s,
+                fields={"action": "read_models", "job_id": self._job.id},
             )
-            async with aclosing(self._engine.run(order)) as events:
-                async for event in events:
-                    await self._take(event, plan)
-                    if self._job.end is not None:
-                        return
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineDied as error:
             await self._break_off(str(error), mark)
+
+    async def _run(self, mark: RunMark) -> None:
+        """Raises EngineError, EngineDied."""
+        plan = await asyncio.to_thread(self._plan, self._job)
+        order = Order(
+            self._job.id,
+            self._job.attempts,
+            plan.prompt,
+            plan.first_index,
+            input_files=await self._read_input_files(),
+            mark=mark.path,
+            input_sizes=sizes_of(self._job.submitted.input_files),
+            is_alone=bool(self._job.submitted.alone),
+            is_exclusive=self._job.is_exclusive,
+        )
+        async with aclosing(self._engine.run(order)) as events:
+            async for event in events:
+                await self._take(event, plan)
+                if self._job.end is not None:
+                    return
 
     async def _break_off(self, message: str, mark: RunMark) -> None:
         """The engine ended under the job, which may or may not be the reason."""
@@ -160,6 +171,8 @@ class Attempt:
                 await self._store(event, plan)
             case Finished():
                 await self._complete()
+            case Errored(error=ModelsUnavailable() as error):
+                raise error
             case Errored(error=DeviceFailed() as error):
                 text, blame = str(error), Blame.SUSPECT
                 await self._write(FailAttempt(self._actor, text, final=False, blame=blame))

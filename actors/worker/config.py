@@ -23,6 +23,7 @@ class EngineConfig:
     engine: EngineSettings
     graph: GraphSettings
     models_dir: Path
+    models_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class WorkerConfig:
     log: LogSettings
     images_url: str
     models_dir: Path
+    models_timeout_s: float
     version: str = VERSION
     """The version of the program that its processes run."""
 
@@ -49,6 +51,7 @@ class WorkerConfig:
             engine=self.engine,
             graph=self.graph,
             models_dir=self.models_dir,
+            models_timeout_s=self.models_timeout_s,
         )
 
     def digest(self) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, ModelsUnavailable
 from engine.graph.models_folder import CHECKPOINTS, LORAS, ModelsFolder
 from engine.graph.safetensors_header import Header, read_header
 
@@ -103,8 +103,9 @@ def lora_family(header: Header) -> Family | None:
 def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
     """The family of a listed model; None if its header does not say or cannot be read."""
     try:
-        return family_at(kind, models.path(kind, name))
-    except CheckpointUnavailable:
+        path = models.path(kind, name)
+        return models.reads.read(("family", path), partial(family_at, kind, path))
+    except (CheckpointUnavailable, ModelsUnavailable):
         return None
 
 

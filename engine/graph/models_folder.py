@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, ModelsUnavailable
+from engine.patient_reads import PatientReads
 
 CHECKPOINTS = "checkpoints"
 CONTROL_NETS = "controlnet"
@@ -30,15 +33,23 @@ FOLDER_MARK = "model_index.json"
 
 
 class ModelsFolder:
-    """Names and paths of the models below `root`. A listing is read again after `ttl_s` seconds."""
+    """Names and paths of the models below `root`. A listing is read again after `ttl_s` seconds.
+
+    While the folder does not answer, which is waited for `timeout_s` seconds at most, the last
+    listing is used. Where there was none, each method raises ModelsUnavailable.
+    """
 
     def __init__(
-        self, root: Path, *, ttl_s: float = 2.0, clock: Callable[[], float] = time.monotonic
+        self,
+        root: Path,
+        *,
+        ttl_s: float = 2.0,
+        timeout_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = Path(root)
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self._listings: dict[str, tuple[float, dict[str, Path]]] = {}
+        self.reads = PatientReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
+        """Through which whatever lies in the folder is read by threads that must not hang."""
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The models of a kind ("checkpoints", "loras", ...), sorted."""
@@ -49,13 +60,13 @@ class ModelsFolder:
 
         Only listed names have a path, so no name leads out of the folder.
         """
-        _, known = self._listings.get(kind, (0.0, {}))
+        known: Mapping[str, Path] = self.reads.last(("listing", kind)) or {}
         path = known.get(name)
-        if path is not None and path.exists():
+        if path is not None and self._is_there(path):
             # The device thread asks so, and must not wait for a large folder to be read.
             return path
         path = self._listing(kind).get(name)
-        if path is None or not path.exists():
+        if path is None or not self._is_there(path):
             if pickled := self.pickled(kind).get(name):
                 raise pickled_refused(pickled)
             raise CheckpointUnavailable(
@@ -65,39 +76,53 @@ class ModelsFolder:
 
     def pickled(self, kind: str) -> dict[str, Path]:
         """The pickled files of a kind, by name with and without suffix. Listings leave them out."""
-        found: dict[str, Path] = {}
-        for name, path in self._pickled(kind):
-            found.setdefault(name, path)
-            found.setdefault(name.removesuffix(path.suffix), path)
-        return found
+        return self.reads.read(("pickled", kind), partial(_read_pickled, self._root, kind))
 
-    def _pickled(self, kind: str) -> Iterator[tuple[str, Path]]:
-        if not _is_kind(kind):
-            return
-        folders = [(self._root / kind, "**/*")]
-        if kind == CHECKPOINTS:
-            folders.append((self._root, "*"))
-        for folder, pattern in folders:
-            for path in folder.glob(pattern):
-                if path.suffix in _PICKLED:
-                    yield path.relative_to(folder).as_posix(), path
+    def require_answer(self) -> None:
+        """Raises ModelsUnavailable where the folder does not answer now."""
+        self.reads.read_now(self._root, self._root.exists, ttl_s=0)
 
-    def _listing(self, kind: str) -> dict[str, Path]:
-        read_at, listing = self._listings.get(kind, (float("-inf"), {}))
-        now = self._clock()
-        if now - read_at >= self._ttl_s:
-            listing = dict(sorted(self._read(kind)))
-            self._listings[kind] = (now, listing)
-        return listing
+    def _is_there(self, path: Path) -> bool:
+        with suppress(ModelsUnavailable):
+            return self.reads.read(path, path.exists)
+        return True  # as it was listed
 
-    def _read(self, kind: str) -> Iterator[tuple[str, Path]]:
-        if kind == CHECKPOINTS:
-            yield from _models_at_top(self._root)
-        if not _is_kind(kind):
-            return
-        folder = self._root / kind
-        for path in _models_below(folder):
-            yield path.relative_to(folder).as_posix(), path
+    def _listing(self, kind: str) -> Mapping[str, Path]:
+        return self.reads.read(("listing", kind), partial(_read_listing, self._root, kind))
+
+
+def _read_listing(root: Path, kind: str) -> dict[str, Path]:
+    return dict(sorted(_models_of(root, kind)))
+
+
+def _models_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    if kind == CHECKPOINTS:
+        yield from _models_at_top(root)
+    if not _is_kind(kind):
+        return
+    folder = root / kind
+    for path in _models_below(folder):
+        yield path.relative_to(folder).as_posix(), path
+
+
+def _read_pickled(root: Path, kind: str) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for name, path in _pickled_of(root, kind):
+        found.setdefault(name, path)
+        found.setdefault(name.removesuffix(path.suffix), path)
+    return found
+
+
+def _pickled_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    if not _is_kind(kind):
+        return
+    folders = [(root / kind, "**/*")]
+    if kind == CHECKPOINTS:
+        folders.append((root, "*"))
+    for folder, pattern in folders:
+        for path in folder.glob(pattern):
+            if path.suffix in _PICKLED:
+                yield path.relative_to(folder).as_posix(), path
 
 
 def pickled_refused(path: Path) -> CheckpointUnavailable:
@@ -119,12 +144,18 @@ def _models_at_top(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _models_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_raise_passing):
         here = Path(parent)
         models = {name for name in folders if _is_model_folder(here / name)}
         folders[:] = [n for n in folders if n not in models and not n.endswith(CONFIG_SUFFIX)]
         yield from (here / name for name in models)
         yield from (here / name for name in files if _is_model_file(name))
+
+
+def _raise_passing(error: OSError) -> None:
+    """A folder that is missing or closed to us has no models; one that fails cannot be read now."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        raise error
 
 
 def _is_model_file(name: str) -> bool:

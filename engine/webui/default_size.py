@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from engine.graph.families import Family, family_at
-from engine.graph.models_folder import CHECKPOINTS, FOLDER_MARK
+from engine.graph.models_folder import CHECKPOINTS, FOLDER_MARK, ModelsFolder
 
 _DEFAULT_SIDE = 512
 _XL_SIDE = 1024
 
 
-def default_side(checkpoint: Path) -> int:
-    """Width and height in pixels: 1024 for Stable Diffusion XL and its refiner, else 512."""
-    return _XL_SIDE if _is_xl(checkpoint) else _DEFAULT_SIDE
+def default_side(models: ModelsFolder, checkpoint: str) -> int:
+    """Width and height in pixels: 1024 for Stable Diffusion XL and its refiner, else 512.
+
+    Raises CheckpointUnavailable, ModelsUnavailable.
+    """
+    path = models.path(CHECKPOINTS, checkpoint)
+    is_xl = models.reads.read(("xl", path), partial(_is_xl, path))
+    return _XL_SIDE if is_xl else _DEFAULT_SIDE
 
 
 def _is_xl(checkpoint: Path) -> bool:

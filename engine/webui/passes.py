@@ -70,7 +70,7 @@ def first_pass(
     sampler, scheduler = names.resolve(parameters.sampler_name, parameters.scheduler)
     prompt, loras = _split(parameters.prompt, "prompt", catalogue)
     checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
-    side = default_side(catalogue.models.path(CHECKPOINTS, checkpoint))
+    side = default_side(catalogue.models, checkpoint)
     vae = parameters.override_settings.sd_vae
     pass_ = Pass(
         checkpoint=checkpoint,

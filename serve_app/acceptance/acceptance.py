@@ -83,8 +83,9 @@ class Acceptance:
         repeat, so the log is read only after a refusal. That spares every other request a read, and
         only the append reports a frozen log, as OutcomeUnknown.
 
-        Raises RequestRefused, GraphInvalid, ParametersInvalid, AddressNotAllowed, LogFull,
-        LogUnavailable, OutcomeUnknown, ReadTimeout, DatabaseUnavailable.
+        Raises RequestRefused, GraphInvalid, ParametersInvalid, ModelsUnavailable,
+        AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout,
+        DatabaseUnavailable.
         """
         job_id = self._job_id(request)
         try:

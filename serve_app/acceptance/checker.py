@@ -54,12 +54,13 @@ class Checker:
     catalogue: Catalogue
     limits: Limits
     default_checkpoint: str | None
+    """If None, it is the first of the models folder."""
     max_request_chars: int
     max_extra_data_bytes: int
     max_metadata_bytes: int
 
     def check(self, flavour: Flavour, body: Any) -> CheckedRequest:
-        """Raises GraphInvalid, ParametersInvalid."""
+        """Raises GraphInvalid, ParametersInvalid, ModelsUnavailable."""
         return self._workflow(body) if flavour is Flavour.WORKFLOW else self._diffusion(body)
 
     def _workflow(self, body: Any) -> CheckedRequest:
@@ -91,8 +92,9 @@ class Checker:
     def _diffusion(self, body: Any) -> CheckedRequest:
         given = parse_parameters(body)
         parameters = with_seed(given, draw_seed)
+        default = self.default_checkpoint or self._first_checkpoint()
         compiled = compile_parameters(
-            parameters, self.catalogue, self.limits, default_checkpoint=self.default_checkpoint
+            parameters, self.catalogue, self.limits, default_checkpoint=default
         )
         require_text_budget(compiled.prompt, self.max_request_chars)
         try:
@@ -103,8 +105,11 @@ class Checker:
         recorded = parameters.recorded()
         if given.checkpoint is None:
             # The default may have changed by the time the job is repeated.
-            recorded["sd_model_checkpoint"] = self.default_checkpoint
+            recorded["sd_model_checkpoint"] = default
         return CheckedRequest(recorded, images=parameters.images, cost=graph.cost)
+
+    def _first_checkpoint(self) -> str | None:
+        return next(iter(self.catalogue.models.names(CHECKPOINTS)), None)
 
     def _require_metadata(self, graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:
         require_metadata_size(
@@ -134,11 +139,10 @@ def checker_for(
 
     `max_cost`: of the key; 0 is as much as the endpoint takes.
     """
-    default = endpoint.checkpoint or default_checkpoint
     return Checker(
         catalogue=catalogue,
         limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
-        default_checkpoint=default or next(iter(catalogue.models.names(CHECKPOINTS)), None),
+        default_checkpoint=endpoint.checkpoint or default_checkpoint,
         max_request_chars=settings.max_request_chars,
         max_extra_data_bytes=settings.max_extra_data_bytes,
         max_metadata_bytes=settings.max_metadata_bytes,

@@ -16,7 +16,7 @@ from torch import nn
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import Component, inspect, inspect_vae
 from engine.diffusion.loading.linear import use_one_dnn
-from engine.diffusion.loading.store import ModelStore, identity_of
+from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.unets import dtype_of, prepared
 from engine.diffusion.loading.weights import LoadTarget, first_line
 from engine.diffusion.model import Model
@@ -52,8 +52,8 @@ class Checkpoint:
 def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """The models of a checkpoint, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
-    identity = identity_of(path)
-    info = inspect(path)
+    identity = store.identity(path)
+    info = store.inspect(inspect, path)
     unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
         store.get_or_create(
@@ -131,9 +131,9 @@ def _configuration_checked(component: Component) -> Iterator[None]:
 def load_vae(store: ModelStore, name: str) -> Vae:
     """The VAE of that name in the folder of VAEs; raises CheckpointUnavailable."""
     path = store.models.path(VAES, name)
-    component = inspect_vae(path)
+    component = store.inspect(inspect_vae, path)
     target = LoadTarget(store.device, torch.float32)
     autoencoder = store.get_or_create(
-        ("vae", identity_of(path)), lambda: _read_module(store, AutoencoderKL, component, target)
+        ("vae", store.identity(path)), lambda: _read_module(store, AutoencoderKL, component, target)
     )
     return Vae(autoencoder)

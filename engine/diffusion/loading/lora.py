@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.store import Identity, ModelStore, identity_of
+from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.unets import prepared
 from engine.diffusion.loading.weights import Weights
 from engine.diffusion.text.text_encoders import TextEncoder
@@ -121,7 +121,7 @@ def with_lora(
     Raises CheckpointUnavailable if the file is missing, damaged or has layers for none of them.
     """
     path = store.models.path(LORAS, name)
-    identity = identity_of(path)
+    identity = store.identity(path)
     unet, encoders = networks.unet, networks.text_encoders
     unet_known = unet_layers(unet)
     text_known = [text_layers(encoder, at) for at, encoder in enumerate(encoders)]

@@ -17,6 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -80,7 +81,7 @@ class ModelStore:
     def get(self, kind: str, name: str, read: Read[T]) -> T:
         """The model of that name in the folder of that kind, from memory or read by `read`."""
         path = self.models.path(kind, name)
-        identity = identity_of(path)
+        identity = self.identity(path)
 
         def create() -> T:
             self.make_room(identity[1])
@@ -88,9 +89,21 @@ class ModelStore:
 
         return self.get_or_create((kind, identity, read), create)
 
+    def identity(self, path: Path) -> Identity:
+        """The identity of a file, or of a folder with all files in it."""
+        return self.inspect(_identity_of, path)
+
+    def inspect(self, read: Callable[[Path], T], path: Path) -> T:
+        """What `read` finds at a path; while the models folder is silent, what it found before.
+
+        So what is in memory can be used meanwhile. Raises ModelsUnavailable, and what `read` does.
+        """
+        return self.models.reads.read((read, path), partial(read, path), ttl_s=0)
+
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
         """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
         if key not in self._entries:
+            self.models.require_answer()  # it is read on the device thread, which others need
             self._entries[key] = _Entry(create(), label)
             self._evict(0, spared=1)
             self._warn_if_full()
@@ -164,8 +177,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
                 yield from tensors_of(getattr(value, each.name))
 
 
-def identity_of(path: Path) -> Identity:
-    """The identity of a file, or of a folder with all files in it."""
+def _identity_of(path: Path) -> Identity:
     states = [each.stat() for each in (path, *(path.rglob("*") if path.is_dir() else ()))]
     return str(path), sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
 

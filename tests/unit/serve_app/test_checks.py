@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from engine.patient_reads import PatientReads
 from serve_app.checks import Checks
 from serve_app.refusals import NoTurn
 
@@ -17,6 +18,26 @@ async def test_a_quick_check_runs_at_once() -> None:
         await Checks(2, timeout_s=5).run("a", threading.get_ident, is_quick=True)
         == threading.get_ident()
     )
+
+
+async def test_a_quick_check_that_has_to_wait_for_files_runs_beside_the_loop() -> None:
+    reads, gate = PatientReads(ttl_s=60, timeout_s=5), threading.Event()
+
+    def read() -> int:
+        gate.wait(5)
+        return threading.get_ident()
+
+    def check() -> tuple[int, int]:
+        return threading.get_ident(), reads.read("models", read)
+
+    some = Checks(2, timeout_s=5)
+    checked = asyncio.create_task(some.run("a", check, is_quick=True))
+    await asyncio.sleep(0)
+    gate.set()  # this thread is not held up
+    by, _ = await checked
+    assert by != threading.get_ident()
+    by, _ = await some.run("a", check, is_quick=True)
+    assert by == threading.get_ident()
 
 
 async def test_another_check_runs_beside_the_loop_and_its_error_is_raised() -> None:

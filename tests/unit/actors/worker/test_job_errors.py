@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.worker.engine_host import Order
 from actors.worker.job import JobRunner, RunOutcome
 from actors.worker.plan import Plan, planner
+from engine.errors import ModelsUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.reports import EngineEvent, Errored
 from events.decisions import Submit
 from events.ids import new_id
 from events.log import JobWriter, utc_now
@@ -27,7 +31,9 @@ from tests.support.worker import LANE, QUICK, ScriptedEngine, pictures
 class Bench:
     """A job runner with the plans of the service, over a log and a queue in memory."""
 
-    def __init__(self, folder: Path, plan: Any = None) -> None:
+    def __init__(
+        self, folder: Path, plan: Any = None, engine: ScriptedEngine | None = None
+    ) -> None:
         self.log = FailingLog()
         self.writer = JobWriter(self.log)
         self.queue = MemoryJobQueue()
@@ -35,7 +41,7 @@ class Bench:
             actor="a",
             log=self.log,
             images=ImageStore(folder.as_uri()),
-            engine=ScriptedEngine(pictures(1)),
+            engine=engine or ScriptedEngine(pictures(1)),
             plan=plan or planner(Catalogue(ModelsFolder(folder)), Limits(), None),
             report_progress=self._report,
             limits=QUICK,
@@ -89,6 +95,35 @@ async def test_a_plan_that_fails_in_any_way_ends_the_job(tmp_path: Path, error: 
     assert outcome is RunOutcome.ENDED
     assert type(error).__name__ in message
     assert "Submit it again" in message
+
+
+async def test_a_plan_waits_for_a_models_folder_that_does_not_answer(tmp_path: Path) -> None:
+    silences = [ModelsUnavailable("silent"), ModelsUnavailable("silent")]
+
+    def plan(_job: object) -> Plan:
+        if silences:
+            raise silences.pop()
+        return Plan({}, None, {})
+
+    assert await Bench(tmp_path, plan).run() == (RunOutcome.COMPLETED, "")
+
+
+async def test_a_run_that_needs_a_silent_models_folder_is_tried_again_in_the_same_attempt(
+    tmp_path: Path,
+) -> None:
+    class SilentOnce(ScriptedEngine):
+        async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+            if not self.orders:
+                self.orders.append(order)
+                yield Errored(ModelsUnavailable("silent"))
+                return
+            async for event in super().run(order):
+                yield event
+
+    engine = SilentOnce(pictures(1))
+    bench = Bench(tmp_path, lambda _: Plan({}, None, {}), engine)
+    assert await bench.run() == (RunOutcome.COMPLETED, "")
+    assert [order.attempt for order in engine.orders] == [1, 1]
 
 
 async def test_a_job_whose_events_cannot_be_read_leaves_the_queue(tmp_path: Path) -> None:

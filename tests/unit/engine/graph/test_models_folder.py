@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, ModelsUnavailable
 from engine.graph.models_folder import ModelsFolder
+from tests.support.engine.hung_mount import HungMount, hung_mount
 
 
 class Clock:
@@ -90,3 +93,51 @@ def test_a_file_that_went_away_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").unlink()
     with pytest.raises(CheckpointUnavailable, match=r"a\.safetensors"):
         models.path("checkpoints", "a.safetensors")
+
+
+@pytest.fixture
+def mount() -> Iterator[HungMount]:
+    with hung_mount() as mount:
+        yield mount
+
+
+def test_a_folder_that_hangs_has_the_models_that_it_had(tmp_path: Path, mount: HungMount) -> None:
+    touch(tmp_path / "checkpoints" / "a.safetensors")
+    models = ModelsFolder(tmp_path, ttl_s=0, timeout_s=0.05)
+    assert models.names("checkpoints") == ("a.safetensors",)
+    mount.hang()
+    touch(tmp_path / "checkpoints" / "b.safetensors")
+    assert models.names("checkpoints") == ("a.safetensors",)
+    assert models.path("checkpoints", "a.safetensors").name == "a.safetensors"
+    with pytest.raises(ModelsUnavailable):
+        models.names("loras")
+    mount.answer()
+    while models.names("checkpoints") != ("a.safetensors", "b.safetensors"):
+        time.sleep(0.001)
+
+
+def test_a_folder_that_never_answered_is_unavailable_and_not_empty(
+    tmp_path: Path, mount: HungMount
+) -> None:
+    touch(tmp_path / "checkpoints" / "a.safetensors")
+    mount.hang()
+    models = ModelsFolder(tmp_path, timeout_s=0.05)
+    for _ in range(2):
+        with pytest.raises(ModelsUnavailable, match="models folder"):
+            models.path("checkpoints", "a.safetensors")
+    with pytest.raises(ModelsUnavailable):
+        models.require_answer()
+
+
+def test_a_folder_that_fails_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path / "checkpoints" / "a.safetensors")
+    models = ModelsFolder(tmp_path, ttl_s=0)
+    names = models.names("checkpoints")
+
+    def stale(_path: str) -> object:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("os.scandir", stale)
+    assert models.names("checkpoints") == names
+    with pytest.raises(ModelsUnavailable, match="Stale file handle"):
+        models.names("loras")

@@ -38,9 +38,9 @@ def test_a_checkpoint_is_looked_into_once_until_it_changes(
         return read_header(path)
 
     monkeypatch.setattr("engine.graph.families.read_header", counted)
-    checkpoint = tmp_path / "x.safetensors"
+    models, checkpoint = ModelsFolder(tmp_path, ttl_s=0), tmp_path / "x.safetensors"
     for length in (1, 2):
         save_file({"x": np.zeros(length, np.float32)}, checkpoint)
         for _ in range(3):
-            assert default_side(checkpoint) == 512
+            assert default_side(models, checkpoint.name) == 512
     assert len(read) == 2
