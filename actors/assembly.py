@@ -12,6 +12,7 @@ from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineClient, EngineHost
 from actors.worker.job import JobRunner
 from actors.worker.plan import planner
+from engine.activity import TimeLimits
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
@@ -136,7 +137,12 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
         limits=limits,
     )
     engine.start()
-    return EngineHost(engine=engine, catalogue=Catalogue(models), limits=limits)
+    time_limits = TimeLimits(
+        step_s=config.workers.step_timeout_s, load_s=config.workers.model_load_timeout_s
+    )
+    return EngineHost(
+        engine=engine, catalogue=Catalogue(models), limits=limits, time_limits=time_limits
+    )
 
 
 def device_options(settings: EngineSettings, endpoint: Endpoint, *, device: str) -> DeviceOptions:
@@ -177,8 +183,8 @@ async def connect_job_actor(
         plan=planner(catalogue, graph_limits, config.endpoint.checkpoint),
         report_progress=messaging.report_progress,
         limits=AttemptLimits(
-            # Longer than its watchdog allows for any kind of work.
-            silence_s=config.workers.step_timeout_s + config.workers.model_load_timeout_s,
+            start_s=config.workers.model_load_timeout_s,
+            silence_s=config.workers.engine_answer_timeout_s,
         ),
         lease_renew_s=config.workers.lease_renew_s,
         max_attempts=config.workers.max_attempts,

@@ -20,10 +20,10 @@ from ray.exceptions import RayError
 from actors.assembly import JobActorParts, build_engine_host, connect_job_actor
 from actors.logs import set_up_logging
 from actors.worker.config import EngineConfig, WorkerConfig
-from actors.worker.engine_host import EngineDied, EngineHost, Order
+from actors.worker.engine_host import EngineDied, EngineHost, EngineState, Order
 from actors.worker.job import RunOutcome
 from actors.worker.process_memory import limit_memory
-from actors.worker.watchdog import Watchdog
+from actors.worker.watchdog import Watchdog, exit_later
 from engine.reports import EngineEvent, Errored, Finished
 from settings.settings import Settings, forget_secrets
 
@@ -78,9 +78,9 @@ class EngineProcess:
     async def cancel(self, job_id: str, attempt: int) -> None:
         await (await self._host()).cancel(job_id, attempt)
 
-    async def check(self) -> None:
-        """Returns once the engine has started."""
-        await self._host()
+    async def check(self) -> EngineState:
+        """What it does, once it has started. Raises EngineDied if it is broken."""
+        return (await self._host()).check()
 
     async def location(self) -> Location:
         return location()
@@ -90,12 +90,9 @@ class EngineProcess:
 
 
 def _start_engine(config: EngineConfig, *, device: str) -> EngineHost:
+    exit_later(config.workers.model_load_timeout_s)  # a start may be stuck, too
     host = build_engine_host(config, device=device)
-    Watchdog(
-        lambda: host.activity,
-        step_timeout_s=config.workers.step_timeout_s,
-        load_timeout_s=config.workers.model_load_timeout_s,
-    ).start()
+    Watchdog(lambda: host.activity, host.time_limits).start()
     return host
 
 
@@ -136,11 +133,12 @@ class RemoteEngine:
             if not ended:
                 handle.cancel.remote(order.job_id, order.attempt)
 
-    async def check(self) -> None:
+    async def check(self) -> EngineState:
         handle = await self._handle()
         try:
             async with asyncio.timeout(self._answer_timeout_s):
-                await handle.check.remote()
+                state: EngineState = await handle.check.remote()
+                return state
         except (RayError, TimeoutError) as error:
             raise self._died(error) from error
 

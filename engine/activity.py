@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -17,6 +18,8 @@ class ActivityKind(StrEnum):
     """It makes a device call."""
     LOAD = "load"
     """It loads a model, or makes the first call of a kind, for which kernels may be compiled."""
+    ENDED = "ended"
+    """It has ended, and nothing more is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,35 @@ class Activity:
 
     count: int
     kind: ActivityKind
+    since: float = field(default_factory=time.monotonic, compare=False)
+    """When it began, by the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How long the device thread may be at one thing."""
+
+    step_s: float
+    """At one device call, or in the body of a node."""
+    load_s: float
+    """At a load, or the first call of a kind."""
+
+    def of(self, kind: ActivityKind) -> float:
+        """0 where nothing more can come of it."""
+        match kind:
+            case ActivityKind.LOAD:
+                return self.load_s
+            case ActivityKind.ENDED:
+                return 0.0
+            case _:
+                return self.step_s
+
+    def seconds_left(self, activity: Activity) -> float:
+        """How long the device thread may go on with it; idle it may be for ever."""
+        limit_s = self.of(activity.kind)
+        if activity.kind is ActivityKind.IDLE:
+            return limit_s
+        return max(0.0, activity.since + limit_s - time.monotonic())
 
 
 OnActive: TypeAlias = Callable[[bool], None]
@@ -60,3 +92,7 @@ class ActivityMonitor:
     def rest(self) -> None:
         """No run needs the device thread now."""
         self.begin(ActivityKind.IDLE, ())
+
+    def end(self) -> None:
+        """Nothing more is done. The runs that the device worked for last stay told so."""
+        self.now = Activity(self.now.count + 1, ActivityKind.ENDED)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 _REMEMBERED_KEYS = 512
 
 
@@ -58,7 +62,8 @@ class BatchLimits:
         limit = self._row_limit if measured.cap is None else measured.cap
         if limit <= measured.most_rows or not measured.row_bytes:
             return limit
-        fitting = int(self._probe.available_bytes() * self._share / measured.row_bytes)
+        available_bytes = _asked(self._probe.available_bytes) or 0
+        fitting = int(available_bytes * self._share / measured.row_bytes)
         return min(limit, max(measured.most_rows, fitting))
 
     def is_first(self, key: Hashable) -> bool:
@@ -76,10 +81,12 @@ class BatchLimits:
         if self._probe is None or rows <= measured.most_rows:
             yield
             return
-        self._probe.start()
+        _asked(self._probe.start)
         yield
-        measured.row_bytes = max(measured.row_bytes, self._probe.peak_growth_bytes() / rows)
-        measured.most_rows = rows
+        grown_bytes = _asked(self._probe.peak_growth_bytes)
+        if grown_bytes is not None:
+            measured.row_bytes = max(measured.row_bytes, grown_bytes / rows)
+            measured.most_rows = rows
 
     def _of(self, key: Hashable) -> _Measurements:
         measured = self._measurements.setdefault(key, _Measurements())
@@ -87,3 +94,15 @@ class BatchLimits:
         if len(self._measurements) > _REMEMBERED_KEYS:
             self._measurements.popitem(last=False)
         return measured
+
+
+def _asked(question: Callable[[], T]) -> T | None:
+    """What a probe answers; None where it fails.
+
+    A device that fails says so in its next call, too, and that one belongs to a run.
+    """
+    try:
+        return question()
+    except Exception:  # noqa: BLE001 - of the device, or of the machine
+        _log.warning("memory was not measured", exc_info=True, extra={"action": "measure"})
+        return None

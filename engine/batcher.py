@@ -7,6 +7,7 @@ two calls.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from engine.batch_limits import BatchLimits
 from engine.errors import OutOfMemory
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Request(ABC):
@@ -114,7 +117,10 @@ class Batcher:
     def leave(self, member: Member) -> None:
         """Remove a run and close its generator, without calling its `on_end`."""
         self._drop_requests(member)
-        member.execution.close()
+        try:
+            member.execution.close()
+        except Exception:  # noqa: BLE001 - the others go on
+            _log.exception("a run did not close", extra={"action": "run_close"})
 
     def step(self) -> None:
         """Advance the runs whose requests are next, after the device call that serves them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -62,6 +61,8 @@ class Engine:
         self._waiting: dict[Run, Callable[[], None]] = {}
         """What starts each run that waits for its turn."""
         self._members: dict[Run, Member] = {}
+        self._open: set[Run] = set()
+        """The runs that were submitted and have not ended."""
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._submit_lock = threading.Lock()
@@ -115,6 +116,7 @@ class Engine:
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
+            self._open.add(run)
             start = partial(self._join, run, input_files or {}, on_active, is_alone=is_alone)
             self._inbox.put(lambda: self._enter(run, start, is_exclusive=is_exclusive))
         return run
@@ -136,14 +138,18 @@ class Engine:
 
     def _loop(self) -> None:
         assert self._device is not None
-        with ExitStack() as stack:
-            stack.callback(self._abandon)
-            stack.enter_context(self._device.scope())
-            while not self._stopped.is_set():
-                self._admit()
-                self._run_commands()
-                if not self._batcher.idle:
-                    self._batcher.step()
+        try:
+            with self._device.scope():
+                while not self._stopped.is_set():
+                    self._admit()
+                    self._run_commands()
+                    if not self._batcher.idle:
+                        self._batcher.step()
+        except BaseException:  # noqa: BLE001 - the thread has no caller, and the log has it
+            _log.exception("the device thread ended", extra={"action": "device_end"})
+        finally:
+            self._batcher.activity.end()
+            self._abandon()
 
     def _run_commands(self) -> None:
         """Run all commands that have come. Wait for one if no request waits for the device."""
@@ -166,9 +172,10 @@ class Engine:
     def _abandon(self) -> None:
         """End every open run, whatever has ended the loop."""
         self._close()
-        self._run_commands()
-        for run in [*self._members, *self._waiting]:
-            self._leave(run, Cancelled("the engine was stopped"))
+        for run in list(self._open):
+            if run in self._members:
+                self._batcher.leave(self._members[run])
+            self._end(run, Cancelled("the engine was stopped"))
 
     def _enter(self, run: Run, start: Callable[[], None], *, is_exclusive: bool) -> None:
         self._waiting[run] = start
@@ -181,7 +188,11 @@ class Engine:
     def _admit(self) -> None:
         """Start every run that may start now."""
         while not self._stopped.is_set() and (run := self._admission.admit()) is not None:
-            self._waiting.pop(run)()
+            start = self._waiting.pop(run)
+            try:
+                start()
+            except Exception as error:  # noqa: BLE001 - the run ends with it
+                self._end(run, error)
 
     def _join(
         self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_alone: bool
@@ -220,6 +231,7 @@ class Engine:
             self._end(run, error)
 
     def _end(self, run: Run, error: Exception | None) -> None:
+        self._open.discard(run)
         self._members.pop(run, None)
         self._admission.leave(run)
         if error is not None and self._device is not None:

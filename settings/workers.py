@@ -25,3 +25,6 @@ class WorkerSettings(Group):
     model_load_timeout_s: PositiveFloat = 600.0
     """How long an engine may take to load a model, or for the first call of a kind (kernels may be
     compiled for it), before it is ended."""
+    engine_answer_timeout_s: PositiveFloat = 30.0
+    """How long an engine may not answer, beyond the time that its present work may take, before a
+    job that runs on it kills it."""

@@ -48,7 +48,10 @@ class ReportProgress(Protocol):
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     silence_s: float
-    """How long the engine may not answer. That it makes progress is its own watchdog's business."""
+    """How long the engine may not answer, beyond the time that it said its work may take. That it
+    makes progress is its own watchdog's business."""
+    start_s: float = 0.0
+    """How long its first answer may take, for it may have to start."""
     heartbeat_s: float = 1.0
     longest_store_pause_s: float = 10.0
 
@@ -79,6 +82,8 @@ class Attempt:
         self._limits = limits
         self._now = now
         self._heard_at = time.monotonic()
+        self._may_work_s = limits.start_s
+        """How long after that the engine may be at what it does."""
 
     async def run(self, lease: Lease) -> Job:
         """The job afterwards. Neither ended nor another's: it wants another attempt."""
@@ -223,17 +228,21 @@ class Attempt:
         )
 
     def _is_silent(self) -> bool:
-        return time.monotonic() - self._heard_at > self._limits.silence_s
+        return time.monotonic() - self._heard_at > self._patience_s
+
+    @property
+    def _patience_s(self) -> float:
+        return self._may_work_s + self._limits.silence_s
 
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()
 
     async def _listen(self) -> None:
-        """Note when the engine last answered."""
+        """Note when the engine last answered, and what it said."""
         while True:
             with suppress(EngineDied):  # the run itself says so, and better
-                await self._engine.check()
-                self._heard_at = time.monotonic()
+                state = await self._engine.check()
+                self._heard_at, self._may_work_s = time.monotonic(), state.seconds_left
             await asyncio.sleep(self._limits.heartbeat_s)
 
     async def _give_up(self, loss: Loss, mark: RunMark) -> None:
@@ -248,5 +257,5 @@ class Attempt:
                 await self._write(FailAttempt(self._actor, text, final=True))
             case Loss.SILENT:
                 await self._engine.kill()
-                text = f"The engine did not answer for {self._limits.silence_s:g} s."
+                text = f"The engine did not answer for {self._patience_s:.3g} s."
                 await self._break_off(text, mark)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from actors.worker.run_mark import RunMarkWriter
-from engine.activity import Activity
+from engine.activity import Activity, ActivityKind, TimeLimits
 from engine.engine import Engine
 from engine.errors import DeviceFailed, EngineError
 from engine.graph.catalogue import Catalogue
@@ -46,6 +46,15 @@ class Order:
     """It shares the engine with no other job."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What an engine does now, for those who wait for it."""
+
+    kind: ActivityKind
+    seconds_left: float
+    """How long it may go on with it before its watchdog ends it."""
+
+
 class EngineDied(Exception):
     """The engine, or its process, ended in the middle of the run."""
 
@@ -56,8 +65,8 @@ class EngineClient(Protocol):
     def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """Raises EngineDied."""
 
-    async def check(self) -> None:
-        """Returns if it answers. Raises EngineDied."""
+    async def check(self) -> EngineState:
+        """What it does, if it answers. Raises EngineDied."""
 
     async def kill(self) -> None:
         """End an engine that does not answer; a fresh one takes its place."""
@@ -66,7 +75,10 @@ class EngineClient(Protocol):
 class EngineHost:
     """Runs graphs on one engine and streams the events of each run to its job actor."""
 
-    def __init__(self, *, engine: Engine, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(
+        self, *, engine: Engine, catalogue: Catalogue, limits: Limits, time_limits: TimeLimits
+    ) -> None:
+        self.time_limits = time_limits
         self._engine = engine
         self._catalogue = catalogue
         self._limits = limits
@@ -95,7 +107,7 @@ class EngineHost:
             try:
                 while True:
                     event = await events.get()
-                    self._note_end(event, order, mark)
+                    self._note_end(event, order)
                     yield event
                     if isinstance(event, ImageReady | LatentReady):
                         run.take_result()
@@ -110,18 +122,29 @@ class EngineHost:
         self, order: Order, graph: Graph, mark: RunMarkWriter, events: asyncio.Queue[EngineEvent]
     ) -> Run:
         loop = asyncio.get_running_loop()
+
+        def take(event: EngineEvent) -> None:
+            if _is_device_failure(event):
+                mark.set_active(True)
+                mark.close()  # the device works for others from now on, but it broke under this one
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
         self._cancel(order.job_id)
         mark.set_active(False)
-        run = self._engine.submit(
-            graph,
-            on_event=lambda event: _hand_over(loop, events, event),
-            first_index=order.first_index,
-            input_files=order.input_files,
-            is_alone=order.is_alone,
-            is_exclusive=order.is_exclusive,
-            on_active=mark.set_active,
-            max_untaken=_MAX_UNTAKEN,
-        )
+        try:
+            run = self._engine.submit(
+                graph,
+                on_event=take,
+                first_index=order.first_index,
+                input_files=order.input_files,
+                is_alone=order.is_alone,
+                is_exclusive=order.is_exclusive,
+                on_active=mark.set_active,
+                max_untaken=_MAX_UNTAKEN,
+            )
+        except EngineError as error:
+            raise EngineDied(str(error)) from error
         self._runs[order.job_id] = (order.attempt, run)
         return run
 
@@ -137,16 +160,20 @@ class EngineHost:
         if job_id in self._runs:
             self._runs.pop(job_id)[1].cancel()
 
-    def _note_end(self, event: EngineEvent, order: Order, mark: RunMarkWriter) -> None:
-        match event:
-            case Finished():
-                self._device_failures.clear()
-            case Errored(error=DeviceFailed()):
-                mark.set_active(True)
-                mark.close()  # the device works for others from now on, but it broke under this one
-                self._device_failures.append(order.job_id)
-            case Errored() if self._engine.has_stopped:
-                raise EngineDied("The engine has stopped.")
+    def _note_end(self, event: EngineEvent, order: Order) -> None:
+        if isinstance(event, Finished):
+            self._device_failures.clear()
+        elif _is_device_failure(event):
+            self._device_failures.append(order.job_id)
+        elif isinstance(event, Errored) and self._engine.has_stopped:
+            raise EngineDied("The engine has stopped.")
+
+    def check(self) -> EngineState:
+        """What it does. Raises EngineDied if only another process can help."""
+        if self.is_broken:
+            raise EngineDied("The engine is broken.")
+        activity = self._engine.activity
+        return EngineState(activity.kind, self.time_limits.seconds_left(activity))
 
     @property
     def activity(self) -> Activity:
@@ -163,8 +190,5 @@ class EngineHost:
         return is_faulty or self._engine.has_stopped
 
 
-def _hand_over(
-    loop: asyncio.AbstractEventLoop, events: asyncio.Queue[EngineEvent], event: EngineEvent
-) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(events.put_nowait, event)
+def _is_device_failure(event: EngineEvent) -> bool:
+    return isinstance(event, Errored) and isinstance(event.error, DeviceFailed)

@@ -11,7 +11,7 @@ from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.memory_probe import memory_probe_of
-from engine.errors import DeviceFailed
+from engine.errors import Cancelled, DeviceFailed, TooLarge
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
@@ -35,9 +35,10 @@ class Device:
 
     def diagnosed(self, error: Exception) -> Exception:
         """The error that ended a run, or DeviceFailed where the device is the reason for it."""
-        if not is_device_error(error):
+        lost = not isinstance(error, Cancelled | TooLarge) and is_lost(self._device)
+        if not lost and not is_device_error(error):
             return error
-        return DeviceFailed(f"The device failed: {error}", is_lost(self._device))
+        return DeviceFailed(f"The device failed: {error}", lost)
 
     @property
     def models_bytes(self) -> int:

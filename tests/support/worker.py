@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import EngineDied, Order
+from actors.worker.engine_host import EngineDied, EngineState, Order
 from actors.worker.job import JobRunner
 from actors.worker.plan import Plan
 from actors.worker.run_mark import RunMarkWriter
+from engine.activity import ActivityKind
 from engine.reports import EngineEvent, Finished, ImageReady, Progress
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
@@ -51,6 +52,7 @@ class ScriptedEngine:
         self.script = script
         self.active = active
         self.silent = silent
+        self.state = EngineState(ActivityKind.CALL, 0.0)
         self.orders: list[Order] = []
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
@@ -71,9 +73,10 @@ class ScriptedEngine:
                 raise EngineDied("The engine died: killed")
             yield event
 
-    async def check(self) -> None:
+    async def check(self) -> EngineState:
         if self.silent:
             raise EngineDied("no answer in time")
+        return self.state
 
     async def kill(self) -> None:
         self.kills += 1

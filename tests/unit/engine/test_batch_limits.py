@@ -90,6 +90,26 @@ def test_running_out_of_memory_halves_the_limit_for_good() -> None:
     assert limits.max_rows("k") == 1
 
 
+class BrokenProbe(FakeMemoryProbe):
+    """A device that fails whatever it is asked, from some moment on."""
+
+    def _fail(self) -> int:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    available_bytes = start = peak_growth_bytes = _fail  # type: ignore[assignment]
+
+
+def test_a_device_that_cannot_be_asked_gets_calls_that_were_seen_to_fit() -> None:
+    probe = FakeMemoryProbe(available=1000, row=10)
+    limits = BatchLimits(32, probe)
+    call(limits, probe, 1)
+    call(limits, probe, 4)
+    probe.__class__ = BrokenProbe
+    assert limits.max_rows("k") == 4
+    call(limits, probe, 8)
+    assert limits.max_rows("k") == 4
+
+
 def test_the_machines_memory_is_measured() -> None:
     """It runs in a process of its own: memory that this one frees meanwhile would count too."""
     measured = subprocess.run(

@@ -13,10 +13,11 @@ import numpy as np
 
 from actors.dispatch.cluster import ActorDied, ActorUnavailable
 from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import EngineDied, Order
+from actors.worker.engine_host import EngineDied, EngineState, Order
 from actors.worker.job import JobRunner, RunOutcome
 from actors.worker.plan import Plan
 from actors.worker.run_mark import RunMarkWriter
+from engine.activity import ActivityKind
 from engine.admission import Admission
 from engine.reports import EngineEvent, Finished, ImageReady
 from events.job import Job
@@ -109,8 +110,8 @@ class MortalEngine:
             run.events.put_nowait(None)
         self._start()
 
-    async def check(self) -> None:
-        pass
+    async def check(self) -> EngineState:
+        return EngineState(ActivityKind.CALL, 120.0)
 
     async def kill(self) -> None:
         raise AssertionError("it answers, so nobody kills it")

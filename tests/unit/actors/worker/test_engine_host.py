@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from actors.worker.engine_host import EngineDied, EngineHost, Order
+from actors.worker.engine_host import EngineDied, EngineHost, EngineState, Order
 from actors.worker.run_mark import RunMark
-from engine.activity import OnActive
+from engine.activity import Activity, ActivityKind, OnActive, TimeLimits
 from engine.engine import Engine
 from engine.errors import Cancelled, DeviceFailed, EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.reports import EngineEvent, Errored, Finished
+from engine.reports import EngineEvent, Errored, Finished, Progress
 from tests.support.engine.workflows import node
 from tests.support.polling import eventually
 
@@ -34,6 +35,8 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.has_stopped = False
+        self.refuses = False
+        self.activity = Activity(0, ActivityKind.IDLE)
         self.on_active: OnActive | None = None
         self._on_event: Callable[[EngineEvent], None] | None = None
 
@@ -45,11 +48,17 @@ class FakeEngine:
         on_active: OnActive,
         **_: object,
     ) -> Any:
+        if self.refuses:
+            raise EngineError("the engine has stopped")
         self._on_event, self.on_active = on_event, on_active
         return self
 
     def cancel(self) -> None:
         pass
+
+    def report(self, event: EngineEvent) -> None:
+        assert self._on_event is not None
+        self._on_event(event)
 
     async def end(self, error: EngineError | None) -> None:
         on_event = await eventually(lambda: self._on_event)
@@ -64,6 +73,7 @@ class Bench:
             engine=cast("Engine", self.engine),
             catalogue=Catalogue(ModelsFolder(folder)),
             limits=Limits(),
+            time_limits=TimeLimits(step_s=120.0, load_s=600.0),
         )
 
     async def run(self, job_id: str, mark: Path) -> EngineEvent:
@@ -145,3 +155,41 @@ async def test_a_run_that_the_device_failed_stays_marked(bench: Bench) -> None:
         await run
         set_active(False)
         assert mark.is_active
+
+
+async def test_a_run_that_the_device_failed_is_marked_before_its_end_is_taken(bench: Bench) -> None:
+    """Its job may be slow to take what it made before, and the process ends meanwhile."""
+    with RunMark.new() as mark:
+        order = Order("a", 1, PROMPT, None, input_files={}, mark=mark.path)
+        events = bench.host.run(order)
+        first = asyncio.create_task(anext(events))
+        set_active = await eventually(lambda: bench.engine.on_active)
+        bench.engine.report(Progress(1, 2))
+        await first
+        await bench.engine.end(FAULT)
+        set_active(False)
+        assert mark.is_active
+        await events.aclose()
+
+
+async def test_an_engine_that_takes_no_run_is_one_that_died(bench: Bench) -> None:
+    bench.engine.refuses = True
+    with RunMark.new() as mark, pytest.raises(EngineDied):
+        await bench.run("a", mark.path)
+
+
+async def test_an_engine_that_has_stopped_does_not_say_that_it_is_well(bench: Bench) -> None:
+    assert bench.host.check() == EngineState(ActivityKind.IDLE, 120.0)
+    bench.engine.has_stopped = True
+    with pytest.raises(EngineDied):
+        bench.host.check()
+
+
+async def test_it_says_what_it_does_and_for_how_long_it_may(bench: Bench) -> None:
+    began = time.monotonic() - 130
+    bench.engine.activity = Activity(1, ActivityKind.LOAD, began)
+    state = bench.host.check()
+    assert state.kind is ActivityKind.LOAD
+    assert 400 < state.seconds_left <= 470
+    bench.engine.activity = Activity(1, ActivityKind.CALL, began)
+    assert bench.host.check() == EngineState(ActivityKind.CALL, 0.0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
 from actors.worker.watchdog import Watchdog
-from engine.activity import ActivityKind, ActivityMonitor
+from engine.activity import ActivityKind, ActivityMonitor, TimeLimits
 
 STEP_S, LOAD_S = 120.0, 600.0
 
@@ -27,12 +28,7 @@ def put_off() -> list[float]:
 
 @pytest.fixture
 def watchdog(monitor: ActivityMonitor, put_off: list[float]) -> Watchdog:
-    return Watchdog(
-        lambda: monitor.now,
-        step_timeout_s=STEP_S,
-        load_timeout_s=LOAD_S,
-        exit_later=put_off.append,
-    )
+    return Watchdog(lambda: monitor.now, TimeLimits(STEP_S, LOAD_S), exit_later=put_off.append)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +57,47 @@ def test_an_idle_engine_is_never_stuck(watchdog: Watchdog, put_off: list[float])
     assert put_off == [STEP_S] * 3
 
 
+def test_a_neighbours_long_load_is_no_hang(
+    watchdog: Watchdog, monitor: ActivityMonitor, put_off: list[float]
+) -> None:
+    monitor.begin(ActivityKind.CALL, ())
+    watchdog.check()
+    monitor.begin(ActivityKind.LOAD, ())
+    for _ in range(130):
+        watchdog.check()
+    assert put_off == [STEP_S, LOAD_S]
+
+
+def test_where_the_device_thread_has_ended_the_process_ends(
+    watchdog: Watchdog, monitor: ActivityMonitor, put_off: list[float]
+) -> None:
+    watchdog.check()
+    monitor.end()
+    for _ in range(3):
+        watchdog.check()
+    assert put_off == [STEP_S, 1.0]
+
+
+def test_a_timer_that_cannot_be_set_is_set_later(monitor: ActivityMonitor) -> None:
+    is_set = threading.Event()
+    errors = [RuntimeError("can't start new thread")] * 2
+
+    def exit_later(_: float) -> None:
+        if errors:
+            raise errors.pop()
+        is_set.set()
+
+    limits = TimeLimits(STEP_S, LOAD_S)
+    Watchdog(lambda: monitor.now, limits, exit_later=exit_later, period_s=0.05).start()
+    assert is_set.wait(timeout=10)
+
+
 PROGRAM = """
     import re, sys, time
     from actors.worker.watchdog import Watchdog
-    from engine.activity import ActivityKind, ActivityMonitor
+    from engine.activity import ActivityKind, ActivityMonitor, TimeLimits
     monitor = ActivityMonitor()
-    Watchdog(
-        lambda: monitor.now, step_timeout_s=1.0, load_timeout_s=60.0, period_s=0.05
-    ).start()
+    Watchdog(lambda: monitor.now, TimeLimits(step_s=1.0, load_s=60.0), period_s=0.05).start()
     for _ in range(20):
         monitor.begin(ActivityKind.CALL, ())
         time.sleep(0.1)
@@ -91,9 +120,9 @@ def test_a_process_that_is_idle_outlives_a_time_shorter_than_the_period() -> Non
     code = """
         import time
         from actors.worker.watchdog import Watchdog
-        from engine.activity import ActivityMonitor
+        from engine.activity import ActivityMonitor, TimeLimits
         monitor = ActivityMonitor()
-        Watchdog(lambda: monitor.now, step_timeout_s=0.8, load_timeout_s=60.0).start()
+        Watchdog(lambda: monitor.now, TimeLimits(step_s=0.8, load_s=60.0)).start()
         time.sleep(1.5)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]

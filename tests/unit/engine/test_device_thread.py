@@ -1,0 +1,134 @@
+"""Whatever ends the device thread ends every run, and is seen from outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.activity import ActivityKind
+from engine.batcher import Batcher, Request, Turn
+from engine.engine import Engine
+from engine.errors import Cancelled, EngineError
+from engine.executor import BODIES
+from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import validate
+from engine.reports import Errored, Finished
+from tests.support.engine.workflows import Watched, node
+
+PROMPT = {
+    "1": node("EmptyImage", width=8, height=8, batch_size=1, color=0),
+    "2": node("ImageInvert", image=["1", 0]),
+    "3": node("SaveImage", images=["2", 0], filename_prefix="x"),
+}
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    return validate(PROMPT, Catalogue(ModelsFolder(tmp_path)), Limits())
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Generator[Engine]:
+    engine = Engine(models=ModelsFolder(tmp_path))
+    yield engine
+    engine.stop()
+
+
+def submitted(engine: Engine, graph: Graph, **options: Any) -> Watched:
+    watched = Watched()
+    watched.run = engine.submit(graph, on_event=watched.take, **options)
+    return watched
+
+
+def waits(_context: object, **_: object) -> Generator[Request, Any, None]:
+    """A body that comes to no end."""
+    while True:
+        yield Turn()
+
+
+def ended_by_the_engine(watched: Watched) -> bool:
+    end = watched.wait()
+    return isinstance(end, Errored) and isinstance(end.error, Cancelled)
+
+
+def test_an_error_of_the_loop_itself_ends_every_run(
+    engine: Engine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    runs = [submitted(engine, graph, on_active=told.append), submitted(engine, graph)]
+    runs.append(submitted(engine, graph, is_exclusive=True))
+
+    def fails(_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setitem(BODIES, "ImageInvert", waits)
+    monkeypatch.setattr(Batcher, "step", fails)
+    engine.start()
+    assert all(map(ended_by_the_engine, runs))
+    assert engine.has_stopped
+    assert engine.activity.kind is ActivityKind.ENDED
+    with pytest.raises(EngineError, match="stopped"):
+        engine.submit(graph, on_event=lambda _: None)
+
+
+def test_the_runs_that_it_worked_for_last_stay_told_so(
+    engine: Engine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, list[bool]] = {"its": [], "other": []}
+    runs = [submitted(engine, graph, on_active=told[name].append) for name in told]
+
+    def dies(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setitem(BODIES, "ImageInvert", dies)
+    engine.start()
+    assert all(map(ended_by_the_engine, runs))
+    assert told["its"][-1]
+    assert not any(told["other"][-1:])
+
+
+def test_a_run_that_cannot_begin_ends_alone(
+    engine: Engine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise ValueError("no")
+
+    monkeypatch.setattr("engine.engine.Meter", fails)
+    runs = [submitted(engine, graph), submitted(engine, graph)]
+    engine.start()
+    ends = [run.wait() for run in runs]
+    assert isinstance(ends[0], Errored)
+    assert isinstance(ends[1], Finished)
+    assert not engine.has_stopped
+
+
+def test_a_node_that_does_not_close_ends_no_other_run(
+    engine: Engine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def never_closes(_context: object, **_: object) -> Generator[Request, Any, None]:
+        try:
+            yield Turn()
+            begun.set()
+            yield from waits(_context)
+        except GeneratorExit:
+            raise ValueError("no") from None
+
+    monkeypatch.setitem(BODIES, "ImageInvert", never_closes)
+    stuck = submitted(engine, graph)
+    engine.start()
+    assert begun.wait(timeout=30)
+    monkeypatch.undo()
+    assert stuck.run is not None
+    stuck.run.cancel()
+    assert ended_by_the_engine(stuck)
+    assert isinstance(submitted(engine, graph).wait(), Finished)
