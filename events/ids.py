@@ -13,6 +13,8 @@ import uuid_utils
 
 PARTITIONS = 16
 LANES = 64
+ID_LENGTH = 36
+"""Characters of an id as text."""
 ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
 """Pattern of an endpoint's id: it may stand in a subject of the bus."""
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
+from events.ids import ID_LENGTH
 from events.types import DeadLetter
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
 from serve_app.cli.terminal import console, fail, printable
@@ -114,15 +115,11 @@ def resubmit_job(request_id: str, url: UrlOption = None, key: KeyOption = None) 
 
 
 def _table(jobs: list[dict[str, Any]], *, every_owner: bool) -> Table:
-    columns = (
-        "id",
-        *(("owner",) if every_owner else ()),
-        "flavour",
-        "endpoint",
-        "state",
-        "created",
-    )
-    table = Table(*columns, *(("why it failed",) if every_owner else ()))
+    """In a narrow terminal texts go on in the next line; an id stays whole, to be copied."""
+    owners, reasons = (("owner",), ("why it failed",)) if every_owner else ((), ())
+    table = Table(Column("id", no_wrap=True, min_width=ID_LENGTH))
+    for name in (*owners, "flavour", "endpoint", "state", "created", *reasons):
+        table.add_column(name, overflow="fold")
     for job in jobs:
         owner = (escape(printable(job["owner"])),) if every_owner else ()
         why = (escape(printable(job.get("message", ""))),) if every_owner else ()

@@ -17,7 +17,7 @@ from events.decisions import Quarantine
 from events.store.records import Scope
 from events.types import Cancelled
 from serve_app.cli.main import app
-from serve_app.cli.terminal import printable
+from serve_app.cli.terminal import console, printable
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body
 from tests.support.polling import eventually
@@ -37,7 +37,11 @@ async def url(edge: Edge) -> AsyncGenerator[str]:
 
 
 @pytest.fixture
-async def darkroom(edge: Edge, url: str, tmp_path: Path) -> Darkroom:
+async def darkroom(
+    edge: Edge, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Darkroom:
+    """With a wide terminal."""
+    monkeypatch.setattr(console, "width", 240)
     admin = await edge.key("root", scopes=[Scope.ADMIN])
     bob = await edge.key("bob")
 
@@ -46,7 +50,6 @@ async def darkroom(edge: Edge, url: str, tmp_path: Path) -> Darkroom:
             "DARKROOM_URL": url,
             "DARKROOM_API_KEY": admin if as_admin else bob,
             "DARKROOM_DATA_DIR": str(tmp_path),
-            "COLUMNS": "240",
         }
         call = CliRunner(env=environment).invoke
         return await asyncio.to_thread(call, app, ["jobs", *words])
@@ -93,6 +96,18 @@ async def test_an_administrator_lists_those_of_every_owner(
     page = (await darkroom("--all", "--limit", "1")).stdout
     assert f"--cursor {dead}" in page
     assert waiting in (await darkroom("--all", "--cursor", dead)).stdout
+
+
+async def test_a_narrow_terminal_cuts_nothing(
+    edge: Edge, client: httpx.AsyncClient, darkroom: Darkroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await submit(client)
+    await edge.execute(dead, Quarantine("It floods the disk."))
+    await edge.project()
+    monkeypatch.setattr(console, "width", 80)
+    table = (await darkroom("--all")).stdout
+    assert dead in table
+    assert "\u2026" not in table
 
 
 async def test_without_the_scope_it_says_so(darkroom: Darkroom) -> None:
