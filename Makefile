@@ -11,6 +11,9 @@ CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
+# Suites of their own; and tests that need the machine for themselves, since they look at times.
+SUITES := tests/faults tests/hostile
+LIVE := tests/acceptance tests/integration
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
 ARGS ?=
 
@@ -30,7 +33,13 @@ up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the next two, with the reason of each one skipped
-	$(BIN)/pytest -rs --ignore=tests/faults --ignore=tests/hostile $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
+		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%)
+	$(BIN)/pytest -rs $(LIVE)
+else
+	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
+endif
 
 faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze the parts of a running service
 	$(BIN)/pytest -rs tests/faults $(ARGS)

@@ -64,7 +64,9 @@ async def test_who_waits_too_long_for_a_turn_gets_503(tmp_path: Path) -> None:
         edge_with(tmp_path, body_wait_s=0.1) as edge,
         await edge.client("alice") as alice,
     ):
-        first, second = Sender(alice), Sender(alice)
+        first = Sender(alice)
+        await first.begun.wait()
+        second = Sender(alice)
         answer = await second.answer
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "busy"

@@ -63,24 +63,3 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(fresh: Service, numbe
         time.sleep(0.05)
     assert fresh.stop(number) < 15
     assert stale_processes(fresh.data_dir) == []
-
-
-def test_two_instances_run_side_by_side_and_one_folder_takes_one(
-    service: Service, fresh: Service
-) -> None:
-    # From its first answer on, a request to one is never answered by the other.
-    foreign_key = service.http.headers["Authorization"]
-    fresh.start()
-    for _ in range(50):
-        answer = fresh.http.get("/v1/jobs", headers={"Authorization": foreign_key})
-        assert answer.status_code == 401
-        assert fresh.http.get("/v1/jobs").status_code == 200
-    there = fresh.submit("diffusion", diffusion(steps=2))
-    here = service.submit("diffusion", diffusion(steps=2))
-    assert fresh.ended(there)["status"] == 1
-    assert service.ended(here)["status"] == 1
-    foreign = service.http.get("/diffusion/v1/result", params={"request_id": there})
-    assert foreign.status_code == 404
-    second = fresh.command("up", check=False)
-    assert second.returncode == 1
-    assert "another `darkroom up`" in second.stderr
