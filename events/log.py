@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -99,6 +99,25 @@ class EventLog(Protocol):
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """What is stored for one job from now on."""
+
+
+class LogContents(Protocol):
+    """All that a log holds, as it is stored, also what no reader can decode: for whoever checks it.
+
+    Nothing is delivered or changed by looking.
+    """
+
+    def job_ids(self) -> AsyncGenerator[list[str]]:
+        """Every job that has a message, once, some at a time. Raises LogUnavailable."""
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        """See `EventLog.stored`."""
+
+    async def following(self, sequence: int) -> list[StoredEvent]:
+        """Some messages of any job that follow `sequence`, in order. Raises LogUnavailable."""
+
+    async def last_sequence(self) -> int:
+        """Of the last message that was ever stored; 0 before the first. Raises LogUnavailable."""
 
 
 def utc_now() -> datetime:

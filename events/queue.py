@@ -7,9 +7,12 @@ the queues on JetStream, `events.memory.queues` keeps them in memory for tests.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
+
+from events.job import Job
 
 
 class QueueEntry(Protocol):
@@ -95,3 +98,16 @@ class CallbackQueue(Protocol):
         `most_held`: how many entries all readers together hold at most; `hold_s`: after this long
         without a renewal an entry is delivered again.
         """
+
+
+class QueueContents(Protocol):
+    """All that a queue holds, whether it waits or is held: for whoever checks it.
+
+    Nothing is delivered or acknowledged by looking.
+    """
+
+    def job_ids(self) -> AsyncGenerator[list[str]]:
+        """Every job that has an entry, some at a time. Raises LogUnavailable."""
+
+    async def has(self, job: Job) -> bool:
+        """Whether the job has an entry. Raises LogUnavailable."""

@@ -9,6 +9,9 @@ from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
 
+SQLITE_FILE = "darkroom.sqlite3"
+"""The database in the data folder."""
+
 
 class StoreSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
@@ -39,7 +42,7 @@ class StoreSettings(Group):
     def effective_database_url(self) -> str:
         if self.database_url is not None:
             return self.database_url.get_secret_value()
-        return f"sqlite+aiosqlite:///{(self.data_dir / 'darkroom.sqlite3').absolute()}"
+        return f"sqlite+aiosqlite:///{(self.data_dir / SQLITE_FILE).absolute()}"
 
     @property
     def effective_images_url(self) -> str:

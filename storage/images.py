@@ -61,6 +61,10 @@ class ImageStore:
         """The image, or a part of it. Raises ImageNotFound, ImageStoreUnavailable."""
         return await asyncio.to_thread(self._get, key, part)
 
+    async def size(self, key: str) -> int:
+        """The size of the image in bytes. Raises ImageNotFound, ImageStoreUnavailable."""
+        return await asyncio.to_thread(self._size, key)
+
     async def delete(self, key: str) -> None:
         """Remove the image; nothing happens if there is none. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._delete, key)
@@ -100,6 +104,14 @@ class ImageStore:
         options: GetOptions = {} if part is None else {"range": (part.start, part.stop)}
         try:
             return obstore.get(self._store, key, options=options).bytes().to_bytes()
+        except FileNotFoundError as error:
+            raise ImageNotFound(f"no image under {key}") from error
+        except (BaseError, OSError) as error:
+            raise ImageStoreUnavailable(_reason("read", key, error)) from error
+
+    def _size(self, key: str) -> int:
+        try:
+            return obstore.head(self._store, key)["size"]
         except FileNotFoundError as error:
             raise ImageNotFound(f"no image under {key}") from error
         except (BaseError, OSError) as error:

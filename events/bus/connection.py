@@ -8,8 +8,9 @@ the settings, nats-py closes a connection for good when the server sends an erro
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -50,9 +51,19 @@ def keeping_cancellation() -> Generator[None]:
 class Connection:
     """One connection with its streams; what can be done on it is in `Bus`."""
 
-    def __init__(self, url: str, *, name: str, replicas: int = 1, log_max_bytes: int = -1) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        replicas: int = 1,
+        log_max_bytes: int = -1,
+        prepares_streams: bool = True,
+    ) -> None:
+        """With `prepares_streams` False the streams are taken as they are: nothing is made."""
         self._url = url
         self._name = name
+        self._prepares_streams = prepares_streams
         self._setup = StreamSetup(replicas=replicas, log_max_bytes=log_max_bytes)
         self._client = Client()
         self._js: JetStreamContext = self._client.jetstream(timeout=CALL_TIMEOUT_S)
@@ -124,7 +135,7 @@ class Connection:
                     await self._dirty.wait()
             if self._dirty.is_set() and not client.is_closed:
                 self._dirty.clear()
-                if await self._setup.prepare(self._js):
+                if not self._prepares_streams or await self._setup.prepare(self._js):
                     self._ready.set()
                 else:
                     self._dirty.set()
@@ -151,6 +162,14 @@ class Connection:
             if code_of(error) == NO_MESSAGE:
                 raise
             raise self.unavailable(error) from error
+
+    async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
+        """What JetStream's API answers, where nats-py does not ask it. Raises LogUnavailable."""
+        reply = await self.call(self._client.request(subject, json.dumps(question).encode()))
+        answer: dict[str, Any] = json.loads(reply.data)
+        if "error" in answer:
+            raise LogUnavailable(str(answer["error"]["description"]))
+        return answer
 
     def unavailable(self, error: Exception) -> LogUnavailable:
         """A stream that is missing is being restored, or lost, and then made again."""

@@ -63,6 +63,15 @@ class MemoryLog:
             self._events[event.position - 1] = None
         self._by_job[job_id] = kept
 
+    def job_ids(self) -> list[str]:
+        """Every job that has events."""
+        return [job_id for job_id, history in self._by_job.items() if history]
+
+    @property
+    def last_position(self) -> int:
+        """Of the last event that was ever stored."""
+        return len(self._events)
+
     @asynccontextmanager
     async def reader(self, *, after: int) -> AsyncGenerator[MemoryReader]:
         yield MemoryReader(self._events, self._changed, after=after)

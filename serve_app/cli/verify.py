@@ -1,0 +1,98 @@
+"""`darkroom verify`: says where two places disagree about a job, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from events.errors import ServiceError
+from serve_app.cli.terminal import console, fail, printable, stderr
+from serve_app.operations.disagreements import Disagreement
+from serve_app.operations.places import open_places
+from serve_app.operations.verification import Verification
+from settings.settings import Settings
+from storage.images import ImageStoreError
+
+_COULD_NOT_LOOK = 2
+
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON list on standard output.")]
+ImagesOption = Annotated[
+    bool, typer.Option("--images", help="Read every file, and check its digest as well.")
+]
+SettleOption = Annotated[
+    float, typer.Option(help="Seconds after which what disagrees is looked at again.", min=0)
+]
+
+
+def verify(
+    as_json: JsonOption = False, images: ImagesOption = False, settle_s: SettleOption = 5.0
+) -> None:
+    """Check log, read model, queues, files and callbacks against each other; change nothing.
+
+    Runs beside the service, with its settings. Exits with 0 where all agree, with 1 where
+    something disagrees, with 2 where it could not look everywhere.
+    """
+    counts: Counter[str] = Counter()
+    show = _JsonList() if as_json else _Lines()
+    try:
+        asyncio.run(_verify(Settings.load(), counts, show, digests=images, settle_s=settle_s))
+    except (ServiceError, ImageStoreError) as error:
+        fail(f"Not everything was checked: {error}", code=_COULD_NOT_LOOK)
+    finally:
+        show.close()
+    if not counts:
+        stderr.print("No disagreement.")
+        return
+    stderr.print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    raise typer.Exit(1)
+
+
+async def _verify(
+    settings: Settings,
+    counts: Counter[str],
+    show: _Lines | _JsonList,
+    *,
+    digests: bool,
+    settle_s: float,
+) -> None:
+    async with open_places(settings.log, settings.stores) as places:
+        verification = Verification(
+            places,
+            digests=digests,
+            settle_s=settle_s,
+            file_grace_s=settings.retention.sweep_grace_s,
+        )
+        async with aclosing(verification.run()) as found:
+            async for disagreement in found:
+                counts[disagreement.kind] += 1
+                show.add(disagreement)
+
+
+class _Lines:
+    def add(self, found: Disagreement) -> None:
+        line = f"{found.kind}  {found.job_id or found.file or '-'}  {found.what}"
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _JsonList:
+    """Printed as it grows: there may be millions."""
+
+    def __init__(self) -> None:
+        self._before = "["
+
+    def add(self, found: Disagreement) -> None:
+        body = {name: value for name, value in asdict(found).items() if value is not None}
+        typer.echo(f"{self._before}\n{json.dumps(body)}", nl=False)
+        self._before = ","
+
+    def close(self) -> None:
+        typer.echo("[]" if self._before == "[" else "\n]")

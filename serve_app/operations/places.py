@@ -1,0 +1,106 @@
+"""Every place that keeps something of jobs, opened beside the running service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from events.bus.bus import Bus
+from events.bus.contents import (
+    JetStreamCallbackEntries,
+    JetStreamJobEntries,
+    delivery_contents,
+    log_contents,
+)
+from events.errors import DatabaseUnavailable, LogUnavailable
+from events.log import LogContents
+from events.queue import QueueContents
+from events.store.contents import DatabaseContents
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from serve_app.local.nats_server import last_url
+from settings.log import LogSettings
+from settings.stores import SQLITE_FILE, StoreSettings
+from storage.images import ImageStore
+
+T = TypeVar("T")
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    log: LogContents
+    deliveries: LogContents
+    queue: QueueContents
+    callbacks: QueueContents
+    read_model: ReadModel
+    rows: DatabaseContents
+    images: ImageStore
+
+
+@asynccontextmanager
+async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Places]:
+    """Those of the service with these settings. Nothing is made where something is missing.
+
+    Raises LogUnavailable, DatabaseUnavailable.
+    """
+    async with _bus(log, stores) as bus, _database(stores) as database:
+        yield Places(
+            log=log_contents(bus),
+            deliveries=delivery_contents(bus),
+            queue=JetStreamJobEntries(bus),
+            callbacks=JetStreamCallbackEntries(bus),
+            read_model=ReadModel(database),
+            rows=DatabaseContents(database),
+            images=ImageStore(stores.effective_images_url),
+        )
+
+
+@asynccontextmanager
+async def _bus(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Bus]:
+    bus = Bus(_nats_url(log, stores), name="operator", prepares_streams=False)
+    bus.start()
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await bus.wait_connected()
+        if not bus.is_connected:
+            raise LogUnavailable(
+                f"The event log does not answer within {_CONNECT_TIMEOUT_S:g} s. Start the service."
+            )
+        yield bus
+    finally:
+        await bus.close()
+
+
+def _nats_url(log: LogSettings, stores: StoreSettings) -> str:
+    if log.nats_url is not None:
+        return log.nats_url.get_secret_value()
+    url = last_url(stores.nats_dir)
+    if url is None:
+        raise LogUnavailable(
+            f"There is no event log in {stores.nats_dir}. Set DARKROOM_DATA_DIR or "
+            "DARKROOM_NATS_URL as the service has it."
+        )
+    return url
+
+
+@asynccontextmanager
+async def _database(stores: StoreSettings) -> AsyncGenerator[Database]:
+    path = stores.data_dir / SQLITE_FILE
+    if stores.database_url is None and not path.exists():
+        raise DatabaseUnavailable(f"There is no database at {path}.")  # SQLite would make one
+    database = Database(stores.effective_database_url)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def together(looks: Iterable[Awaitable[list[T]]]) -> list[T]:
+    """What all of them found. A few dozen at a time: each keeps a connection busy."""
+    return [found for some in await asyncio.gather(*looks) for found in some]

@@ -1,0 +1,131 @@
+"""One suite over what can be seen of logs and queues: in memory, and on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import nats.js.errors
+import pytest
+
+from events.bus.bus import Bus
+from events.bus.contents import JetStreamCallbackEntries, JetStreamJobEntries, log_contents
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.errors import LogUnavailable
+from events.ids import new_id
+from events.log import Appended, EventLog, LogContents, utc_now
+from events.memory.contents import MemoryLogContents, MemoryQueueContents
+from events.memory.log import MemoryLog
+from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.queue import CallbackQueue, JobQueue, QueueContents
+from events.types import Event, encode
+from serve_app.local.nats_server import NatsServer
+from tests.support.bus import connected, operator
+from tests.support.events import folded, submitted
+
+
+@dataclass
+class Parts:
+    log: EventLog
+    queue: JobQueue
+    callbacks: CallbackQueue
+    log_contents: LogContents
+    queue_contents: QueueContents
+    callback_contents: QueueContents
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Parts]:
+    if request.param == "memory":
+        log, queue, callbacks = MemoryLog(), MemoryJobQueue(), MemoryCallbackQueue()
+        yield Parts(
+            log,
+            queue,
+            callbacks,
+            MemoryLogContents(log),
+            MemoryQueueContents(queue),
+            MemoryQueueContents(callbacks),
+        )
+        return
+    server = NatsServer(tmp_path / "nats", preferred_port=0)
+    server.start()
+    async with connected(server) as bus:
+        yield Parts(
+            JetStreamLog(bus),
+            JetStreamJobQueue(bus, lease_s=30),
+            JetStreamCallbackQueue(bus),
+            log_contents(bus),
+            JetStreamJobEntries(bus),
+            JetStreamCallbackEntries(bus),
+        )
+    server.stop()
+
+
+async def all_of(pages: AsyncGenerator[list[str]]) -> list[str]:
+    return sorted([each async for page in pages for each in page])
+
+
+async def submit(log: EventLog) -> Event:
+    event = Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
+    outcome = await log.append(event, expected=0)
+    assert isinstance(outcome, Appended)
+    return outcome.event
+
+
+async def test_every_job_of_a_log_is_seen_once(parts: Parts) -> None:
+    assert await all_of(parts.log_contents.job_ids()) == []
+    events = [await submit(parts.log) for _ in range(40)]
+    ids = sorted(event.job_id for event in events)
+    assert await all_of(parts.log_contents.job_ids()) == ids
+    await parts.log.purge(ids[0])
+    assert await all_of(parts.log_contents.job_ids()) == ids[1:]
+
+
+async def test_what_is_stored_and_what_follows_is_seen_as_it_is(parts: Parts) -> None:
+    assert await parts.log_contents.last_sequence() == 0
+    first, second = await submit(parts.log), await submit(parts.log)
+    stored = await parts.log_contents.stored([first.job_id, new_id()])
+    [(sequence, payload)] = [(each.sequence, each.payload) for each in stored[first.job_id]]
+    assert (list(stored), sequence, payload) == ([first.job_id], first.position, encode(first))
+    following = await parts.log_contents.following(first.position)
+    assert [each.sequence for each in following] == [second.position]
+    assert await parts.log_contents.following(second.position) == []
+    await parts.log.purge(second.job_id)
+    assert await parts.log_contents.last_sequence() == second.position
+
+
+async def test_entries_that_wait_and_that_are_held_are_seen(parts: Parts) -> None:
+    job = folded([submitted()])
+    assert not await parts.queue_contents.has(job)
+    await parts.queue.add(job.submitted.endpoint, job.submitted.lane, job.id)
+    async with parts.queue.lane(job.submitted.endpoint, job.submitted.lane) as lane:
+        [entry] = await lane.next(most=1, timeout_s=5)
+        assert await parts.queue_contents.has(job)
+        assert await all_of(parts.queue_contents.job_ids()) == [job.id]
+        await entry.ack()
+    assert await all_of(parts.queue_contents.job_ids()) == []
+
+
+async def test_deliveries_that_are_due_and_parked_are_seen(parts: Parts) -> None:
+    due, parked = folded([submitted()]), new_id()
+    assert not await parts.callback_contents.has(due)
+    await parts.callbacks.add(due.id)
+    assert await parts.callback_contents.has(due)
+    await parts.callbacks.park(parked, utc_now() + timedelta(hours=1))
+    assert await all_of(parts.callback_contents.job_ids()) == sorted([due.id, parked])
+
+
+async def test_a_look_makes_no_streams(nats_server: NatsServer) -> None:
+    bus = Bus(nats_server.url, name="operator", prepares_streams=False)
+    bus.start()
+    await asyncio.wait_for(bus.wait_connected(), 10)
+    with pytest.raises(LogUnavailable, match="stream not found"):
+        await all_of(log_contents(bus).job_ids())
+    await bus.close()
+    async with operator(nats_server) as client:
+        with pytest.raises(nats.js.errors.NotFoundError):
+            await client.jetstream().stream_info("JOBS")

@@ -1,0 +1,206 @@
+"""An installation in memory and one folder: jobs of every kind, and every place that knows them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from events.ids import new_id
+from events.job import Job, fold
+from events.log import Appended, StoredEvent
+from events.memory.contents import MemoryLogContents, MemoryQueueContents
+from events.memory.log import MemoryLog
+from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.store.contents import DatabaseContents
+from events.store.database import Database
+from events.store.read_model import ReadModel
+from events.store.records import Upload
+from events.store.uploads import Uploads
+from events.types import (
+    AttemptFailed,
+    CallbackAttempted,
+    CallbackDelivered,
+    Cancelled,
+    Completed,
+    Erased,
+    Event,
+    EventData,
+    Failed,
+    Flavour,
+    ImageStored,
+    Started,
+)
+from serve_app.operations.places import Places
+from serve_app.operations.verification import Verification
+from storage.images import ImageStore
+from tests.support.events import image, submitted
+
+NOW = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
+CALLBACK = {"callback_url": "https://receiver.example/ended"}
+
+
+class PatchedContents(MemoryLogContents):
+    """Of a log in memory, with what a test says that is stored of some jobs instead."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.instead: dict[str, tuple[StoredEvent, ...]] = {}
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        patched = {each: self.instead[each] for each in job_ids if each in self.instead}
+        return await super().stored(job_ids) | patched
+
+    async def of(self, job_id: str) -> list[StoredEvent]:
+        return [*(await self.stored([job_id]))[job_id]]
+
+
+@dataclass
+class Installation:
+    folder: Path
+    database: Database
+    log: MemoryLog = field(default_factory=MemoryLog)
+    deliveries: MemoryLog = field(default_factory=MemoryLog)
+    queue: MemoryJobQueue = field(default_factory=MemoryJobQueue)
+    callbacks: MemoryCallbackQueue = field(default_factory=MemoryCallbackQueue)
+
+    def __post_init__(self) -> None:
+        self.read_model = ReadModel(self.database)
+        self.uploads = Uploads(self.database)
+        self.images = ImageStore(self.folder.as_uri())
+        self.log_contents = PatchedContents(self.log)
+        self.delivery_contents = PatchedContents(self.deliveries)
+        self.ids: dict[str, str] = {}
+        """Of the jobs that `fill` makes, by what is special about them."""
+
+    @property
+    def places(self) -> Places:
+        return Places(
+            log=self.log_contents,
+            deliveries=self.delivery_contents,
+            queue=MemoryQueueContents(self.queue),
+            callbacks=MemoryQueueContents(self.callbacks),
+            read_model=self.read_model,
+            rows=DatabaseContents(self.database),
+            images=self.images,
+        )
+
+    def verification(self, **options: Any) -> Verification:
+        async def no_pause(_: float) -> None:
+            await self.project()
+
+        return Verification(self.places, **({"sleep": no_pause, "now": lambda: NOW} | options))
+
+    async def disagreements(self, **options: Any) -> list[tuple[str, str | None]]:
+        """Kind and job of each."""
+        found = [each async for each in self.verification(**options).run()]
+        return [(each.kind.value, each.job_id) for each in found]
+
+    # Jobs.
+
+    async def fill(self) -> None:
+        """Jobs of every kind, projected, and everything that belongs to them; an upload."""
+        failed = AttemptFailed(attempt=1, message="Out of memory.")
+        begun = Started(attempt=1, actor="a")
+        self.ids = {
+            "waiting": await self.job(),
+            "running": await self.job(begun, self.stored_image(0)),
+            "completed": await self.job(
+                begun, self.stored_image(0), self.stored_image(1), Completed(images=2), **CALLBACK
+            ),
+            "failed": await self.job(
+                begun, failed, Started(attempt=2, actor="b"), Failed(message="No."), **CALLBACK
+            ),
+            "cancelled": await self.job(Cancelled()),
+            "erased": await self.job(Cancelled(), self.erased()),
+        }
+        delivered = [CallbackAttempted(attempt=1, latency_s=0.1, status=200)]
+        await self.deliver(self.ids["completed"], *delivered, CallbackDelivered(attempt=1))
+        await self.deliver(self.ids["failed"], CallbackAttempted(attempt=1, latency_s=9.0))
+        await self.callbacks.add(self.ids["failed"])
+        await self.upload()
+        await self.project()
+
+    async def job(self, *events: EventData, **changes: Any) -> str:
+        """A job with these events after its submission, its files, and its entry if it is open."""
+        job_id = new_id()
+        await self.append(job_id, submitted(**changes), *events)
+        job = await self.load(job_id)
+        if job.end is None:
+            await self.queue.add(job.submitted.endpoint, job.submitted.lane, job_id)
+        return job_id
+
+    async def append(self, job_id: str, *events: EventData, log: MemoryLog | None = None) -> None:
+        log = log or self.log
+        for data in events:
+            last = await log.last(job_id)
+            version, position = (last.version, last.position) if last else (0, 0)
+            if isinstance(data, ImageStored):
+                data = await self._with_file(job_id, data)  # noqa: PLW2901
+            at = NOW - timedelta(hours=1) + timedelta(seconds=version)
+            event = Event(id=new_id(), job_id=job_id, version=version + 1, time=at, data=data)
+            assert isinstance(await log.append(event, expected=position), Appended)
+
+    async def deliver(self, job_id: str, *events: EventData) -> None:
+        await self.append(job_id, *events, log=self.deliveries)
+
+    async def load(self, job_id: str) -> Job:
+        job = fold(await self.log.read(job_id))
+        assert job is not None
+        return job
+
+    async def project(self) -> None:
+        at = await self.read_model.checkpoint()
+        async with self.log.reader(after=at) as reader:
+            if events := await reader.next(0.01):
+                await self.read_model.apply(events, expected=at)
+
+    async def upload(self) -> str:
+        data, upload_id = b"an upload", new_id()
+        key = f"uploads/{upload_id}.png"
+        await self.put(key, data)
+        await self.uploads.add(
+            Upload(
+                id=upload_id,
+                owner="alice",
+                name="in.png",
+                digest=digest_of(data),
+                storage_key=key,
+                width=1,
+                height=1,
+                size_bytes=len(data),
+                created_at=NOW,
+                used_at=NOW,
+            )
+        )
+        return key
+
+    # Files.
+
+    def stored_image(self, index: int) -> ImageStored:
+        """Gets its file, key, size and digest when it is appended."""
+        return image(index)
+
+    async def _with_file(self, job_id: str, stored: ImageStored) -> ImageStored:
+        key, data = f"{job_id}/{stored.attempt}/{stored.index}.png", f"{job_id}".encode()
+        await self.put(key, data)
+        return stored.model_copy(
+            update={"key": key, "size_bytes": len(data), "digest": digest_of(data)}
+        )
+
+    async def put(self, key: str, data: bytes, *, at: datetime = NOW - timedelta(days=1)) -> None:
+        await self.images.put(key, data)
+        os.utime(self.folder / key, (at.timestamp(), at.timestamp()))
+
+    def erased(self) -> Erased:
+        return Erased(
+            flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=NOW
+        )
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
