@@ -111,6 +111,7 @@ async def run_dispatcher(settings: Settings) -> None:
             running_jobs=running_jobs,
             hold_renew_s=settings.workers.lease_s / 3,
             max_dispatch_failures=settings.dispatch.max_dispatch_failures,
+            deadlines_period_s=settings.dispatch.deadlines_period_s,
         )
 
     dispatcher = Dispatcher(

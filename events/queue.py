@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
@@ -58,10 +59,24 @@ class EntryReader(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that waits or runs, as its entry on the queue tells of it to who holds no entry."""
+
+    job_id: str
+    lane: int
+    position: int
+    """On the queue: a later entry has a higher one."""
+    deadline: datetime | None
+    """None: the entry was put there by a version that did not say it."""
+
+
 class JobQueue(Protocol):
     """Jobs that wait or run, by endpoint and lane."""
 
-    async def add(self, endpoint: str, lane: int, job_id: str) -> None:
+    async def add(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
         """Does nothing if the job waits or runs. Raises LogUnavailable, LogFull."""
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
@@ -72,6 +87,12 @@ class JobQueue(Protocol):
 
     async def job_ids(self) -> set[str]:
         """Every job that has an entry. Raises LogUnavailable."""
+
+    async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
+        """The first jobs of an endpoint behind a position, whether they wait or run.
+
+        Fewer than `most` only if there are no more. Raises LogUnavailable.
+        """
 
     def lane(self, endpoint: str, lane: int) -> AbstractAsyncContextManager[EntryReader]:
         """Take one lane's entries. Raises LogUnavailable."""

@@ -15,6 +15,8 @@ class DispatchSettings(Group):
 
     job_timeout_s: PositiveFloat = 3600.0
     """How long a job may take from its submission to its end before it fails."""
+    deadlines_period_s: PositiveFloat = 1.0
+    """How often the dispatcher looks for jobs on the queue whose time is over."""
     max_dispatch_failures: PositiveInt = 5
     """How many actors a job may be given to that die before an attempt begins; then it fails and
     becomes a dead letter."""

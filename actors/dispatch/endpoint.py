@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from actors.dispatch.cluster import ActorDied
+from actors.dispatch.deadlines import Deadlines
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slot import Slot
@@ -61,6 +62,7 @@ class EndpointDispatcher:
         running_jobs: RunningJobs,
         hold_renew_s: float,
         max_dispatch_failures: int,
+        deadlines_period_s: float,
     ) -> None:
         """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints."""
         self.endpoint = endpoint
@@ -70,6 +72,13 @@ class EndpointDispatcher:
         self._running_jobs = running_jobs
         self._hold_renew_s = hold_renew_s
         self._max_dispatch_failures = max_dispatch_failures
+        self._deadlines = Deadlines(
+            endpoint.id,
+            queue=queue,
+            writer=writer,
+            is_running=lambda job_id: pool.running(job_id) is not None,
+            period_s=deadlines_period_s,
+        )
         self._held: dict[int, _Held] = {}
         self._last_lane = -1
 
@@ -78,6 +87,7 @@ class EndpointDispatcher:
         with self._running_jobs.telling(self._pool.wake):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pool.keep(self._demand))
+                group.create_task(self._deadlines.run())
                 for lane in range(LANES):
                     group.create_task(self._pull(lane))
                 while True:

@@ -95,7 +95,8 @@ class Router:
             await self._callbacks.add(job_id)
 
     async def _add(self, job: Job) -> None:
-        await self._queue.add(job.submitted.endpoint, job.submitted.lane, job.id)
+        submitted = job.submitted
+        await self._queue.add(submitted.endpoint, submitted.lane, job.id, deadline=job.deadline)
 
     async def _requeue(self) -> None:
         """Puts back what lost its entry: both queues can always be built again."""

@@ -6,18 +6,14 @@ stand on it.
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from itertools import islice
-from typing import Any
 
 import nats.errors
 import nats.js.api
 import nats.js.errors
 
-from events.bus.connection import CALL_TIMEOUT_S, Connection, keeping_cancellation
+from events.bus.connection import CALL_TIMEOUT_S, keeping_cancellation
 from events.bus.errors import (
     DISCONNECTED,
     FULL,
@@ -26,7 +22,8 @@ from events.bus.errors import (
     WrongLastSequence,
     code_of,
 )
-from events.bus.puller import Feed, Message, Puller, collect, collect_all
+from events.bus.puller import Puller
+from events.bus.reads import Reads
 from events.bus.streams import ConsumerSpec
 from events.errors import LogFull, LogUnavailable
 
@@ -34,19 +31,13 @@ EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 MESSAGE_ID = "Nats-Msg-Id"
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
-_NUM_PENDING = "Nats-Num-Pending"
-_STATUS = "Status"
 
-_BATCH = 1000
-"""The most messages of one answer."""
-_BATCHES_AT_ONCE = 250
-"""How many answers may be on their way together."""
 _QUICK_TIMEOUT_S = 1.0
 """Time-out of optional look-ups during a request."""
 
 
-class Bus(Connection):
-    """See `Connection`."""
+class Bus(Reads):
+    """See `Connection` and `Reads`."""
 
     # Streams.
 
@@ -122,109 +113,6 @@ class Bus(Connection):
         """Core NATS: at most once, dropped while disconnected."""
         with suppress(*DISCONNECTED, nats.errors.Error):
             await self._client.publish(subject, data)
-
-    # Reading.
-
-    async def last(self, stream: str, subject: str) -> Message | None:
-        """The subject's last message, as the stream's leader has it. Raises LogUnavailable."""
-        try:
-            raw = await self.call(self._js.get_last_msg(stream, subject))
-        except nats.js.errors.APIError:
-            return None
-        return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
-
-    async def batch(
-        self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
-    ) -> list[Message]:
-        """Up to `count` messages of one subject after `after` (ADR-31 batch get, any replica).
-
-        Raises LogUnavailable. Fewer than `count` if a replica lags or the time ran out.
-        """
-        request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
-        async with self._direct_get(stream, request) as answers:
-            return await collect(answers, timeout_s)
-
-    async def count(self, stream: str, subjects: str, *, timeout_s: float) -> int:
-        """How many messages a wildcard has, told beside the first of them by any replica.
-
-        Raises LogUnavailable.
-        """
-        request = {"seq": 1, "next_by_subj": subjects, "batch": 1}
-        async with self._direct_get(stream, request) as answers:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    first = await answers.get()
-            except TimeoutError as error:
-                raise LogUnavailable from error
-        match first.headers.get(_STATUS):
-            case None:
-                return int(first.headers[_NUM_PENDING]) + 1
-            case "404":
-                return 0
-            case status:  # 503: nobody answers for this stream
-                self._dirty.set()
-                raise LogUnavailable(f"The event log answered {status}.")
-
-    @asynccontextmanager
-    async def _direct_get(self, stream: str, request: Mapping[str, Any]) -> AsyncGenerator[Feed]:
-        """What answers a direct get (ADR-31). Raises LogUnavailable."""
-        inbox = self._client.new_inbox()
-        target = f"$JS.API.DIRECT.GET.{stream}"
-        async with self.subscribe(inbox) as answers:
-            try:
-                await self._client.publish(target, json.dumps(request).encode(), reply=inbox)
-            except (nats.errors.Error, *DISCONNECTED) as error:
-                raise LogUnavailable from error
-            yield answers
-
-    async def batches(
-        self, stream: str, subjects: Sequence[str], *, timeout_s: float
-    ) -> dict[str, list[Message]]:
-        """All messages of each of these subjects, as one replica has them; many at a time.
-
-        A subject without messages is left out. Raises LogUnavailable, also where the time ran out.
-        """
-        found: dict[str, list[Message]] = {}
-        waiting = dict.fromkeys(subjects, 0)
-        """The sequence after which there may be more."""
-        inbox = self._client.new_inbox()
-        async with self.subscribe(f"{inbox}.*") as answers:
-            while waiting:
-                some = list(islice(waiting.items(), _BATCHES_AT_ONCE))
-                for number, (subject, after) in enumerate(some):
-                    request = {"seq": after + 1, "next_by_subj": subject, "batch": _BATCH}
-                    reply = f"{inbox}.{number}"
-                    await self._ask(f"$JS.API.DIRECT.GET.{stream}", request, reply)
-                for message in await collect_all(answers, len(some), timeout_s):
-                    found.setdefault(message.subject, []).append(message)
-                for subject, _ in some:
-                    del waiting[subject]
-                    if (messages := found.get(subject)) and messages[-1].pending:
-                        waiting[subject] = messages[-1].sequence
-        return found
-
-    async def _ask(self, target: str, request: dict[str, Any], reply: str) -> None:
-        try:
-            await self._client.publish(target, json.dumps(request).encode(), reply=reply)
-        except (nats.errors.Error, *DISCONNECTED) as error:
-            raise LogUnavailable from error
-
-    @asynccontextmanager
-    async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:
-        """What is heard on a subject of core NATS. Raises LogUnavailable.
-
-        What is read on this bus inside the context is read after the subscription was made.
-        """
-        if not self.is_connected:
-            raise LogUnavailable
-        feed = Feed(self._client, subject)
-        self._feeds.add(feed)
-        try:
-            await feed.open()
-            yield feed
-        finally:
-            self._feeds.discard(feed)
-            await feed.close()
 
     # Consumers.
 

@@ -82,7 +82,7 @@ class Puller:
             async with asyncio.timeout(timeout_s):
                 while len(messages) < batch:
                     raw = await self._arrived.get()
-                    status = _status(raw)
+                    status = status_of(raw)
                     if status == "503":
                         raise LogUnavailable("the consumer is gone")
                     if raw is None or status:
@@ -129,7 +129,7 @@ async def collect(answers: Feed, timeout_s: float) -> list[Message]:
     messages: list[Message] = []
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while not _status(message := await answers.get()):
+            while not status_of(message := await answers.get()):
                 messages.append(message)
     return messages
 
@@ -143,7 +143,7 @@ async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Messa
     try:
         async with asyncio.timeout(timeout_s):
             while count:
-                if _status(message := await answers.get()):
+                if status_of(message := await answers.get()):
                     count -= 1
                 else:
                     messages.append(message)
@@ -177,7 +177,8 @@ def stored_at(ack_subject: str) -> datetime:
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
-def _status(raw: Msg | Message | None) -> str | None:
+def status_of(raw: Msg | Message | None) -> str | None:
+    """What a message without content says in the place of one; None for a message proper."""
     return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
 
 

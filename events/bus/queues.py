@@ -24,9 +24,11 @@ from events.bus.streams import (
     scheduled_subject,
 )
 from events.errors import LogUnavailable
-from events.queue import QueueEntry
+from events.queue import QueuedJob, QueueEntry
 
 _STORE_TIMEOUT_S = 5.0
+_NO_DEADLINE = "-"
+"""An entry without content would look like an answer that there is none."""
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
 
@@ -79,8 +81,11 @@ class JetStreamJobQueue:
         self._depths: dict[str, LastKnown[int]] = {}
         """By endpoint."""
 
-    async def add(self, endpoint: str, lane: int, job_id: str) -> None:
-        await _store_first(self._bus, queue_subject(endpoint, lane, job_id), job_id)
+    async def add(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
+        text = _NO_DEADLINE if deadline is None else deadline.isoformat()
+        await _store_first(self._bus, queue_subject(endpoint, lane, job_id), text)
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
         await self._bus.purge(QUEUE, queue_subject(endpoint, lane, job_id))
@@ -96,6 +101,11 @@ class JetStreamJobQueue:
 
     async def job_ids(self) -> set[str]:
         return set(map(_job_id_in, await self._bus.pending(QUEUE, "queue.>")))
+
+    async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
+        subjects = endpoint_subjects(endpoint)
+        messages = await self._bus.listing(QUEUE, subjects, after=after, count=most)
+        return [_queued_job(message) for message in messages]
 
     @asynccontextmanager
     async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[JetStreamEntries]:
@@ -144,11 +154,21 @@ async def _entries(bus: Bus, spec: ConsumerSpec) -> AsyncGenerator[JetStreamEntr
         yield JetStreamEntries(bus, puller)
 
 
-async def _store_first(bus: Bus, subject: str, job_id: str) -> None:
+async def _store_first(bus: Bus, subject: str, text: str) -> None:
     try:
-        await bus.store_first(subject, job_id.encode(), timeout_s=_STORE_TIMEOUT_S)
+        await bus.store_first(subject, text.encode(), timeout_s=_STORE_TIMEOUT_S)
     except NoAnswer as error:
         raise LogUnavailable from error
+
+
+def _queued_job(message: Message) -> QueuedJob:
+    """Entries of older versions hold an id in the place of a deadline."""
+    _, _, lane, job_id = message.subject.split(".")
+    try:
+        deadline = datetime.fromisoformat(message.data.decode())
+    except ValueError:
+        deadline = None
+    return QueuedJob(job_id, int(lane), message.sequence, deadline)
 
 
 def _job_id_in(subject: str) -> str:

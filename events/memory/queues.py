@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from events.log import utc_now
-from events.queue import QueueEntry
+from events.queue import QueuedJob, QueueEntry
 
 _DUE = "due"
 
@@ -25,6 +25,7 @@ class _Message:
     visible_at: float = 0.0
     """By the monotonic clock."""
     stored_at: datetime = field(default_factory=utc_now)
+    deadline: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -146,9 +147,12 @@ class MemoryJobQueue:
         self._lease_s = lease_s
         self._messages = _Messages()
 
-    async def add(self, endpoint: str, lane: int, job_id: str) -> None:
+    async def add(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
         if not self._messages.has((endpoint, lane), job_id):
-            self._messages.store(_Message((endpoint, lane), job_id, self._lease_s))
+            message = _Message((endpoint, lane), job_id, self._lease_s, deadline=deadline)
+            self._messages.store(message)
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
         self._messages.remove((endpoint, lane), job_id)
@@ -159,6 +163,14 @@ class MemoryJobQueue:
 
     async def job_ids(self) -> set[str]:
         return {message.job_id for message in self._messages.by_sequence.values()}
+
+    async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
+        found = [
+            QueuedJob(each.job_id, each.key[1], position, each.deadline)
+            for position, each in sorted(self._messages.by_sequence.items())
+            if isinstance(each.key, tuple) and each.key[0] == endpoint and position > after
+        ]
+        return found[:most]
 
     @asynccontextmanager
     async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[MemoryEntries]:

@@ -168,3 +168,23 @@ async def test_an_entry_that_is_removed_from_its_holder_is_gone(queue: JobQueue)
         assert await entries.next(most=1, timeout_s=1.5 * LEASE_S) == []
         await queue.add("default", LANE, "a-job")
         assert (await taken(entries)).job_id == "a-job"
+
+
+async def test_it_tells_of_what_is_queued_without_taking_it(queue: JobQueue) -> None:
+    deadline = utc_now()
+    await queue.add("default", LANE, "first", deadline=deadline)
+    await queue.add("other", LANE, "other-endpoint", deadline=deadline)
+    await queue.add("default", LANE + 1, "second")
+    await queue.add("default", LANE, "third", deadline=deadline)
+    first, second, third = await queue.queued("default", after=0, most=10)
+    assert (first.job_id, first.lane, first.deadline) == ("first", LANE, deadline)
+    assert (second.job_id, second.lane, second.deadline) == ("second", LANE + 1, None)
+    assert await queue.queued("default", after=0, most=2) == [first, second]
+    assert await queue.queued("default", after=second.position, most=2) == [third]
+    assert await queue.queued("default", after=third.position, most=2) == []
+    assert await queue.queued("unknown", after=0, most=2) == []
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        assert await queue.queued("default", after=0, most=9) == [first, second, third]
+        await entry.ack()
+    assert await queue.queued("default", after=0, most=9) == [second, third]

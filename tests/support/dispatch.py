@@ -217,6 +217,7 @@ class Bench:
             running_jobs=RunningJobs(owners),
             hold_renew_s=LEASE_S / 3,
             max_dispatch_failures=max_dispatch_failures,
+            deadlines_period_s=0.02,
         )
         task = asyncio.create_task(dispatcher.run())
         try:
@@ -228,8 +229,9 @@ class Bench:
 
     async def submit(self, *, lane: int = 3, **changes: Any) -> str:
         job_id = new_id()
-        await self.writer.submit(job_id, Submit(submitted(lane=lane, **changes)))
-        await self.queue.add("default", lane, job_id)
+        outcome = await self.writer.submit(job_id, Submit(submitted(lane=lane, **changes)))
+        assert outcome.job is not None
+        await self.queue.add("default", lane, job_id, deadline=outcome.job.deadline)
         return job_id
 
     async def start(self, job_id: str, actor: FakeJobActor) -> None:

@@ -58,6 +58,7 @@ async def test_a_stream_that_only_a_writer_misses_is_made_again(
     [
         lambda bus: bus.pending(QUEUE, "queue.>"),
         lambda bus: bus.count(QUEUE, "queue.>", timeout_s=2),
+        lambda bus: bus.listing(QUEUE, "queue.>", after=0, count=2),
         lambda bus: bus.purge(QUEUE, "queue.a.1.b"),
         lambda bus: bus.last(QUEUE, "queue.a.1.b"),
         lambda bus: bus.fill(QUEUE),

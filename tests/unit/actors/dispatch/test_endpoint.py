@@ -96,6 +96,17 @@ async def test_a_job_that_never_gets_a_slot_fails_at_its_deadline(bench: Bench) 
     assert "Timed out" in end.message
 
 
+async def test_every_job_of_a_backlog_fails_at_its_deadline(bench: Bench) -> None:
+    bench.cluster.room = 0
+    jobs = [await bench.submit(deadline_s=0.05) for _ in range(200)]
+    patient = await bench.submit()
+    async with bench.dispatching():
+        for job_id in jobs:
+            await eventually(lambda job_id=job_id: not_queued(bench, job_id), within_s=5)
+            assert isinstance((await bench.job(job_id)).end, Failed)
+        assert await bench.is_queued(patient)
+
+
 async def test_a_dispatcher_that_stops_gives_back_what_it_has_in_hand(bench: Bench) -> None:
     bench.cluster.room = 0
     job_id = await bench.submit()

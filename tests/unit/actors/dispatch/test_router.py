@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ class FailingJobQueue(MemoryJobQueue):
         self.errors_of_listing: list[Exception] = []
         self.calls: Counter[str] = Counter()
 
-    async def add(self, endpoint: str, lane: int, job_id: str) -> None:
+    async def add(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
         self.calls[job_id] += 1
         if errors := self.errors.get(job_id):
             raise errors.pop(0)
-        await super().add(endpoint, lane, job_id)
+        await super().add(endpoint, lane, job_id, deadline=deadline)
 
     async def job_ids(self) -> set[str]:
         if self.errors_of_listing:
@@ -152,6 +155,8 @@ async def test_a_submitted_job_is_queued_once_on_its_endpoint_and_lane(bench: Be
     async with bench.queue.lane("fast", 9) as lane:
         [entry] = await lane.next(most=9, timeout_s=1)
     assert entry.job_id == job_id
+    [queued] = await bench.queue.queued("fast", after=0, most=9)
+    assert queued.deadline is not None
 
 
 async def test_a_job_is_queued_when_it_is_submitted(bench: Bench) -> None:
