@@ -202,7 +202,7 @@ async def test_the_events_of_many_jobs_are_read_as_they_were_stored(log: EventLo
 async def test_a_job_of_more_events_than_one_answer_has_is_read_whole(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.bus.bus._BATCH", 3)
+    monkeypatch.setattr("events.bus.reads._BATCH", 3)
     last = await appended(log, event(new_id(), 1), 0)
     for version in range(2, 9):
         last = await appended(log, event(last.job_id, version, CancelRequested()), last.position)
