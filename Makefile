@@ -16,6 +16,9 @@ SUITES := tests/faults tests/hostile
 LIVE := tests/acceptance tests/integration
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
 ARGS ?=
+# Of `faults`: the seconds under load, and what its schedule is derived from.
+DURATION ?=
+SEED ?= 7
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -41,8 +44,8 @@ else
 	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
 endif
 
-faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze the parts of a running service
-	$(BIN)/pytest -rs tests/faults $(ARGS)
+faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze parts of a running service; DURATION=1800 SEED=7: under load
+	$(BIN)/$(if $(DURATION),python -m tests.faults.run --duration $(DURATION) --seed $(SEED),pytest -rs tests/faults) $(ARGS)
 
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
 	$(BIN)/pytest -rs tests/hostile $(ARGS)

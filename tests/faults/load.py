@@ -1,0 +1,246 @@
+"""Steady load: callers of several owners, who note each answer that they get."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.faults.checker.history import marker_of
+from tests.faults.checker.record import Record
+from tests.faults.parts.inside.sitecustomize import POISON
+from tests.faults.parts.receivers import BEHAVIOURS, Receivers
+from tests.support.service import diffusion, workflow
+
+OWNERS = ("alice", "bob", "carol")
+_MOST_OPEN = 16
+"""Jobs that are followed at the same time; no new one is submitted beyond."""
+_PERIOD_S = 0.7
+_REQUEST_TIMEOUT_S = 25.0
+_MOST_REPEATS = 40
+_KNOWN_WAIT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One body with its query, which may be sent more than once."""
+
+    marker: str
+    owner: str
+    flavour: str
+    body: dict[str, Any]
+    query: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    is_guilty: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Idempotency-Key": self.idempotency_key} if self.idempotency_key else {}
+
+
+class Load:
+    def __init__(
+        self,
+        url: str,
+        *,
+        keys: Mapping[str, str],
+        receivers: Receivers,
+        record: Record,
+        seed: int,
+        endpoints: tuple[str, ...] = ("default",),
+        guilty_every: int = 60,
+    ) -> None:
+        """`keys`: an API key for each owner. `guilty_every`: one in so many kills its engine."""
+        self._clients = {
+            owner: httpx.AsyncClient(
+                base_url=url,
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=_REQUEST_TIMEOUT_S,
+                trust_env=False,
+                limits=httpx.Limits(max_connections=2 * _MOST_OPEN),
+            )
+            for owner, key in keys.items()
+        }
+        self._receivers = receivers
+        self._record = record
+        self._chance = random.Random(f"load {seed}")
+        self._endpoints = endpoints
+        self._guilty_every = guilty_every
+        self._count = 0
+        self._following: set[asyncio.Task[None]] = set()
+        self.open: dict[str, Request] = {}
+        """Accepted jobs of which no end was seen yet, nor an erasure."""
+        self.accepted: dict[str, Request] = {}
+
+    async def run(self, duration_s: float) -> None:
+        """Submit for so long, then return; what was begun goes on until `settle`."""
+        stop_at = time.monotonic() + duration_s
+        while time.monotonic() < stop_at:
+            if len(self._following) < _MOST_OPEN:
+                task = asyncio.create_task(self._serve(self._next_request()))
+                self._following.add(task)
+                task.add_done_callback(self._following.discard)
+            await asyncio.sleep(_PERIOD_S * self._chance.uniform(0.5, 1.5))
+
+    async def settle(self, *, within_s: float) -> None:
+        """Returns once each accepted job has been seen to end, or the time is over."""
+        if self._following:
+            await asyncio.wait(self._following, timeout=within_s)
+        await self._stop_following()
+
+    async def ask_all(self) -> None:
+        """Note the result of each accepted job as it is now."""
+        for job_id, request in self.accepted.items():
+            code, status = await self._result(request, job_id)
+            self._record.add("result", job_id=job_id, code=code, status=status)
+
+    async def _stop_following(self) -> None:
+        following = list(self._following)
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+
+    async def close(self) -> None:
+        await self._stop_following()
+        for client in self._clients.values():
+            await client.aclose()
+
+    # What is asked for.
+
+    def _next_request(self) -> Request:
+        self._count += 1
+        marker, chance = marker_of(self._count), self._chance
+        owner = chance.choice(OWNERS)
+        flavour, body, is_guilty = self._body(marker)
+        query = {}
+        if chance.random() < 0.6:
+            query["callback_url"] = self._receivers.url(owner, chance.choice(BEHAVIOURS))
+        if chance.random() < 0.03:
+            query["callback_url"] = self._receivers.forbidden_url
+        if (endpoint := chance.choice(self._endpoints)) != "default":
+            query["endpoint"] = endpoint
+        key = f"key-{marker}" if chance.random() < 0.4 else None
+        return Request(marker, owner, flavour, body, query, key, is_guilty)
+
+    def _body(self, marker: str) -> tuple[str, dict[str, Any], bool]:
+        chance = self._chance
+        if self._count % self._guilty_every == self._guilty_every // 2:
+            return "workflow", _worded(workflow(), f"{marker} {POISON}"), True
+        lot = chance.random()
+        seed = chance.randrange(2**31)
+        if lot < 0.06:
+            return "diffusion", diffusion(prompt=marker, sampler_name="no such sampler"), False
+        if lot < 0.10:
+            return "workflow", {"prompt": {"1": {"class_type": marker, "inputs": {}}}}, False
+        if lot < 0.50:
+            batch_size = chance.choice((1, 1, 2))
+            return "workflow", _worded(workflow(seed=seed, batch_size=batch_size), marker), False
+        changes: dict[str, Any] = {"prompt": marker, "seed": seed}
+        if lot > 0.88:
+            changes |= {"steps": chance.randrange(40, 120), "batch_size": 2}
+        return "diffusion", diffusion(**changes), False
+
+    # What becomes of it.
+
+    async def _serve(self, request: Request) -> None:
+        self._record.add(
+            "submit",
+            marker=request.marker,
+            owner=request.owner,
+            idempotency_key=request.idempotency_key,
+            is_guilty=request.is_guilty,
+        )
+        job_id = await self._submit(request)
+        if job_id is None:
+            return
+        self.accepted[job_id] = self.open[job_id] = request
+        lot = self._chance.random()
+        if lot < 0.10:
+            await asyncio.sleep(self._chance.uniform(0, 3))
+            await self._end(request, job_id, "cancel")
+        elif lot < 0.20:
+            await asyncio.sleep(self._chance.uniform(0, 12))
+            await self._end(request, job_id, "erase")
+        await self._follow(request, job_id)
+
+    async def _submit(self, request: Request) -> str | None:
+        """With a key it is repeated until the answer is certain, and now and then once more."""
+        job_id = None
+        for _ in range(_MOST_REPEATS if request.idempotency_key else 1):
+            status, job_id = await self._send(request)
+            if status == httpx.codes.ACCEPTED:
+                break
+            if status is not None and 400 <= status < 500 and status != 429:
+                return None
+            await asyncio.sleep(self._chance.uniform(0.5, 2))
+        if request.idempotency_key and job_id and self._chance.random() < 0.2:
+            await self._send(request)
+        return job_id
+
+    async def _send(self, request: Request) -> tuple[int | None, str | None]:
+        status, body = await self._call(
+            request.owner,
+            "POST",
+            f"/{request.flavour}/v1/generate",
+            json=request.body,
+            params=request.query,
+            headers=request.headers,
+        )
+        error = body.get("error", {}).get("type") if isinstance(body.get("error"), dict) else None
+        job_id = body.get("request_id")
+        self._record.add("answer", marker=request.marker, status=status, error=error, job_id=job_id)
+        return status, job_id
+
+    async def _end(self, request: Request, job_id: str, what: str) -> None:
+        """Cancel or erase it, again until the service has answered."""
+        path = f"/v1/jobs/{job_id}"
+        for _ in range(_MOST_REPEATS):
+            call = ("POST", f"{path}/cancel") if what == "cancel" else ("DELETE", path)
+            # Noted before the answer, which may be lost.
+            self._record.add(what, job_id=job_id, status=None)
+            status, _ = await self._call(request.owner, *call)
+            self._record.add(what, job_id=job_id, status=status)
+            if status is not None and status < 500 and status != 429:
+                break
+            await asyncio.sleep(self._chance.uniform(0.5, 2))
+
+    async def _follow(self, request: Request, job_id: str) -> None:
+        """Until the result says that it has ended, or that it is not found: it was erased."""
+        while True:
+            code, status = await self._result(request, job_id, wait_s=_KNOWN_WAIT_S)
+            if code == httpx.codes.NOT_FOUND or status:
+                break
+            await asyncio.sleep(0.5)
+        self.open.pop(job_id, None)
+
+    async def _result(
+        self, request: Request, job_id: str, *, wait_s: int = 0
+    ) -> tuple[int | None, int | None]:
+        path = f"/{request.flavour}/v1/result"
+        query = {"request_id": job_id, "wait": wait_s}
+        code, body = await self._call(request.owner, "GET", path, params=query)
+        return code, body.get("status")
+
+    async def _call(
+        self, owner: str, method: str, path: str, **options: Any
+    ) -> tuple[int | None, dict[str, Any]]:
+        """The status and the body, empty where it is none of the service's own; None: no answer."""
+        try:
+            answer = await self._clients[owner].request(method, path, **options)
+        except httpx.TransportError:
+            return None, {}
+        body: Any = None
+        with suppress(ValueError):
+            body = answer.json()
+        return answer.status_code, body if isinstance(body, dict) else {}
+
+
+def _worded(graph: dict[str, Any], text: str) -> dict[str, Any]:
+    graph["prompt"]["6"]["inputs"]["text"] = text
+    return graph

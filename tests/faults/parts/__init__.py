@@ -1,0 +1,1 @@
+"""The service with all that it runs on, each part of which can be harmed."""

@@ -1,0 +1,278 @@
+"""Injects the faults of a schedule into the parts of a machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import resource
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import psutil
+from nats.errors import Error as NatsError
+from nats.js.api import StreamConfig
+
+from events.bus.streams import JOBS, QUEUE
+from tests.faults.checker.record import Record
+from tests.faults.parts.cable import Direction
+from tests.faults.parts.machine import Machine
+from tests.faults.parts.nats_servers import NatsNode
+from tests.faults.schedule import ROLES, Planned
+
+logger = logging.getLogger(__name__)
+
+_CLOCK_STEP_S = 30.0
+_ROOM_BYTES = 2_000
+"""Of a full log: for a few events more."""
+
+
+class Injector:
+    """Each fault is over when its `inject` returns, and what it did is undone."""
+
+    def __init__(self, machine: Machine, record: Record, *, seed: int) -> None:
+        self._machine = machine
+        self._record = record
+        self._ray = machine.ray()
+        self._chance = random.Random(f"injector {seed}")
+
+    async def run(self, plan: list[Planned]) -> None:
+        """Inject each fault in its time. They may overlap."""
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for planned in plan:
+                await asyncio.sleep(began + planned.at_s - time.monotonic())
+                group.create_task(self.inject(planned))
+
+    async def inject(self, planned: Planned) -> None:
+        name, began = planned.kind.name, time.time()
+        try:
+            hit = await self._act(name, planned.lasts_s)
+        except (OSError, NatsError, TimeoutError, psutil.Error, sqlite3.Error) as error:
+            logger.warning("%s was not injected: %r", name, error)
+            hit = False
+        ended = time.time() if planned.lasts_s else None
+        self._record.add("fault", kind=name, began=began, ended=ended, hit=hit)
+
+    async def _act(self, name: str, lasts_s: float) -> bool:
+        """Whether there was something to harm."""
+        machine = self._machine
+        acts: dict[str, Callable[[float], Awaitable[bool]]] = {
+            "nats_kill": lambda s: self._kill_nats(self._chance.choice(machine.nats.nodes), s),
+            "nats_stop": lambda s: self._stop_nats(self._chance.choice(machine.nats.nodes), s),
+            "leader_kill": self._kill_leader,
+            "leader_stop": self._stop_leader,
+            "log_cut": self._cut,
+            "answers_lost": lambda s: self._swallow(Direction.ANSWERS, s),
+            "acks_lost": lambda s: self._swallow(Direction.REQUESTS, s),
+            "redelivery": self._redeliver,
+            "log_full": self._fill_log,
+            "projection_stop": lambda s: self._stop(self._ray.pids("results"), s),
+            "database_locked": self._lock_database,
+            "database_dead": self._lose_database,
+            "models_hang": self._hang_models,
+            "engine_memory": self._take_memory,
+            "clock_ahead": lambda s: self._step_clock(_CLOCK_STEP_S, s),
+            "clock_behind": lambda s: self._step_clock(-_CLOCK_STEP_S, s),
+            "node_kill": self._kill_node,
+        }
+        if (act := acts.get(name)) is not None:
+            return await act(lasts_s)
+        part, _, what = name.rpartition("_")
+        pids = await asyncio.to_thread(self._pids, part)
+        return await (self._kill(pids) if what == "kill" else self._stop(pids, lasts_s))
+
+    # Processes.
+
+    def _pids(self, part: str) -> list[int]:
+        """One process of the part, or none."""
+        if part == "haproxy":
+            pids = self._machine.processes.named("haproxy")
+        elif part in ROLES:
+            pids = self._ray.pids(part)
+        else:
+            pids = self._machine.processes.titled(part)
+        return [self._chance.choice(pids)] if pids else []
+
+    async def _kill(self, pids: list[int]) -> bool:
+        return bool(await asyncio.to_thread(self._machine.processes.signal, pids, signal.SIGKILL))
+
+    async def _stop(self, pids: list[int], lasts_s: float) -> bool:
+        signal_to = self._machine.processes.signal
+        stopped = await asyncio.to_thread(signal_to, pids, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            signal_to(stopped, signal.SIGCONT)
+        return bool(stopped)
+
+    # The event log.
+
+    async def _kill_nats(self, node: NatsNode, lasts_s: float) -> bool:
+        await asyncio.to_thread(node.kill)
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            self._machine.nats.start_one(node)
+        return True
+
+    async def _stop_nats(self, node: NatsNode, lasts_s: float) -> bool:
+        node.signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            node.signal(signal.SIGCONT)
+        return True
+
+    async def _kill_leader(self, lasts_s: float) -> bool:
+        return await self._kill_nats(await self._machine.nats.leader(JOBS), lasts_s)
+
+    async def _stop_leader(self, lasts_s: float) -> bool:
+        return await self._stop_nats(await self._machine.nats.leader(JOBS), lasts_s)
+
+    async def _cut(self, lasts_s: float) -> bool:
+        self._machine.cable.cut()
+        return await self._healed(lasts_s)
+
+    async def _swallow(self, direction: Direction, lasts_s: float) -> bool:
+        self._machine.cable.swallow(direction)
+        return await self._healed(lasts_s)
+
+    async def _healed(self, lasts_s: float) -> bool:
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            self._machine.cable.heal()
+        return True
+
+    async def _redeliver(self, _lasts_s: float) -> bool:
+        """Each entry that somebody holds is delivered again, as after a lease that ran out.
+
+        The durable consumer of a lane is removed; whoever needs it makes it again.
+        """
+        async with self._machine.nats.client() as client:
+            js = client.jetstream(timeout=2)
+            held = [each for each in await js.consumers_info(QUEUE) if each.num_ack_pending]
+            for consumer in held:
+                await js.delete_consumer(QUEUE, consumer.name)
+            await js.delete_consumer(JOBS, "router")
+        return True
+
+    async def _fill_log(self, lasts_s: float) -> bool:
+        async with self._log_limited():
+            await asyncio.sleep(lasts_s)
+        return True
+
+    @asynccontextmanager
+    async def _log_limited(self) -> AsyncGenerator[None]:
+        before = await self._limit_log(None)
+        try:
+            yield
+        finally:
+            for _ in range(50):  # the server may be away by another fault
+                with suppress(NatsError, OSError, TimeoutError):
+                    await self._limit_log(before)
+                    break
+                await asyncio.sleep(0.5)
+
+    async def _limit_log(self, max_bytes: int | None) -> int:
+        """Set the log's size, to what it has now where None is given; returns what it was."""
+        async with self._machine.nats.client() as client:
+            js = client.jetstream(timeout=2)
+            info = await js.stream_info(JOBS)
+            config: StreamConfig = info.config
+            before = int(config.max_bytes or -1)
+            wanted = info.state.bytes + _ROOM_BYTES if max_bytes is None else max_bytes
+            await js.update_stream(config.evolve(max_bytes=wanted))
+            return before
+
+    # What the service keeps elsewhere.
+
+    async def _lock_database(self, lasts_s: float) -> bool:
+        if self._machine.postgres is None:
+            await asyncio.to_thread(self._lock_sqlite, lasts_s)
+            return True
+        from asyncpg import connect
+
+        url = self._machine.database_url.replace("+asyncpg", "")
+        connection = await connect(url)
+        try:
+            async with connection.transaction():
+                await connection.execute("LOCK TABLE jobs, leases IN ACCESS EXCLUSIVE MODE")
+                await asyncio.sleep(lasts_s)
+        finally:
+            await connection.close()
+        return True
+
+    def _lock_sqlite(self, lasts_s: float) -> None:
+        connection = sqlite3.connect(
+            self._machine.service.data_dir / "darkroom.sqlite3", isolation_level=None, timeout=10
+        )
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+            time.sleep(lasts_s)
+            connection.execute("ROLLBACK")
+        finally:
+            connection.close()
+
+    async def _lose_database(self, lasts_s: float) -> bool:
+        postgres = self._machine.postgres
+        if postgres is None:
+            return await self._lock_database(lasts_s)
+        await asyncio.to_thread(postgres.stop)
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            postgres.start()
+        return True
+
+    # Inside of processes.
+
+    async def _hang_models(self, lasts_s: float) -> bool:
+        switch = self._machine.control / "hang"
+        switch.touch()
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            switch.unlink(missing_ok=True)
+        return True
+
+    async def _take_memory(self, lasts_s: float) -> bool:
+        """An engine gets no more memory than it has."""
+        pids = await asyncio.to_thread(self._pids, "engine")
+        for pid in pids:
+            process = psutil.Process(pid)
+            soft, hard = process.rlimit(resource.RLIMIT_DATA)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (process.memory_info().data, hard))
+            try:
+                await asyncio.sleep(lasts_s)
+            finally:
+                with suppress(OSError):
+                    resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+        return bool(pids)
+
+    async def _step_clock(self, step_s: float, lasts_s: float) -> bool:
+        pids = await asyncio.to_thread(self._pids, self._chance.choice(ROLES))
+        switches = [self._machine.control / f"clock.{pid}" for pid in pids]
+        for switch in switches:
+            switch.write_text(str(step_s))
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            for switch in switches:
+                switch.unlink(missing_ok=True)
+        return bool(pids)
+
+    async def _kill_node(self, lasts_s: float) -> bool:
+        node = self._machine.far_node
+        if node is None:
+            return False
+        killed = await asyncio.to_thread(node.kill)
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            node.start()
+        return killed > 0

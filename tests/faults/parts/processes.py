@@ -1,0 +1,128 @@
+"""The processes of one run, found by a mark in their environment: nothing else is ever harmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+MARK = "FAULTS_RUN"
+TITLES = {
+    "replica": "ray::ServeReplica:darkroom:Api",
+    "controller": "ray::ServeController",
+    "engine": "ray::EngineProcess",
+    "job": "ray::JobProcess",
+    "role": "ray::RoleProcess",
+}
+
+
+class Processes:
+    """Those that have this run's mark, which every child inherits."""
+
+    def __init__(self) -> None:
+        self.mark = uuid4().hex
+
+    def all(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+        return [each for each in found if _lives(each)]
+
+    def titled(self, part: str) -> list[int]:
+        """Ids of the processes of a part, lowest first."""
+        return sorted(each.pid for each in self.all() if TITLES[part] in _title(each))
+
+    def named(self, name: str) -> list[int]:
+        """Ids of the processes of a program."""
+        return sorted(each.pid for each in self.all() if _name(each) == name)
+
+    def listening(self) -> list[int]:
+        """The ports on which they listen."""
+        ports = set()
+        for process in self.all():
+            with suppress(psutil.Error):
+                connections = process.net_connections("tcp")
+                ports |= {each.laddr.port for each in connections if each.status == "LISTEN"}
+        return sorted(ports)
+
+    def signal(self, pids: Iterable[int], number: int) -> list[int]:
+        """Returns those that got it: each must still be one of this run's."""
+        mine = {each.pid for each in self.all()}
+        reached = []
+        for pid in mine.intersection(pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+                reached.append(pid)
+        return reached
+
+    def end(self, *, within_s: float = 10.0) -> None:
+        """Go on, stop, and then be killed: none is left."""
+        for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 3.0)):
+            self.signal([each.pid for each in self.all()], number)
+            psutil.wait_procs(self.all(), timeout=patience_s)
+        give_up_at = time.monotonic() + within_s
+        while (rest := self.all()) and time.monotonic() < give_up_at:
+            self.signal([each.pid for each in rest], signal.SIGKILL)
+            psutil.wait_procs(rest, timeout=1)
+
+
+class RayState:
+    """What Ray's GCS knows, read without joining the cluster: whoever is stopped is seen too."""
+
+    def __init__(self, address: str) -> None:
+        from ray._private.state import GlobalState
+        from ray._raylet import GcsClientOptions
+
+        self._state: Any = GlobalState()
+        self._state._initialize_global_state(
+            GcsClientOptions.create(
+                address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+            )
+        )
+
+    def actors(self) -> list[dict[str, Any]]:
+        """Those that live or will, each with `Name`, `Pid` and `State`."""
+        table = self._state.actor_table(None, None, None)
+        return [each for each in table.values() if each["State"] != "DEAD"]
+
+    def pids(self, part: str) -> list[int]:
+        """Of the living actors with `part` in their name."""
+        return sorted(
+            each["Pid"]
+            for each in self.actors()
+            if part in each["Name"] and each["State"] == "ALIVE"
+        )
+
+    def placement_groups(self) -> list[str]:
+        """Names of those that are not removed."""
+        table = self._state.placement_group_table()
+        return sorted(each["name"] for each in table.values() if each["state"] != "REMOVED")
+
+    def nodes(self) -> int:
+        return sum(node["Alive"] for node in self._state.node_table())
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return str(process.name())
+    return ""
