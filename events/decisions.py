@@ -27,6 +27,9 @@ from events.types import (
     Submitted,
 )
 
+WHAT_TO_DO = "Submit it again; if that fails too, tell the operator its id."
+"""What the caller of a job can do that the service gave up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -207,7 +210,8 @@ def _fail_dispatch(command: FailDispatch, job: Job) -> tuple[JobEvent, ...]:
     failure = job.dispatch_failures + 1
     if failure < command.max_failures:
         return (DispatchFailed(failure=failure, message=command.message),)
-    message = f"Gave up after it failed to be dispatched {failure} times: {command.message}"
+    why = command.message.removesuffix(".")
+    message = f"Gave up after it failed to be dispatched {failure} times: {why}. {WHAT_TO_DO}"
     return (Failed(message=message, dead_letter=DeadLetter.UNDISPATCHABLE),)
 
 

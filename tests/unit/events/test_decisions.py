@@ -232,7 +232,8 @@ def test_dispatches_that_fail_run_out_and_make_a_dead_letter() -> None:
     failures = [DispatchFailed(failure=n, message="No.") for n in (1, 2)]
     [end] = decide(fail_dispatch(attempts=1), folded([*WAITS_AGAIN, *failures]))
     assert end == Failed(
-        message="Gave up after it failed to be dispatched 3 times: The actor died.",
+        message="Gave up after it failed to be dispatched 3 times: The actor died. "
+        "Submit it again; if that fails too, tell the operator its id.",
         dead_letter=DeadLetter.UNDISPATCHABLE,
     )
 
