@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from events.decisions import GiveUp
-from events.errors import HistoryGone, ServiceError
+from events.decisions import WHAT_TO_DO, GiveUp
+from events.errors import HistoryGone, JobOfLaterVersion, JobUnreadable
 from events.log import JobWriter
 
 logger = logging.getLogger(__name__)
@@ -13,27 +13,29 @@ logger = logging.getLogger(__name__)
 
 def could_not_handle(error: Exception) -> str:
     """What the caller is told of an error that nobody foresaw. The log has the error itself."""
-    return (
-        f"The service could not handle this job ({type(error).__name__}). Submit it again; if that "
-        "fails too, tell the operator its id."
-    )
+    return f"The service could not handle this job ({type(error).__name__}). {WHAT_TO_DO}"
 
 
-async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: str) -> None:
-    """Log `error`, and end the job that it is about, if the job can be read at all.
+async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: str) -> bool:
+    """Log `error`, and end the job that it is about. True where nothing more is to be done for it.
+
+    False where a later version can read the job, which is left to it. One that is damaged is not
+    ended either: nobody can say what the event that is lost had made of it.
 
     Raises what the log raises where it cannot be reached.
     """
     fields = {"action": action, "job_id": job_id}
+    if isinstance(error, JobOfLaterVersion):
+        logger.info("job is left to a later version", extra=fields)
+        return False
     logger.error("job could not be handled", exc_info=error, extra=fields)
     try:
         job = await writer.load(job_id)
         if job is not None:
             await writer.execute(GiveUp(could_not_handle(error)), job)
     except HistoryGone:
-        return
-    except ServiceError:
-        raise
-    except Exception as unreadable:  # noqa: BLE001 - whatever its events hold
-        fields["error"] = type(unreadable).__name__
-        logger.warning("job could not be ended", extra=fields)
+        return True
+    except JobUnreadable as unreadable:
+        logger.warning("job could not be ended", extra={**fields, "error": str(unreadable)})
+        return not isinstance(unreadable, JobOfLaterVersion)
+    return True

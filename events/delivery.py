@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from events.delivery_policy import Delivered, Exhausted, RetryAt, SendResult, Step, next_step
+from events.job import is_readable, unreadable
 from events.types import (
     CallbackAttempted,
     CallbackDelivered,
@@ -48,8 +49,11 @@ class Delivery:
 
 
 def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> Delivery:
+    """Raises JobOfLaterVersion, JobDamaged at an event that cannot be read; see `events.job`."""
     delivery = delivery or Delivery()
     for event in events:
+        if not is_readable(event) and event.position > delivery.position:
+            raise unreadable(event)
         if event.version > delivery.version:
             delivery = _next(delivery, event)
     return delivery

@@ -7,6 +7,9 @@ ServiceError
 ├── ReadTimeout         the event log did not return every event of a job in time
 ├── HistoryGone         the events that a write builds on were removed from the log
 ├── SegmentBroken       a segment of the archive is not what was written
+├── JobUnreadable       a job has an event that this process cannot read
+│   ├── JobOfLaterVersion   one of a later version, which can
+│   └── JobDamaged          one that is none
 ├── DatabaseUnavailable the database is not available
 ├── TextNotStorable     a text has characters that a database cannot store
 ├── RowRefused          the database refused a row
@@ -45,6 +48,18 @@ class HistoryGone(ServiceError):
 
 class SegmentBroken(ServiceError):
     """A segment of the archive is not what was written. Restore it from a backup."""
+
+
+class JobUnreadable(ServiceError):
+    """The job has an event that this process cannot read."""
+
+
+class JobOfLaterVersion(JobUnreadable):
+    """The job has an event of a later version of the service, which can read it. Try again."""
+
+
+class JobDamaged(JobUnreadable):
+    """What the log holds of this job is damaged. Erase it, or tell the operator its id."""
 
 
 class DatabaseUnavailable(ServiceError):

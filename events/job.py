@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 
+from events.errors import JobDamaged, JobOfLaterVersion
 from events.ids import lane_of
 from events.types import (
     AttemptFailed,
     Blame,
+    Broken,
     Cancelled,
     CancelRequested,
     Completed,
@@ -21,6 +24,7 @@ from events.types import (
     ImageStored,
     Started,
     Submitted,
+    Unreadable,
 )
 
 
@@ -79,13 +83,64 @@ def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
     """The state after `events`, continuing from `job`; None where nothing was submitted.
 
     Events that `job` has already seen are passed over, so that folding twice changes nothing.
+
+    Raises JobOfLaterVersion, JobDamaged at an event that cannot be read: what stands behind it may
+    mean something else than this version would take it for.
     """
-    for event in events:
-        if job is None:
-            job = _first(event)
-        elif event.version > job.version:
-            job = _next(job, event)
+    for event in from_erasure(list(events)):
+        if isinstance(event.data, Unreadable) and not _has_seen(job, event):
+            raise unreadable(event)
+        job = _fold_one(event, job)
     return job
+
+
+def fold_readable(events: Iterable[Event]) -> Job | None:
+    """The state before the first event that cannot be read. It decides nothing: it is shown."""
+    return fold(takewhile(is_readable, from_erasure(list(events))))
+
+
+def fold_for_erasure(events: Iterable[Event], job: Job | None = None) -> Job | None:
+    """The place of the last event, and what could be read: an erasure needs no more."""
+    for event in events:
+        if isinstance(event.data, Unreadable):
+            job = job and _passed(event, job)
+        else:
+            job = _fold_one(event, job)
+    return job
+
+
+def is_readable(event: Event) -> bool:
+    return not isinstance(event.data, Unreadable)
+
+
+def unreadable(event: Event) -> JobOfLaterVersion | JobDamaged:
+    """The error of whoever folds an event that cannot be read."""
+    return JobDamaged() if isinstance(event.data, Broken) else JobOfLaterVersion()
+
+
+def from_erasure(events: Sequence[Event]) -> Sequence[Event]:
+    """The events from an `Erased` on, or all: nothing that stands before it counts."""
+    places = (place for place, event in enumerate(events) if isinstance(event.data, Erased))
+    return events[next(places, 0) :]
+
+
+def _has_seen(job: Job | None, event: Event) -> bool:
+    """Nothing comes back behind an erasure."""
+    return job is not None and (job.erased or event.position <= job.position)
+
+
+def _passed(event: Event, job: Job) -> Job:
+    """A broken event does not say its version, but it is the one that follows."""
+    if event.position <= job.position:
+        return job
+    version = max(event.version, job.version + 1)
+    return replace(job, version=version, position=event.position)
+
+
+def _fold_one(event: Event, job: Job | None) -> Job | None:
+    if job is None:
+        return _first(event)
+    return _next(job, event) if event.version > job.version else job
 
 
 def _first(event: Event) -> Job | None:

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from events.decisions import Command, Submit, decide
+from events.decisions import Command, Erase, Submit, decide
 from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_delivery
 from events.errors import ReadTimeout
 from events.ids import new_id
-from events.job import Job, fold
+from events.job import Job, fold, fold_for_erasure
 from events.types import DeliveryEvent, Event, EventData, JobEvent
 
 
@@ -75,6 +75,8 @@ class EventLog(Protocol):
 
     async def read(self, job_id: str) -> list[Event]:
         """Every event of the job that the log has, oldest first; empty if it has none.
+
+        What this version cannot read is among them, as `Unreadable` (see `events.types`).
 
         Raises LogUnavailable, ReadTimeout.
         """
@@ -164,7 +166,7 @@ class Writer(Generic[S]):
     ) -> tuple[S, tuple[E, ...]]:
         """The state after the events, and the events that this call stored.
 
-        Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone.
+        Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone, JobUnreadable.
         """
         added: list[E] = []
         while decided := decide(state):
@@ -218,8 +220,12 @@ class JobWriter:
     ) -> None:
         self._log = log
         self._writer: Writer[Job | None] = Writer(log, fold=fold, now=now, new_id=new_id)
+        self._eraser: Writer[Job | None] = Writer(
+            log, fold=fold_for_erasure, now=now, new_id=new_id
+        )
 
     async def load(self, job_id: str) -> Job | None:
+        """Raises LogUnavailable, ReadTimeout, JobUnreadable."""
         return fold(await self._log.read(job_id))
 
     async def submit(
@@ -234,7 +240,9 @@ class JobWriter:
     async def _execute(
         self, job_id: str, command: Command, job: Job | None, *, traceparent: str | None
     ) -> Outcome:
-        state, added = await self._writer.write(
+        """Nothing is decided on what cannot be read; but what cannot be read can be erased."""
+        writer = self._eraser if isinstance(command, Erase) else self._writer
+        state, added = await writer.write(
             job_id, job, partial(decide, command), traceparent=traceparent
         )
         return Outcome(job=state, added=added)

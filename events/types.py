@@ -1,9 +1,8 @@
-"""The events of a job and of its delivery, and their wire form.
+"""The events of a job and of its delivery; `events.wire.cloud_events` has their wire form.
 
-Wire form: CloudEvents 1.0, JSON event format, structured mode
-(https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md).
-Types are additive: a field is added with a default, never removed; what changes its meaning gets
-a new version. Golden files in `tests/golden/` pin the bytes.
+Types are additive: a field is added with a default, never removed, and whoever does not know it
+passes it over. So what changes a meaning gets a type of a new version. A new type or a new name of
+an enumeration is written one release after the first one that reads it (docs/adr/0015).
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from events.job_cost import JobCost
-
-CONTENT_TYPE = "application/cloudevents+json"
-SOURCE = "/darkroom"
 
 
 class Flavour(StrEnum):
@@ -211,11 +207,22 @@ class RedeliveryRequested(DeliveryEvent):
     type_name = "darkroom.callback.redelivery_requested.v1"
 
 
-class Unknown(EventData):
-    """An event of a later version of Darkroom. It is counted, and otherwise passed over."""
+class Unreadable(EventData):
+    """What this version cannot read. Whoever folds a job or a delivery stops at it."""
+
+
+class Unknown(Unreadable):
+    """An event of a later version of Darkroom: of a new type, or with a name that is new here."""
 
     type_name = "unknown"
     original_type: str
+
+
+class Broken(Unreadable):
+    """A message that is no event. Neither its time nor its version is known."""
+
+    type_name = "broken"
+    why: str
 
 
 End = Completed | Failed | Cancelled
@@ -241,58 +248,3 @@ class Event:
     """Sequence in its stream; 0 while not stored. Not part of the wire form."""
     size_bytes: int = field(default=0, compare=False)
     """Of its wire form as it was stored."""
-
-
-class MalformedEvent(ValueError):
-    """The bytes are not one of our events."""
-
-
-class _Envelope(BaseModel):
-    model_config = ConfigDict(hide_input_in_errors=True)  # errors are logged; prompts are not
-
-    specversion: str = "1.0"
-    id: str
-    source: str = SOURCE
-    type: str
-    subject: str
-    time: AwareDatetime
-    sequence: str
-    datacontenttype: str = "application/json"
-    traceparent: str | None = None
-    data: dict[str, Any] = Field(default_factory=dict)
-
-
-def encode(event: Event) -> bytes:
-    """The wire form. `sequence` is the CloudEvents extension, zero-padded so that it sorts."""
-    envelope = _Envelope(
-        id=event.id,
-        type=event.data.type_name,
-        subject=event.job_id,
-        time=event.time,
-        sequence=f"{event.version:010d}",
-        traceparent=event.traceparent,
-        data=event.data.model_dump(mode="json", exclude_none=True),
-    )
-    return envelope.model_dump_json(exclude_none=True).encode()
-
-
-def decode(payload: bytes, *, position: int = 0) -> Event:
-    """Raises MalformedEvent."""
-    try:
-        envelope = _Envelope.model_validate_json(payload)
-        data: EventData = Unknown(original_type=envelope.type)
-        if (data_type := EVENT_TYPES.get(envelope.type)) is not None:
-            data = data_type.model_validate(envelope.data)
-        version = int(envelope.sequence)
-    except (ValidationError, ValueError) as error:
-        raise MalformedEvent(str(error)) from error
-    return Event(
-        id=envelope.id,
-        job_id=envelope.subject,
-        version=version,
-        time=envelope.time,
-        data=data,
-        traceparent=envelope.traceparent,
-        position=position,
-        size_bytes=len(payload),
-    )

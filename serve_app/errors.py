@@ -32,6 +32,8 @@ from events.errors import (
     AddressNotAllowed,
     DatabaseUnavailable,
     HistoryGone,
+    JobDamaged,
+    JobOfLaterVersion,
     LogFull,
     LogUnavailable,
     OutcomeUnknown,
@@ -267,22 +269,17 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ReadTimeout: _UNAVAILABLE,
     DatabaseUnavailable: _UNAVAILABLE,
     ModelsUnavailable: _UNAVAILABLE,
+    JobOfLaterVersion: _Plain(503, "unavailable", retry_after(10)),
     LogFull: _Plain(503, "log_full", retry_after(60)),
     OutcomeUnknown: _Plain(503, "outcome_unknown", retry_after(2)),
     ImageStoreUnavailable: lambda _error: ApiError(
         503, "unavailable", "The image store does not answer. Try again.", headers=retry_after(2)
     ),
     # what no request causes
-    Cancelled: _internal,
-    DeviceFailed: _internal,
-    InputFileUnavailable: _internal,
-    NodeFailed: _internal,
-    OutOfMemory: _internal,
-    RowRefused: _internal,
-    TooLarge: _internal,
-    EngineError: _internal,
-    ServiceError: _internal,
-    Exception: _internal,
+    JobDamaged: _Plain(500, "job_damaged"),
+    **dict.fromkeys((Cancelled, DeviceFailed, InputFileUnavailable, NodeFailed), _internal),
+    **dict.fromkeys((OutOfMemory, RowRefused, TooLarge), _internal),
+    **dict.fromkeys((EngineError, ServiceError, Exception), _internal),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
 from events.ids import is_job_id
-from events.job import Job, fold
+from events.job import Job, fold, fold_readable
 from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.refusals import JobNotFound
@@ -12,16 +12,21 @@ from serve_app.services import Services
 
 
 async def current_job(services: Services, job_id: str) -> Job | None:
-    """None for an unknown job. Raises LogUnavailable, ReadTimeout where it has no row either."""
+    """None for an unknown job; else it as far as this version can read it, to be shown.
+
+    Raises LogUnavailable, ReadTimeout, JobUnreadable where it has no row either.
+    """
     row = await _row(services, job_id)
     if row is not None and row.end is not None:
         return row
     try:
-        return fold(await services.log.read(job_id)) or row
+        events = await services.log.read(job_id)
     except (LogUnavailable, ReadTimeout):
         if row is None:
             raise
         return row
+    # Where nothing of it can be shown, the fold says why.
+    return fold_readable(events) or row or fold(events)
 
 
 async def _row(services: Services, job_id: str) -> Job | None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from events.delivery import fold_delivery
+from events.errors import JobDamaged, JobOfLaterVersion
 from events.log import EventLog, utc_now
 from events.queue import CallbackQueue
 from events.store.read_model import ReadModel
-from events.types import MalformedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ class LostCallbacks:
         count = 0
         for job_id in self._open - await self._queue.job_ids():
             try:
-                delivery = fold_delivery(await self._deliveries.read(job_id))
-            except MalformedEvent:  # it must not stop the others
-                logger.exception(
-                    "unreadable delivery", extra={"action": "requeue", "job_id": job_id}
-                )
-                self._open.discard(job_id)
-                continue
-            if delivery.ended:
+                has_ended = fold_delivery(await self._deliveries.read(job_id)).ended
+            except JobOfLaterVersion:  # the version that reads it may take the entry
+                has_ended = False
+            except JobDamaged:  # it must not stop the others
+                fields = {"action": "requeue", "job_id": job_id}
+                logger.exception("unreadable delivery", extra=fields)
+                has_ended = True
+            if has_ended:
                 self._open.discard(job_id)
             else:
                 await self._queue.add(job_id)

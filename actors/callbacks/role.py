@@ -39,7 +39,7 @@ from actors.callbacks.sender import Sender, webhook_headers
 from events.callback_address import Target
 from events.delivery import Delivery, EndAfterTry, GiveUpDelivery, RecordTry, Withhold
 from events.delivery_policy import SendResult
-from events.errors import LogUnavailable, ServiceError
+from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError
 from events.job import Job, fold
 from events.log import DeliveryWriter, EventLog, utc_now
 from events.persistent_log import PersistentLog
@@ -54,6 +54,8 @@ _PULL_TIMEOUT_S = 10.0
 _NOT_ALLOWED = SendResult(
     latency_s=0.0, error="the key of the job may not have this host called back", refused=True
 )
+_LATER_VERSION_S = 60.0
+"""How long a delivery waits that a later version can read."""
 _CLOCKS_DIFFER_S = 1.0
 """An entry that comes early by less than this is due: it comes by the server's clock."""
 
@@ -122,11 +124,12 @@ class Callbacks:
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
             await self._deliver(entry)
-        except ServiceError as error:
-            logger.warning("callback goes back", extra={**fields, "error": str(error)})
         except Exception as error:
-            logger.exception("callback given up", extra=fields)
-            await self._drop(entry, error)
+            if isinstance(error, ServiceError) and not isinstance(error, JobDamaged):
+                logger.warning("callback goes back", extra={**fields, "error": str(error)})
+            else:
+                logger.exception("callback given up", extra=fields)
+                await self._drop(entry, error)
         finally:
             del self._held[entry.job_id]
             self._room.set()
@@ -153,16 +156,22 @@ class Callbacks:
 
     async def _deliver(self, entry: QueueEntry) -> None:
         """Raises LogUnavailable, LogFull if the entry could not be parked."""
-        job_id = entry.job_id
+        try:
+            until = await self._come_to_end(entry.job_id)
+        except JobOfLaterVersion:  # whose role may meet it the next time
+            until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
+        if until is not None:
+            await self._queue.park(entry.job_id, until)
+        await entry.ack()
+
+    async def _come_to_end(self, job_id: str) -> datetime | None:
+        """When to come again; None if there is nothing left to do."""
         delivery = await self._writer.load(job_id)
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
         url = job.submitted.callback_url if job else None
-        until = None
-        if job is not None and job.end is not None and url is not None:
-            until = await self._work(job, url, delivery)
-        if until is not None:
-            await self._queue.park(job_id, until)
-        await entry.ack()
+        if job is None or job.end is None or url is None:
+            return None
+        return await self._work(job, url, delivery)
 
     async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
         """Deliver, unless it is too early or not its turn. Return when to come again."""

@@ -147,9 +147,12 @@ class EndpointDispatcher:
             await self._drop(entry, error)
 
     async def _drop(self, entry: QueueEntry, error: Exception) -> None:
-        """An error about one job ends that job, not the others' turn. Its entry does not return."""
-        await end_job(entry.job_id, error, writer=self._writer, action="dispatch")
-        await entry.ack()
+        """An error about one job ends that job, not the others' turn. Its entry does not return.
+
+        That of a job which a later version can read is left, and comes again after its lease.
+        """
+        if await end_job(entry.job_id, error, writer=self._writer, action="dispatch"):
+            await entry.ack()
 
     async def _receive(self, lane: int, entry: QueueEntry) -> None:
         job = await self._writer.load(entry.job_id)

@@ -3,6 +3,10 @@
 `Submitted` goes to the endpoint's queue, an end with a `callback_url` to the callback queue, each
 only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Both
 queues are projections: everything here may be repeated, by two routers at once too.
+
+An event that this version cannot read, and a job that has one, are passed over: the projection has
+kept the job's place (`results.py`), and once a version that can read it has projected it, what is
+missing on the queues is put back as anything that was lost.
 """
 
 from __future__ import annotations
@@ -14,13 +18,20 @@ from collections.abc import Awaitable, Callable
 
 from actors.callbacks.lost import LostCallbacks
 from actors.job_error import end_job
-from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
+from events.errors import (
+    DatabaseUnavailable,
+    JobDamaged,
+    LogFull,
+    LogUnavailable,
+    OutcomeUnknown,
+    ReadTimeout,
+)
 from events.job import Job
 from events.log import EventConsumer, JobWriter
 from events.queue import CallbackQueue, JobQueue
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
-from events.types import Cancelled, Completed, Event, Failed, MalformedEvent, Submitted
+from events.types import Cancelled, Completed, Event, Failed, Submitted
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +58,8 @@ class Router:
         self._read_model = read_model
         self._lost_callbacks = lost_callbacks
         self._requeue_period_s = requeue_period_s
-        self._unreadable: set[str] = set()
-        """Jobs whose events cannot be read: each is told of once."""
+        self._damaged: set[str] = set()
+        """Jobs with what is no event: each is told of once."""
 
     async def run(self) -> None:
         """Route until cancelled."""
@@ -73,15 +84,15 @@ class Router:
 
     async def _do(self, step: Callable[[str], Awaitable[None]], job_id: str) -> None:
         """One step for one job. An error about that job ends it; it must not stop the others."""
-        if job_id in self._unreadable:
+        if job_id in self._damaged:
             return
         try:
             await step(job_id)
         except _PASSING:
             raise
         except Exception as error:  # noqa: BLE001 - `end_job` logs it
-            if isinstance(error, MalformedEvent):
-                self._unreadable.add(job_id)
+            if isinstance(error, JobDamaged):
+                self._damaged.add(job_id)
             await end_job(job_id, error, writer=self._writer, action="route")
 
     async def _queue_job(self, job_id: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 
-from events.errors import ServiceError
+from events.errors import JobUnreadable, ServiceError
 from events.ids import is_job_id
 from events.log import EventLog, JobWriter, utc_now
 from events.store.leases import Leases
@@ -172,7 +172,10 @@ class Janitor:
 
     async def _orphans_of(self, job_id: str, keys: list[str]) -> list[str]:
         """The log decides: the read model may lag, and a job that runs may name its images yet."""
-        job = await self._writer.load(job_id)
+        try:
+            job = await self._writer.load(job_id)
+        except JobUnreadable:  # it may name any of them
+            return []
         if job is not None and job.end is None:
             return []
         named = set() if job is None else {image.key for image in job.images}

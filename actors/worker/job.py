@@ -18,7 +18,7 @@ from actors.worker.engine_host import EngineClient
 from actors.worker.lease import Lease
 from actors.worker.plan import Plan
 from events.decisions import Start
-from events.errors import ServiceError
+from events.errors import JobUnreadable, ServiceError
 from events.job import Job
 from events.log import EventLog, JobWriter
 from events.queue import QueueEntry
@@ -36,7 +36,7 @@ class RunOutcome(StrEnum):
     RETRY = "retry"
     """The attempt failed; the entry was given back."""
     LOST = "lost"
-    """The job is another actor's."""
+    """The job is another actor's, or a later version's. Its entry comes again by itself."""
 
 
 class JobRunner:
@@ -77,10 +77,11 @@ class JobRunner:
         """
         try:
             return await self._run(entry)
-        except ServiceError:
-            raise
-        except Exception as error:  # noqa: BLE001 - `end_job` logs it
-            await end_job(entry.job_id, error, writer=self._writer, action="run")
+        except Exception as error:
+            if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
+                raise
+            if not await end_job(entry.job_id, error, writer=self._writer, action="run"):
+                return RunOutcome.LOST
             await entry.ack()
             return RunOutcome.ENDED
 

@@ -16,7 +16,8 @@ from events.log import (
     StoredEvent,
     Subscription,
 )
-from events.types import Erased, Event, decode
+from events.types import Erased, Event
+from events.wire.cloud_events import decode_stored
 from storage.images import ImageNotFound
 
 FindSegment = Callable[[str], Awaitable[SegmentRef | None]]
@@ -88,7 +89,9 @@ class ArchivedLog:
         if events and (events[0].version == 1 or isinstance(events[-1].data, Erased)):
             return events
         archived = self._events_of(await self._archived.get(job_id))
-        older = [decode(each.payload, position=each.sequence) for each in archived]
+        older = [
+            decode_stored(each.payload, job_id=job_id, position=each.sequence) for each in archived
+        ]
         first = events[0].version if events else None
         return [event for event in older if first is None or event.version < first] + events
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from events.bus.bus import Bus
+from events.bus.jetstream_log import event_in
 from events.bus.puller import Message
 from events.bus.streams import ConsumerSpec
 from events.errors import LogUnavailable
 from events.retry import keep_trying
-from events.types import Event, MalformedEvent, decode
-
-logger = logging.getLogger(__name__)
+from events.types import Event
 
 _BATCH = 100
 _PULL_TIMEOUT_S = 10.0
@@ -39,10 +37,5 @@ class JetStreamConsumer:
     async def _hand_over(
         self, message: Message, handle: Callable[[Event], Awaitable[None]]
     ) -> None:
-        try:
-            event = decode(message.data, position=message.sequence)
-        except MalformedEvent:
-            logger.exception("not an event", extra={"action": "consume", "at": message.sequence})
-        else:
-            await handle(event)
+        await handle(event_in(message))
         await self._bus.ack(message.ack_subject)

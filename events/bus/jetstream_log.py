@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TypeVar
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from events.bus.bus import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, Bus
 from events.bus.errors import NoAnswer, WrongLastSequence
@@ -16,11 +14,11 @@ from events.bus.streams import JOBS, event_subject, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.log import Appended, Conflict, EventReader, StoredEvent, Subscription, stored
 from events.retry import pause
-from events.types import Erased, Event, MalformedEvent, decode, encode
+from events.types import Erased, Event
+from events.wire.cloud_events import decode_stored, encode
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
+_BATCH = 500
+"""How many events are asked for where the last one does not say how many there are."""
 
 
 class JetStreamLog:
@@ -88,7 +86,7 @@ class JetStreamLog:
         return await self._history(job_id, give_up_at=time.monotonic() + self._append_timeout_s)
 
     async def _history(self, job_id: str, *, give_up_at: float) -> list[Event]:
-        """The leader's last message says up to which version; then batches until they are here.
+        """Batches until the leader's last message is here, which mostly says how many there are.
 
         The first ones may be in the archive, and before an `Erased` nothing counts.
         """
@@ -100,11 +98,11 @@ class JetStreamLog:
                 self._stream,
                 self._subject_of(job_id),
                 after=events[-1].position if events else 0,
-                count=last.version - seen,
+                count=max(last.version - seen, 0) or _BATCH,
                 timeout_s=self._try_timeout_s,
             )
-            events += [decode(message.data, position=message.sequence) for message in messages]
-            if events and events[-1].version >= last.version:
+            events += map(event_in, messages)
+            if events and events[-1].position >= last.position:
                 return events
             if time.monotonic() >= give_up_at:
                 raise ReadTimeout
@@ -114,7 +112,7 @@ class JetStreamLog:
 
     async def last(self, job_id: str) -> Event | None:
         message = await self._bus.last(self._stream, self._subject_of(job_id))
-        return decode(message.data, position=message.sequence) if message else None
+        return event_in(message) if message else None
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         by_subject = {self._subject_of(job_id): job_id for job_id in job_ids}
@@ -150,7 +148,7 @@ class _Watch:
                 message = await self._feed.get()
         except TimeoutError:
             return None
-        return decode(message.data, position=message.sequence)
+        return event_in(message)
 
 
 class JetStreamReader:
@@ -195,7 +193,7 @@ class JetStreamReader:
             return []
         self._delivered += len(messages)
         self._after = messages[-1].sequence
-        return [event for message in messages if (event := _readable(message))]
+        return [event_in(message) for message in messages]
 
     async def _open(self) -> Puller:
         name = await self._bus.add_follower(self._stream, after=self._after)
@@ -208,9 +206,7 @@ class JetStreamReader:
         await self._stack.aclose()
 
 
-def _readable(message: Message) -> Event | None:
-    """None, and a log line, for what is not an event: one bad message must not stop a role."""
-    with suppress(MalformedEvent):
-        return decode(message.data, position=message.sequence)
-    logger.error("not an event", extra={"action": "decode", "position": message.sequence})
-    return None
+def event_in(message: Message) -> Event:
+    """What a message of a log says. One that says nothing is its job's event all the same."""
+    job_id = message.subject.rsplit(".", 1)[1]
+    return decode_stored(message.data, job_id=job_id, position=message.sequence)

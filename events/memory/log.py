@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 from events.errors import HistoryGone
 from events.log import Appended, Conflict, StoredEvent, stored
-from events.types import Event, encode
+from events.types import Event
+from events.wire.cloud_events import encode
 
 _READ_TIMEOUT_S = 10.0
 

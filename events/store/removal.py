@@ -8,7 +8,7 @@ from events.errors import ServiceError
 from events.job import Job
 from events.log import EventLog
 from events.store.read_model import ReadModel
-from events.types import Erased, MalformedEvent
+from events.types import Erased
 from storage.images import ImageStore, ImageStoreError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Removal:
         for step in (self._remove_files, self._erase_log):
             try:
                 await step(job_id)
-            except (ServiceError, ImageStoreError, MalformedEvent) as error:
+            except (ServiceError, ImageStoreError) as error:
                 erased = False
                 logger.warning("not erased yet", extra=_fields(job_id, error))
         return erased

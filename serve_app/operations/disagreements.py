@@ -10,7 +10,8 @@ from typing import get_args
 from events.job import Job, fold
 from events.log import StoredEvent
 from events.store.contents import JobRow
-from events.types import End, Erased, Event, MalformedEvent, Submitted, decode
+from events.types import Broken, End, Erased, Event, Submitted, Unknown
+from events.wire.cloud_events import decode_stored
 
 
 class Kind(StrEnum):
@@ -68,19 +69,22 @@ def job_history(job_id: str, stored: Sequence[StoredEvent]) -> JobHistory:
 def decoded(
     job_id: str, stored: Sequence[StoredEvent], *, place: str
 ) -> tuple[list[Event], list[Disagreement]]:
-    """The events of one subject, and those of its messages that are none of them."""
+    """The events of one subject, and those of its messages that this version cannot read."""
     events: list[Event] = []
     wrong: list[Disagreement] = []
     for each in stored:
-        try:
-            event = decode(each.payload, position=each.sequence)
-        except MalformedEvent:
-            text = f"Message {each.sequence} of the {place} is not an event."
-        else:
-            if event.job_id == job_id:
+        event = decode_stored(each.payload, job_id=job_id, position=each.sequence)
+        match event.data:
+            case Broken():
+                what = "not an event"
+            case Unknown():
+                what = "an event of a later version"
+            case _ if event.job_id != job_id:
+                what = f"an event of job {event.job_id}"
+            case _:
                 events.append(event)
                 continue
-            text = f"Message {each.sequence} of the {place} is an event of job {event.job_id}."
+        text = f"Message {each.sequence} of the {place} is {what}."
         wrong.append(Disagreement(Kind.UNREADABLE_EVENT, text, job_id))
     return events, wrong
 

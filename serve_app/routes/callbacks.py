@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
+from itertools import takewhile
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from events.delivery import RequestRedelivery, fold_delivery
-from events.job import Job
+from events.job import Job, is_readable
 from events.log import DeliveryWriter, utc_now
 from events.types import CallbackAttempted, CallbackExhausted, Event
 from serve_app.access.permissions import require_callback_host
@@ -157,6 +158,8 @@ async def send_sample(
 
 
 def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
+    """Of what this version can read."""
+    events = list(takewhile(is_readable, events))
     delivery = fold_delivery(events)
     if job.submitted.callback_url is None:
         state = CallbackState.NONE

@@ -16,7 +16,7 @@ from events.bus.streams import JOBS, ConsumerSpec, job_subject
 from events.ids import new_id
 from events.log import Appended, EventConsumer, EventLog, utc_now
 from events.memory.log import MemoryConsumer, MemoryLog
-from events.types import Event
+from events.types import Broken, Event
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import operator
 from tests.support.events import submitted
@@ -138,12 +138,15 @@ async def is_settled(server: NatsServer) -> bool:
     return info.num_ack_pending == 0
 
 
-async def test_a_message_that_is_no_event_is_passed_over_on_jetstream(
+async def test_a_message_that_is_no_event_is_handed_over_as_its_jobs_on_jetstream(
     nats_server: NatsServer, bus: Bus
 ) -> None:
-    source, handler = on_jetstream(bus), Handler()
-    await bus.store(job_subject(new_id()), b"not an event", timeout_s=5)
-    stored = await source.add(1)
+    source, handler, job_id = on_jetstream(bus), Handler(), new_id()
+    await bus.store(job_subject(job_id), b"not an event", timeout_s=5)
+    [stored] = await source.add(1)
     async with running(source, handler):
-        await eventually(lambda: handler.handled == stored)
+        await eventually(lambda: len(handler.handled) == 2)
         await eventually(lambda: is_settled(nats_server))
+    [broken] = [event for event in handler.handled if event != stored]
+    assert isinstance(broken.data, Broken)
+    assert broken.job_id == job_id

@@ -14,7 +14,8 @@ from events.errors import HistoryGone
 from events.ids import new_id
 from events.log import Appended, Conflict, EventLog, EventReader, StoredEvent, utc_now
 from events.memory.log import MemoryLog
-from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started, encode
+from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
+from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.events import submitted
 

@@ -14,7 +14,8 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.streams import job_subject
 from events.ids import new_id
-from events.types import Completed, Event, EventData, Started, encode
+from events.types import Completed, Event, EventData, Started
+from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.polling import eventually
 

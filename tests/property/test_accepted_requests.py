@@ -32,7 +32,8 @@ from events.job import Job
 from events.result import result_of
 from events.store.job_rows import _to_state, from_state
 from events.store.records import Endpoint
-from events.types import Event, Flavour, Submitted, decode, encode
+from events.types import Event, Flavour, Submitted
+from events.wire.cloud_events import decode, encode
 from serve_app.acceptance.checker import CheckedRequest, Checker, checker_for
 from serve_app.body import parse_json
 from serve_app.errors import ANSWERS, ApiError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from events.errors import OutcomeUnknown
-from events.log import Appended, Conflict
+from events.log import Appended, Conflict, utc_now
 from events.memory.log import MemoryLog
-from events.types import Event, MalformedEvent
+from events.types import Broken, Event, Unknown, Unreadable
 
 
 class FailingLog(MemoryLog):
@@ -21,7 +21,9 @@ class FailingLog(MemoryLog):
         self.purge_error: Exception | None = None
         self.stores_first = False
         self.unreadable: set[str] = set()
-        """Jobs with an event that cannot be decoded."""
+        """Jobs with something that is no event behind the others."""
+        self.of_later_version: set[str] = set()
+        """Jobs with an event of a later version behind the others."""
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         if self.append_error is None:
@@ -33,9 +35,13 @@ class FailingLog(MemoryLog):
     async def read(self, job_id: str) -> list[Event]:
         if self.read_error is not None:
             raise self.read_error
+        events = await super().read(job_id)
         if job_id in self.unreadable:
-            raise MalformedEvent("not an event")
-        return await super().read(job_id)
+            events.append(_behind(events, job_id, Broken(why="cut off")))
+        if job_id in self.of_later_version:
+            unknown = Unknown(original_type="darkroom.job.paused.v1")
+            events.append(_behind(events, job_id, unknown))
+        return events
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         if self.purge_error is not None:
@@ -48,3 +54,11 @@ class FailingLog(MemoryLog):
 
     def recover(self) -> None:
         self.append_error = self.read_error = self.purge_error = None
+
+
+def _behind(events: list[Event], job_id: str, data: Unreadable) -> Event:
+    """As if it was the last event of the job."""
+    version, position = (events[-1].version, events[-1].position) if events else (0, 0)
+    return Event(
+        id="", job_id=job_id, version=version + 1, time=utc_now(), data=data, position=position + 1
+    )

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from actors.logs import PACKAGES, FieldsFormatter, set_up_logging
 from engine.errors import NodeFailed
 from events.errors import LogUnavailable
-from events.types import MalformedEvent, decode
+from events.wire.cloud_events import MalformedEvent, decode
 
 FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job ended"
 PROMPT = "a portrait of somebody"

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,7 +14,9 @@ from events.delivery import (
     fold_delivery,
 )
 from events.delivery_policy import SendResult
+from events.errors import JobDamaged, JobOfLaterVersion
 from events.types import (
+    Broken,
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
@@ -50,10 +51,12 @@ def test_an_end_stands_until_it_is_asked_for_again() -> None:
         assert (anew.version, anew.position) == (4, 40)
 
 
-def test_an_event_of_a_later_version_is_counted_and_passed_over() -> None:
+def test_an_event_that_cannot_be_read_stops_the_delivery() -> None:
     unknown = Unknown(original_type="darkroom.callback.of_a_later_version.v9")
-    delivery = fold_delivery(history_of(TRIED, unknown))
-    assert delivery == replace(fold_delivery(history_of(TRIED)), version=2, position=20)
+    with pytest.raises(JobOfLaterVersion):
+        fold_delivery(history_of(TRIED, unknown))
+    with pytest.raises(JobDamaged):
+        fold_delivery(history_of(TRIED, Broken(why="cut off")))
 
 
 def test_folding_twice_changes_nothing() -> None:

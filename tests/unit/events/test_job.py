@@ -24,7 +24,6 @@ from events.types import (
     Flavour,
     Started,
     Submitted,
-    Unknown,
 )
 from tests.support.events import JOB_ID, START, folded, history_of, image, submitted
 
@@ -48,7 +47,6 @@ later_events = st.one_of(
     ),
     st.builds(DispatchFailed, failure=st.integers(1, 4), message=st.text(max_size=5)),
     st.just(CancelRequested()),
-    st.just(Unknown(original_type="darkroom.job.of_a_later_version.v9")),
     st.sampled_from(ENDS),
 )
 histories = st.lists(later_events, max_size=12).map(lambda events: history_of(submitted(), *events))
@@ -173,12 +171,6 @@ def test_a_job_comes_to_one_end(late: EventData) -> None:
     job = folded([submitted(), Cancelled(message="first"), late])
     assert job.end == Cancelled(message="first")
     assert job.ended_at == START + timedelta(seconds=1)
-
-
-def test_an_event_of_a_later_version_is_passed_over() -> None:
-    unknown = Unknown(original_type="darkroom.job.of_a_later_version.v9")
-    job = folded([submitted(), unknown])
-    assert job == replace(folded([submitted()]), version=2, position=20)
 
 
 @given(histories)

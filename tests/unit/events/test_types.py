@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,11 @@ from events.types import (
     Flavour,
     ImageStored,
     InputFile,
-    MalformedEvent,
     RedeliveryRequested,
     Started,
     Submitted,
-    Unknown,
-    decode,
-    encode,
 )
+from events.wire.cloud_events import decode, encode
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "events"
 
@@ -183,12 +179,6 @@ def event(data: EventData, **changes: Any) -> Event:
     return Event(**(values | changes))
 
 
-def wire(**changes: Any) -> bytes:
-    """A `Started` on the wire, with members of the envelope changed or (`None`) left out."""
-    envelope = json.loads(encode(event(Started(attempt=1, actor="a")))) | changes
-    return json.dumps({k: v for k, v in envelope.items() if v is not None}).encode()
-
-
 def test_every_type_has_an_example_and_a_golden_file() -> None:
     assert {data.type_name for data in EXAMPLES} == EVENT_TYPES.keys()
     pinned = {f"{data.type_name}.{addition}" for addition, data in ADDITIONS.items()}
@@ -226,68 +216,6 @@ json_values = st.recursive(
 def test_a_request_is_kept_to_the_letter(request: dict[str, Any]) -> None:
     original = event(EXAMPLES[0].model_copy(update={"request": request}))
     assert decode(encode(original)) == original
-
-
-def test_the_envelope_is_a_cloud_event() -> None:
-    envelope = json.loads(encode(event(CancelRequested(), version=7)))
-    assert envelope["specversion"] == "1.0"
-    assert envelope["source"] == "/darkroom"
-    assert envelope["type"] == "darkroom.job.cancel_requested.v1"
-    assert envelope["subject"] == "0199aaaa-0000-7000-8000-000000000001"
-    assert envelope["sequence"] == "0000000007"
-    assert envelope["datacontenttype"] == "application/json"
-    assert envelope["data"] == {}
-
-
-def test_sequences_sort_as_text() -> None:
-    sequences = [json.loads(encode(event(Cancelled(), version=v)))["sequence"] for v in (9, 10, 99)]
-    assert sequences == sorted(sequences)
-
-
-def test_a_type_of_a_later_version_is_unknown_and_counted() -> None:
-    decoded = decode(
-        wire(type="darkroom.job.of_a_later_version.v9", data={"why": "maintenance"}), position=5
-    )
-    assert decoded.data == Unknown(original_type="darkroom.job.of_a_later_version.v9")
-    assert (decoded.version, decoded.position) == (12, 5)
-
-
-def test_fields_of_a_later_version_are_passed_over() -> None:
-    data = {"attempt": 1, "actor": "a", "node": "gpu-7"}
-    decoded = decode(wire(data=data, partitionkey="p3"))
-    assert decoded == event(Started(attempt=1, actor="a"))
-
-
-GARBAGE = {
-    "nothing": b"",
-    "no text": b"\x00\xff",
-    "null": b"null",
-    "a list": b"[]",
-    "an empty object": b"{}",
-    "very deep": b"[" * 100_000,
-    "cut off": wire()[:-1],
-    "no id": wire(id=None),
-    "no subject": wire(subject=None),
-    "no sequence": wire(sequence=None),
-    "a sequence in words": wire(sequence="one"),
-    "a time in words": wire(time="yesterday"),
-    "a time without a zone": wire(time="2026-03-01T08:30:00"),
-    "a member of another type": wire(data={"attempt": "first", "actor": "a"}),
-    "a member missing": wire(data={}),
-    "data that is no object": wire(data=[]),
-}
-
-
-@pytest.mark.parametrize("payload", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_is_malformed(payload: bytes) -> None:
-    with pytest.raises(MalformedEvent):
-        decode(payload)
-
-
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_no_bytes_raise_anything_else(payload: bytes) -> None:
-    with pytest.raises(MalformedEvent):
-        decode(payload)
 
 
 def test_events_do_not_change() -> None:

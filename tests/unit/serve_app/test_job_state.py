@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from events.decisions import Submit
-from events.errors import DatabaseUnavailable, LogUnavailable
+from events.errors import DatabaseUnavailable, JobDamaged, JobOfLaterVersion, LogUnavailable
 from events.ids import new_id
 from events.types import Flavour, Submitted
 from serve_app.job_state import current_job
@@ -69,3 +69,26 @@ async def test_a_job_that_has_ended_is_not_read_from_the_log(
     job = await current_job(edge.services, job_id)
     assert job is not None
     assert job.end is not None
+
+
+async def test_a_job_is_shown_as_far_as_it_can_be_read(
+    edge: Edge, job_id: str, log: FailingLog
+) -> None:
+    for unreadable in (log.of_later_version, log.unreadable):
+        unreadable.add(job_id)
+        job = await current_job(edge.services, job_id)
+        assert job is not None
+        assert (job.version, job.end) == (1, None)
+        unreadable.clear()
+
+
+async def test_a_job_of_which_nothing_can_be_read_is_not_taken_for_an_unknown_one(
+    edge: Edge, log: FailingLog
+) -> None:
+    later, damaged = new_id(), new_id()
+    log.of_later_version.add(later)
+    log.unreadable.add(damaged)
+    with pytest.raises(JobOfLaterVersion):
+        await current_job(edge.services, later)
+    with pytest.raises(JobDamaged):
+        await current_job(edge.services, damaged)

@@ -16,8 +16,8 @@ import pytest
 from events.errors import LogUnavailable
 from events.log import utc_now
 from events.store.records import KeyLimits, Scope
-from events.types import encode
 from events.webhook_secret import webhook_secret
+from events.wire.cloud_events import encode
 from serve_app.access.api_keys import mint
 from tests.support.edge import Edge
 from tests.support.failing_log import FailingLog

@@ -17,7 +17,8 @@ from events.ids import new_id
 from events.job import Job
 from events.log import Conflict, DeliveryWriter, JobWriter, StoredEvent, utc_now
 from events.memory.log import MemoryLog
-from events.types import CallbackDelivered, Cancelled, Event, encode
+from events.types import CallbackDelivered, Cancelled, Event
+from events.wire.cloud_events import encode
 from storage.images import ImageNotFound, ImageStore
 from tests.support.events import submitted
 

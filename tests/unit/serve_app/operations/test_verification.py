@@ -17,9 +17,8 @@ from events.types import (
     Event,
     Failed,
     Started,
-    decode,
-    encode,
 )
+from events.wire.cloud_events import decode, encode
 from serve_app.operations.disagreements import Kind
 from tests.support.operations.installation import NOW, Installation
 

@@ -1,0 +1,1 @@
+"""What events are outside of a process: bytes."""

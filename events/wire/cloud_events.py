@@ -1,0 +1,104 @@
+"""The wire form of events.
+
+CloudEvents 1.0, JSON event format, structured mode
+(https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md).
+Golden files in `tests/golden/events/` pin the bytes, those of each release in `released/`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from events.types import EVENT_TYPES, Broken, Event, EventData, Unknown
+
+CONTENT_TYPE = "application/cloudevents+json"
+SOURCE = "/darkroom"
+
+_NEW_NAMES = {"enum", "literal_error"}
+"""Pydantic's types of error for a name that an enumeration or a literal does not have."""
+_NO_TIME = datetime.fromtimestamp(0, UTC)
+
+
+class MalformedEvent(ValueError):
+    """The bytes are not one of our events."""
+
+
+class _Envelope(BaseModel):
+    model_config = ConfigDict(hide_input_in_errors=True)  # errors are logged; prompts are not
+
+    specversion: str = "1.0"
+    id: str
+    source: str = SOURCE
+    type: str
+    subject: str
+    time: AwareDatetime
+    sequence: str
+    datacontenttype: str = "application/json"
+    traceparent: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+def encode(event: Event) -> bytes:
+    """The wire form. `sequence` is the CloudEvents extension, zero-padded so that it sorts."""
+    envelope = _Envelope(
+        id=event.id,
+        type=event.data.type_name,
+        subject=event.job_id,
+        time=event.time,
+        sequence=f"{event.version:010d}",
+        traceparent=event.traceparent,
+        data=event.data.model_dump(mode="json", exclude_none=True),
+    )
+    return envelope.model_dump_json(exclude_none=True).encode()
+
+
+def decode(payload: bytes, *, position: int = 0) -> Event:
+    """One of a later version has `Unknown` as its data. Raises MalformedEvent."""
+    try:
+        envelope = _Envelope.model_validate_json(payload)
+        data = _data_of(envelope)
+        version = int(envelope.sequence)
+    except (ValidationError, ValueError) as error:
+        raise MalformedEvent(str(error)) from error
+    return Event(
+        id=envelope.id,
+        job_id=envelope.subject,
+        version=version,
+        time=envelope.time,
+        data=data,
+        traceparent=envelope.traceparent,
+        position=position,
+        size_bytes=len(payload),
+    )
+
+
+def _data_of(envelope: _Envelope) -> EventData:
+    """Raises ValidationError."""
+    data_type = EVENT_TYPES.get(envelope.type)
+    if data_type is None:
+        return Unknown(original_type=envelope.type)
+    try:
+        return data_type.model_validate(envelope.data)
+    except ValidationError as error:
+        if all(each["type"] in _NEW_NAMES for each in error.errors(include_input=False)):
+            return Unknown(original_type=envelope.type)
+        raise
+
+
+def decode_stored(payload: bytes, *, job_id: str, position: int) -> Event:
+    """What is stored at `position` for a job. Where it is no event its data is `Broken`."""
+    try:
+        return decode(payload, position=position)
+    except MalformedEvent as error:
+        return Event(
+            id="",
+            job_id=job_id,
+            version=0,
+            time=_NO_TIME,
+            data=Broken(why=str(error)),
+            position=position,
+            size_bytes=len(payload),
+        )

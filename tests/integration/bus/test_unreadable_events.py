@@ -1,0 +1,57 @@
+"""What stands in the log and cannot be read: every door of the log hands it out as its job's."""
+
+from __future__ import annotations
+
+from events.bus.bus import Bus
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.streams import job_subject
+from events.decisions import Erase
+from events.ids import new_id
+from events.job import fold_readable
+from events.log import Appended, JobWriter, utc_now
+from events.types import Broken, CancelRequested, Event, Submitted
+from tests.support.events import submitted
+
+
+async def test_what_cannot_be_read_keeps_its_place_in_the_history(bus: Bus) -> None:
+    log, job_id = JetStreamLog(bus), new_id()
+    async with log.watch(job_id) as subscription:
+        await append(log, job_id, version=1, expected=0, data=submitted())
+        at = await bus.store(job_subject(job_id), b'{"cut": "off', timeout_s=5)
+        last = await log.last(job_id)
+        assert last is not None
+        assert isinstance(last.data, Broken)
+        assert [type(each.data) for each in await log.read(job_id)] == [Submitted, Broken]
+        await append(log, job_id, version=3, expected=at, data=CancelRequested())
+        heard = [await subscription.next(5) for _ in range(3)]
+    history = await log.read(job_id)
+    assert [type(each.data) for each in history] == [Submitted, Broken, CancelRequested]
+    assert heard == history
+    assert {each.job_id for each in history} == {job_id}
+    async with log.reader(after=0) as reader:
+        assert await reader.next(5) == history
+
+
+async def test_a_damaged_job_can_be_erased(bus: Bus) -> None:
+    log, job_id = JetStreamLog(bus), new_id()
+    await append(log, job_id, version=1, expected=0, data=submitted())
+    await bus.store(job_subject(job_id), b"not an event", timeout_s=5)
+    job = fold_readable(await log.read(job_id))
+    assert job is not None
+    writer = JobWriter(log)
+    await writer.execute(Erase(), job)
+    erased = await writer.load(job_id)
+    assert erased is not None
+    assert (erased.erased, erased.version) == (True, 4)
+
+
+async def append(
+    log: JetStreamLog,
+    job_id: str,
+    *,
+    version: int,
+    expected: int,
+    data: Submitted | CancelRequested,
+) -> None:
+    event = Event(id=new_id(), job_id=job_id, version=version, time=utc_now(), data=data)
+    assert isinstance(await log.append(event, expected=expected), Appended)
