@@ -85,8 +85,13 @@ async def run_results(settings: Settings) -> None:
         longest_job_s=settings.dispatch.job_timeout_s,
         longest_delivery_s=_longest_delivery_s(settings.callbacks),
     )
+    results = Results(
+        log=log,
+        read_model=read_model,
+        catch_up_period_s=settings.dispatch.requeue_period_s,
+    )
     async with asyncio.TaskGroup() as group:
-        group.create_task(Results(log=log, read_model=read_model).run())
+        group.create_task(results.run())
         group.create_task(janitor.run())
 
 

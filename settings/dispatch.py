@@ -29,7 +29,8 @@ class DispatchSettings(Group):
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
     requeue_period_s: PositiveFloat = 60.0
-    """How often open jobs are compared with the queue."""
+    """How often open jobs are compared with the queue, and jobs with an event that could not be
+    read are looked at again."""
 
 
 class RaySettings(Group):

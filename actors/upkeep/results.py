@@ -1,30 +1,50 @@
-"""Results: projects the log into the SQL read model, from the checkpoint that stands beside it."""
+"""Results: projects the log into the SQL read model, from the checkpoint that stands beside it.
+
+It stops at a job with an event that it cannot project, and goes on with the others. Such jobs are
+kept (`events/store/blocked.py`), and read from the log again at each start and every so often: a
+version that knows the event ends the stop, whichever left it out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 from collections.abc import Sequence
 
-from events.errors import DatabaseUnavailable
+from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventLog
 from events.retry import keep_trying
+from events.store.blocked import Stop
 from events.store.read_model import ReadModel
 from events.types import Event
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
+_PAGE = 500
+_PASSING = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
+"""Errors that say nothing about a job."""
 
 
 class Results:
     """Has no durable consumer: the position lives in the database, in the rows' transaction."""
 
-    def __init__(self, *, log: EventLog, read_model: ReadModel) -> None:
+    def __init__(self, *, log: EventLog, read_model: ReadModel, catch_up_period_s: float) -> None:
+        """`catch_up_period_s`: how often the jobs that were stopped at are looked at again."""
         self._log = log
         self._read_model = read_model
+        self._catch_up_period_s = catch_up_period_s
+        self._hopeless: set[tuple[str, int]] = set()
+        """Jobs that this version cannot project, with the place: it learns nothing new."""
 
     async def run(self) -> None:
         """Project until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._keep_catching_up())
+
+    async def _follow(self) -> None:
         while True:
             await keep_trying(
                 self._project,
@@ -47,18 +67,49 @@ class Results:
                 checkpoint = events[-1].position
 
     async def _apply(self, events: Sequence[Event], *, expected: int) -> bool:
-        """One event that cannot be projected is passed over; it must not stop all that follow."""
+        """An event that cannot be projected stops its own job, and not all that follow."""
         try:
             return await self._read_model.apply(events, expected=expected)
         except DatabaseUnavailable:
             raise
-        except Exception:
+        except Exception as error:
             if len(events) == 1:
                 fields = {"action": "project", "job_id": events[0].job_id}
                 logger.exception("event not projected", extra=fields)
-                return await self._read_model.skip(events[0], expected=expected)
+                why = f"no row can hold it ({type(error).__name__})"
+                return await self._read_model.stop_at(events[0], why, expected=expected)
         for event in events:
             if not await self._apply([event], expected=expected):
                 return False
             expected = event.position
         return True
+
+    async def _keep_catching_up(self) -> None:
+        while True:
+            try:
+                await self._catch_up()
+            except _PASSING as error:
+                fields = {"action": "catch_up", "error": str(error)}
+                logger.warning("could not look at the stopped jobs", extra=fields)
+            await asyncio.sleep(self._catch_up_period_s * random.uniform(0.8, 1.2))
+
+    async def _catch_up(self) -> None:
+        at = 0
+        while stops := await self._read_model.blocked.stops(after=at, limit=_PAGE):
+            for stop in stops:
+                if (stop.job_id, stop.position) not in self._hopeless:
+                    await self._catch_up_with(stop)
+            at = stops[-1].position
+
+    async def _catch_up_with(self, stop: Stop) -> None:
+        fields = {"action": "catch_up", "job_id": stop.job_id}
+        try:
+            history = await self._log.read(stop.job_id)
+            if await self._read_model.catch_up(stop.job_id, history):
+                logger.info("job goes on", extra=fields)
+        except _PASSING:
+            raise
+        except Exception as error:
+            self._hopeless.add((stop.job_id, stop.position))
+            if not isinstance(error, JobUnreadable):
+                logger.exception("job not projected", extra=fields)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,11 +12,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.job import Job, fold
 from events.result import Status
+from events.store.batch import Batch, stop_at
+from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
 from events.store.database import Database
 from events.store.job_rows import ENDED, ERASED, from_state, image_rows, job_row
-from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS, RESULTS_CHECKPOINT
+from events.store.tables import (
+    BLOCKED_JOBS,
+    CHECKPOINTS,
+    ERASURES,
+    IMAGES,
+    JOBS,
+    RESULTS_CHECKPOINT,
+)
 from events.store.usage import Usage
 from events.types import DeadLetter, Event, Flavour
+
+logger = logging.getLogger(__name__)
 
 
 class ReadModel:
@@ -24,6 +36,8 @@ class ReadModel:
     def __init__(self, database: Database) -> None:
         self.usage = Usage(database)
         """What these rows add up to for a key and an owner."""
+        self.blocked = BlockedJobs(database)
+        """The jobs that it has stopped at."""
         self._database = database
 
     async def checkpoint(self) -> int:
@@ -42,19 +56,46 @@ class ReadModel:
         async with self._database.write() as connection:
             if not await _move(connection, expected, events[-1].position):
                 return False
-            before = await _read_jobs(connection, {event.job_id for event in events})
-            jobs = _fold_batch(events, before)
-            changed = [job for job in jobs.values() if job is not before.get(job.id)]
-            await self._put(connection, changed)
-            if rows := image_rows(events, jobs):
-                insert = self._database.insert(IMAGES).on_conflict_do_nothing()
-                await connection.execute(insert, rows)
+            ids = {event.job_id for event in events}
+            jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
+            batch = Batch(jobs, stops, now=datetime.now(UTC))
+            for event in events:
+                batch.add(event)
+            await self._put(connection, batch.jobs)
+            await self._put_images(connection, batch.image_rows(events))
+            await self._put_stops(connection, batch.stops)
+            await end_stops(connection, batch.ended_stops)
+        _tell(batch.new_stops)
         return True
 
-    async def skip(self, event: Event, *, expected: int) -> bool:
-        """Move the checkpoint past an event that cannot be folded into a row; see `apply`."""
+    async def stop_at(self, event: Event, why: str, *, expected: int) -> bool:
+        """Leave out an event that no row can hold, and what follows of its job; see `apply`."""
+        stop = stop_at(event, why, now=datetime.now(UTC))
         async with self._database.write() as connection:
-            return await _move(connection, expected, event.position)
+            if not await _move(connection, expected, event.position):
+                return False
+            await self._put_stops(connection, [stop])
+        _tell([stop])
+        return True
+
+    async def catch_up(self, job_id: str, history: Sequence[Event]) -> bool:
+        """Fold a job that was stopped at anew, from all its events, and end the stop.
+
+        False if others were left out meanwhile, or the stop has ended. Raises JobUnreadable.
+        """
+        job = fold(history)
+        async with self._database.write() as connection:
+            await _hold(connection)
+            up_to = history[-1].position if history else None
+            if not await end_stop(connection, job_id, up_to=up_to):
+                return False
+            if job is not None:
+                # A version that knew no stops may have gone on without the event.
+                stale = (JOBS.c.id == job.id) & (JOBS.c.version <= job.version)
+                await connection.execute(sa.delete(JOBS).where(stale))
+                await self._put(connection, [job])
+                await self._put_images(connection, image_rows(history, {job.id: job}))
+        return True
 
     async def erase(self, job: Job) -> None:
         """Replace the row of `job`, which is erased, before the projection does."""
@@ -75,6 +116,14 @@ class ReadModel:
             ]
             insert = self._database.insert(ERASURES).on_conflict_do_nothing()
             await connection.execute(insert, rows)
+
+    async def _put_images(self, connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            insert = self._database.insert(IMAGES).on_conflict_do_nothing()
+            await connection.execute(insert, rows)
+
+    async def _put_stops(self, connection: AsyncConnection, stops: Sequence[Stop]) -> None:
+        await put_stops(connection, stops, upsert=self._database.upsert(BLOCKED_JOBS))
 
     async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
         """Erased jobs that are due for a clean-up, with the time of their erasure."""
@@ -101,7 +150,8 @@ class ReadModel:
     async def remove(self, job_id: str) -> None:
         """Delete a job's rows; nothing happens if there are none."""
         async with self._database.write() as connection:
-            for column in (IMAGES.c.job_id, ERASURES.c.job_id, JOBS.c.id):
+            keys = (IMAGES.c.job_id, ERASURES.c.job_id, BLOCKED_JOBS.c.job_id, JOBS.c.id)
+            for column in keys:
                 await connection.execute(sa.delete(column.table).where(column == job_id))
 
     async def image_keys(self, job_ids: Collection[str]) -> set[str]:
@@ -205,14 +255,18 @@ async def _move(connection: AsyncConnection, expected: int, position: int) -> bo
     return moved.rowcount > 0
 
 
+async def _hold(connection: AsyncConnection) -> None:
+    """Let no other transaction apply events until this one ends."""
+    mine = CHECKPOINTS.c.name == RESULTS_CHECKPOINT
+    await connection.execute(sa.update(CHECKPOINTS).where(mine).values(seq=CHECKPOINTS.c.seq))
+
+
+def _tell(stops: Iterable[Stop]) -> None:
+    for stop in stops:
+        fields = {"job_id": stop.job_id, "position": stop.position, "why": stop.why}
+        logger.error("job stopped at", extra={"action": "project", **fields})
+
+
 async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:
     rows = await connection.execute(sa.select(JOBS.c.state).where(JOBS.c.id.in_(ids)))
     return {job.id: job for job in map(from_state, rows.scalars())}
-
-
-def _fold_batch(events: Iterable[Event], before: dict[str, Job]) -> dict[str, Job]:
-    jobs = dict(before)
-    for event in events:
-        if (job := fold([event], jobs.get(event.job_id))) is not None:
-            jobs[job.id] = job
-    return jobs

@@ -1,6 +1,7 @@
 """The tables.
 
-Rows of `jobs`, `images`, `erasures` and `segments` can be rebuilt from log and archive, no others.
+Rows of `jobs`, `images`, `erasures`, `blocked_jobs` and `segments` can be rebuilt from log and
+archive, no others.
 """
 
 from __future__ import annotations
@@ -122,6 +123,15 @@ ERASURES = _table(
     _required("erased_at", UtcDateTime),
     _required("due_at", UtcDateTime),
     sa.Index("erasures_by_due_at", "due_at"),
+)
+
+BLOCKED_JOBS = _table(
+    "blocked_jobs",
+    _key("job_id"),
+    _required("position", sa.BigInteger),
+    _required("seen", sa.BigInteger),
+    _required("why", sa.String),
+    _required("since", UtcDateTime),
 )
 
 UPLOADS = _table(

@@ -107,7 +107,8 @@ class Bench:
 
 @asynccontextmanager
 async def projecting(log: JetStreamLog, database: Database) -> AsyncIterator[None]:
-    results = asyncio.create_task(Results(log=log, read_model=ReadModel(database)).run())
+    role = Results(log=log, read_model=ReadModel(database), catch_up_period_s=60)
+    results = asyncio.create_task(role.run())
     yield
     results.cancel()
     await asyncio.gather(results, return_exceptions=True)

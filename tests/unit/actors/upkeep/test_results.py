@@ -16,7 +16,7 @@ from tests.support.events import image, submitted
 from tests.support.polling import eventually
 
 
-async def test_an_event_that_no_row_can_hold_is_passed_over(tmp_path: Path) -> None:
+async def test_an_event_that_no_row_can_hold_stops_its_job_alone(tmp_path: Path) -> None:
     log = MemoryLog()
     writer = JobWriter(log)
 
@@ -33,7 +33,7 @@ async def test_an_event_that_no_row_can_hold_is_passed_over(tmp_path: Path) -> N
     before, hostile, after = [await job(size_bytes=size) for size in (1, 2**80, 1)]
     async with database_in(tmp_path) as database:
         model = ReadModel(database)
-        role = asyncio.create_task(Results(log=log, read_model=model).run())
+        role = asyncio.create_task(Results(log=log, read_model=model, catch_up_period_s=60).run())
         try:
             await eventually(lambda: is_past(model, 9))
         finally:
@@ -45,6 +45,8 @@ async def test_an_event_that_no_row_can_hold_is_passed_over(tmp_path: Path) -> N
             assert row is not None
             images[job_id] = len(row.images)
         assert images == {before: 1, hostile: 0, after: 1}
+        [stop] = await model.blocked.stops(limit=9)
+        assert stop.job_id == hostile
 
 
 async def is_past(model: ReadModel, position: int) -> bool:
