@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError
 
+from actors.actor_deaths import first_line, was_taken_away
 from actors.assembly import JobActorParts, build_engine_host, connect_job_actor
 from actors.logs import set_up_logging
 from actors.worker.config import EngineConfig, WorkerConfig
-from actors.worker.engine_host import EngineDied, EngineHost, EngineState, Order
+from actors.worker.engine_host import EngineDied, EngineHost, EngineState, EngineTaken, Order
 from actors.worker.job import RunOutcome
 from actors.worker.process_memory import limit_memory
 from actors.worker.watchdog import Watchdog, exit_later
@@ -75,8 +76,9 @@ class EngineProcess:
                 logger.error("engine is broken", extra={"action": "engine_exit"})
                 os._exit(1)
 
-    async def cancel(self, job_id: str, attempt: int) -> None:
-        await (await self._host()).cancel(job_id, attempt)
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:
+        """See `EngineHost.cancel`."""
+        return (await self._host()).cancel(job_id, attempt)
 
     async def check(self) -> EngineState:
         """What it does, once it has started. Raises EngineDied if it is broken."""
@@ -158,8 +160,9 @@ class RemoteEngine:
     def _died(self, error: Exception) -> EngineDied:
         """Looked up anew the next time: it may come back as another actor of this name."""
         self._found = None
-        first_line = next(iter(str(error).splitlines()), type(error).__name__)
-        return EngineDied(f"The engine died: {first_line}")
+        was_taken = isinstance(error, RayError) and was_taken_away(error)
+        died = EngineTaken if was_taken else EngineDied
+        return died(f"The engine died: {first_line(error)}")
 
 
 class JobProcess:

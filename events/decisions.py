@@ -44,7 +44,7 @@ class Start:
     max_attempts: int
     """How many attempts may be charged to the job."""
     max_attempts_total: int
-    """How many may begin, charged or not."""
+    """How many may fail that the job was not spared, charged or not."""
     now: datetime
 
 
@@ -58,7 +58,8 @@ class StoreImage:
 class FailAttempt:
     """`final`: the next attempt would fail alike (a bad graph, a missing checkpoint).
 
-    `blame`: None where the failure is surely the job's own.
+    `blame`: None where the failure is surely the job's own. Whoever sees an actor die speaks in its
+    name, so the attempt may have been said to fail before.
     """
 
     actor: str
@@ -191,7 +192,8 @@ def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
     if command.now >= job.deadline:
         return (Failed(message=timed_out_message(job)),)
     job = after_break_off(job)
-    if job.charged_attempts >= command.max_attempts or job.attempts >= command.max_attempts_total:
+    counted = job.attempts - job.spared_attempts
+    if job.charged_attempts >= command.max_attempts or counted >= command.max_attempts_total:
         return (Failed(message=_gave_up_message(job)),)
     exclusive: Literal[True] | None = True if job.is_suspect else None
     return (Started(attempt=job.attempts + 1, actor=command.actor, exclusive=exclusive),)
@@ -239,6 +241,8 @@ def _write(
         case FailAttempt(message=message, final=True):
             return (Failed(message=message),)
         case FailAttempt(message=message, blame=blame):
+            if not job.is_attempted:
+                return ()
             if job.is_exclusive and blame is Blame.SUSPECT:
                 blame = None  # no other job was there
             return (AttemptFailed(attempt=job.attempts, message=message, blame=blame),)

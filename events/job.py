@@ -43,6 +43,8 @@ class Job:
     attempts: int = 0
     charged_attempts: int = 0
     """Those that failed by the job's own doing."""
+    spared_attempts: int = 0
+    """Those that failed while nothing was done for the job."""
     is_attempted: bool = False
     """The last attempt has not failed, as far as anybody has said."""
     is_exclusive: bool = False
@@ -222,19 +224,23 @@ def _started(job: Job, started: Started, time: datetime) -> Job:
 
 
 def after_break_off(job: Job) -> Job:
-    """The job, if its last attempt has ended without a word: its actor or the machine died."""
+    """The job, if its last attempt has ended without a word: the machine died, or is not reached.
+
+    Whoever sees a job actor die by itself says so, so this is never charged.
+    """
     if not job.is_attempted:
         return job
-    blame = None if job.is_exclusive else Blame.SUSPECT
-    return replace(_charged(job, blame), is_suspect=True, last_failure="the worker died")
+    return replace(_charged(job, Blame.SUSPECT), last_failure="the worker died")
 
 
 def _charged(job: Job, blame: Blame | None) -> Job:
     """The job, once its last attempt has failed."""
     is_charged = job.is_attempted and blame is None
+    is_spared = job.is_attempted and blame is Blame.BYSTANDER
     return replace(
         job,
         charged_attempts=job.charged_attempts + is_charged,
+        spared_attempts=job.spared_attempts + is_spared,
         is_attempted=False,
         is_suspect=job.is_suspect or blame is Blame.SUSPECT,
     )

@@ -14,8 +14,8 @@ class WorkerSettings(Group):
     max_attempts: PositiveInt = 3
     """How many attempts may fail by a job's own doing before it is given up."""
     max_attempts_total: PositiveInt = 100
-    """How many times a job is tried at most, whatever ended its attempts. Each job that breaks the
-    engine takes attempts of its neighbours, so this is a large number."""
+    """How many attempts at a job may fail in which something was done for it, whatever ended them.
+    Each job that breaks the engine takes attempts of its neighbours, so this is a large number."""
     lease_s: PositiveFloat = 30.0
     """How long the actor of a job may be silent before the job goes to another one."""
     lease_renew_s: PositiveFloat = 5.0

@@ -15,6 +15,10 @@ class ActorDied(Exception):
     """A job actor's process ended in the middle of a job."""
 
 
+class ActorLost(ActorDied):
+    """A job actor is gone with its node or its place, or is not reached: no job is the reason."""
+
+
 class ActorUnavailable(Exception):
     """An actor could not be found or made, or did not answer in time."""
 
@@ -36,7 +40,7 @@ class JobActor(Protocol):
         """Returns once it runs no job. Raises ActorUnavailable."""
 
     async def run(self, entry: QueueEntry) -> RunOutcome:
-        """Run the job of an entry. Raises ActorDied."""
+        """Run the job of an entry. Raises ActorDied, ActorLost."""
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         """The entry was delivered again: False if the actor does not answer in time, or does
@@ -50,8 +54,11 @@ class EngineActor(Protocol):
     async def check(self) -> None:
         """Returns if it answers. Raises EngineGone, ActorUnavailable."""
 
-    def cancel(self, job_id: str, attempt: int) -> None:
-        """End a run whose job actor is gone. Waits for no answer."""
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:
+        """End a run whose job actor is gone.
+
+        Whether the device had worked for it; None if the engine does not know, or does not answer.
+        """
 
 
 class Cluster(Protocol):

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from actors.dispatch.cluster import ActorDied
+from actors.dispatch.cluster import ActorDied, ActorLost
 from actors.dispatch.deadlines import Deadlines
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.running_jobs import RunningJobs
@@ -16,7 +17,7 @@ from actors.dispatch.worker import Worker
 from actors.job_error import end_job
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
-from events.decisions import Expire, FailDispatch
+from events.decisions import Expire, FailAttempt, FailDispatch
 from events.errors import LogUnavailable, ReadTimeout
 from events.ids import LANES
 from events.job import Job
@@ -24,6 +25,7 @@ from events.log import JobWriter, utc_now
 from events.queue import JobQueue, QueueEntry
 from events.retry import keep_trying
 from events.store.records import Endpoint
+from events.types import Blame
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +98,9 @@ class EndpointDispatcher:
                     self._last_lane = lane
                     slot.reserve(held.entry)
                     held.taken.set()
+                    run = group.create_task(self._run_held(held, worker, slot))
                     self._running_jobs.add(held.owner, self.endpoint)
-                    group.create_task(self._run_held(held, worker, slot))
+                    run.add_done_callback(partial(self._note_done, held.owner))
 
     async def close(self) -> None:
         """The endpoint is gone, and with it its workers."""
@@ -171,7 +174,7 @@ class EndpointDispatcher:
             return True
         logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
         worker.mark_unready()  # its attempt may have failed just now, by the engine
-        worker.cancel_run(job.id, job.attempts)
+        await worker.cancel_run(job.id, job.attempts)
         if slot.job_id == job.id:
             slot.replace()
         return False
@@ -211,23 +214,26 @@ class EndpointDispatcher:
                 await self._drop(held.entry, error)
             if slot.entry is held.entry:
                 slot.replace()
-        finally:
-            self._running_jobs.remove(held.owner, self.endpoint)
+
+    def _note_done(self, owner: str, _: asyncio.Task[None]) -> None:
+        """Called for a run that was cancelled before it began, too."""
+        self._running_jobs.remove(owner, self.endpoint)
 
     async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
-        job_id = held.job.id
+        death: ActorDied | None = None
+        outcome: RunOutcome | None = None
         try:
             outcome = await slot.run(held.entry)
         except ActorDied as error:
-            fields = {"action": "actor_died", "job_id": job_id, "error": str(error)}
+            fields = {"action": "actor_died", "job_id": held.job.id, "error": str(error)}
             logger.warning("job actor died", extra=fields)
-            outcome = None
+            death = error
         if slot.entry is not held.entry:
             return  # Its actor hung and was replaced; the job came again, perhaps to this slot.
         if outcome is RunOutcome.RETRY:
             worker.mark_unready()
-        if outcome is None:
-            await self._give_back(held, worker, slot)
+        if death is not None:
+            await self._give_back(held, worker, slot, death)
             if slot.entry is not held.entry:
                 return  # Replaced while its job was read.
         if outcome is not RunOutcome.COMPLETED or slot.is_expired:
@@ -235,7 +241,7 @@ class EndpointDispatcher:
         else:
             slot.release()
 
-    async def _give_back(self, held: _Held, worker: Worker, slot: Slot) -> None:
+    async def _give_back(self, held: _Held, worker: Worker, slot: Slot, death: ActorDied) -> None:
         """At once, if the dead actor was the job's writer; else its lease has to run out."""
         writer = slot.writer
         job = await self._writer.load(held.job.id)
@@ -243,11 +249,21 @@ class EndpointDispatcher:
             return
         if job is None or job.end is not None:
             return
-        if job.actor == writer:
-            worker.cancel_run(job.id, job.attempts)
+        if job.actor is not None and job.actor == writer:
+            blame = await self._blame(job, worker, death)
+            failed = FailAttempt(
+                job.actor, f"The job's actor died: {death}", final=False, blame=blame
+            )
+            await self._writer.execute(failed, job)
             await held.entry.nak()
-        else:
+        elif not isinstance(death, ActorLost):
             await self._count_failure(job, held)
+
+    async def _blame(self, job: Job, worker: Worker, death: ActorDied) -> Blame:
+        """What the death of its actor says of a job. Its run on the engine ends with it."""
+        had_begun = await worker.cancel_run(job.id, job.attempts)
+        is_spared = isinstance(death, ActorLost) or had_begun is False
+        return Blame.BYSTANDER if is_spared else Blame.SUSPECT
 
     async def _count_failure(self, job: Job, held: _Held) -> None:
         """The actor died before it began an attempt. After too many such deaths the job ends."""

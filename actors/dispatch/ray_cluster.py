@@ -25,8 +25,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.actor_deaths import ended_by_itself, first_line
 from actors.dispatch.cluster import (
     ActorDied,
+    ActorLost,
     ActorUnavailable,
     EngineActor,
     EngineGone,
@@ -80,8 +82,8 @@ class RayJobActor:
         try:
             return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token))
         except RayError as error:
-            first_line = next(iter(str(error).splitlines()), type(error).__name__)
-            raise ActorDied(first_line) from error
+            died = ActorDied if ended_by_itself(error) else ActorLost
+            raise died(first_line(error)) from error
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         try:
@@ -105,8 +107,12 @@ class RayEngineActor:
                 raise EngineGone(str(error)) from error
             raise
 
-    def cancel(self, job_id: str, attempt: int) -> None:
-        self._handle.cancel.remote(job_id, attempt)
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:
+        try:
+            had_begun: bool | None = await _answer(self._handle.cancel, job_id, attempt)
+            return had_begun
+        except ActorUnavailable:
+            return None
 
 
 class RayCluster:

@@ -89,7 +89,7 @@ class Slot:
         self._become(SlotState.IDLE)
 
     async def run(self, entry: QueueEntry) -> RunOutcome:
-        """Run the job of an entry. Raises ActorDied."""
+        """Run the job of an entry. Raises ActorDied, ActorLost."""
         assert self._actor is not None
         self._jobs_run += 1
         return await self._actor.run(entry)

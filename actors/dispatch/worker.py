@@ -83,10 +83,9 @@ class Worker:
         """An attempt failed by the engine: no further job until the engine has answered again."""
         self.is_ready = False
 
-    def cancel_run(self, job_id: str, attempt: int) -> None:
-        """End a run whose job actor is gone."""
-        if self._engine is not None:
-            self._engine.cancel(job_id, attempt)
+    async def cancel_run(self, job_id: str, attempt: int) -> bool | None:
+        """End a run whose job actor is gone; see `EngineActor.cancel`."""
+        return None if self._engine is None else await self._engine.cancel(job_id, attempt)
 
     async def _check(self, engine: EngineActor) -> EngineActor:
         """The engine that is there afterwards: Ray restarts one, unless it ended for good."""

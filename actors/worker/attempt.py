@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
 
-from actors.worker.engine_host import EngineClient, EngineDied, Order
+from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, Order
 from actors.worker.lease import Lease, Loss
 from actors.worker.plan import Plan, plan_text
 from actors.worker.result_file import encode_result
@@ -121,6 +121,10 @@ class Attempt:
             )
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
+        except EngineTaken as error:
+            await self._write(
+                FailAttempt(self._actor, str(error), final=False, blame=Blame.BYSTANDER)
+            )
         except EngineDied as error:
             await self._break_off(str(error), mark)
 

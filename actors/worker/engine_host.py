@@ -22,6 +22,7 @@ from engine.run import Run
 
 _BROKEN_AFTER_RUNS = 3
 _BROKEN_AFTER_JOBS = 2
+_REMEMBERED_RUNS = 1000
 _MAX_UNTAKEN = 4
 """How many results of a run may wait to be taken by its job before the run pauses."""
 
@@ -59,11 +60,15 @@ class EngineDied(Exception):
     """The engine, or its process, ended in the middle of the run."""
 
 
+class EngineTaken(EngineDied):
+    """The engine is gone with its node or its place: no run is the reason."""
+
+
 class EngineClient(Protocol):
     """A worker's engine, seen from a job."""
 
     def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
-        """Raises EngineDied."""
+        """Raises EngineDied, EngineTaken."""
 
     async def check(self) -> EngineState:
         """What it does, if it answers. Raises EngineDied."""
@@ -86,6 +91,8 @@ class EngineHost:
         """By job: attempt and run."""
         self._device_failures: list[str] = []
         """The job of each run since the last success that the device failed."""
+        self._begun: dict[tuple[str, int], bool] = {}
+        """Whether the device has worked for each of the last runs, by job and attempt."""
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """The events of one run; the last is `Finished` or `Errored`.
@@ -130,7 +137,16 @@ class EngineHost:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
+        def set_active(is_active: bool) -> None:
+            mark.set_active(is_active)
+            if is_active:
+                self._begun[key] = True
+
         self._cancel(order.job_id)
+        key = (order.job_id, order.attempt)
+        self._begun[key] = False
+        if len(self._begun) > _REMEMBERED_RUNS:
+            del self._begun[next(iter(self._begun))]
         mark.set_active(False)
         try:
             run = self._engine.submit(
@@ -140,7 +156,7 @@ class EngineHost:
                 input_files=order.input_files,
                 is_alone=order.is_alone,
                 is_exclusive=order.is_exclusive,
-                on_active=mark.set_active,
+                on_active=set_active,
                 max_untaken=_MAX_UNTAKEN,
             )
         except EngineError as error:
@@ -152,9 +168,11 @@ class EngineHost:
         files, sizes = order.input_files, order.input_sizes
         return validate(order.prompt, self._catalogue, self._limits, files, sizes=sizes)
 
-    async def cancel(self, job_id: str, attempt: int) -> None:
+    def cancel(self, job_id: str, attempt: int) -> bool | None:
+        """End a run. Whether the device had worked for it; None if it is not known any more."""
         if job_id in self._runs and self._runs[job_id][0] == attempt:
             self._cancel(job_id)
+        return self._begun.get((job_id, attempt))
 
     def _cancel(self, job_id: str) -> None:
         if job_id in self._runs:

@@ -82,10 +82,10 @@ class FakeJobActor:
         self._end()
         self._outcome.set_result(outcome)
 
-    def die(self) -> None:
+    def die(self, death: ActorDied | None = None) -> None:
         assert self._outcome is not None
         self._end()
-        self._outcome.set_exception(ActorDied("its process ended"))
+        self._outcome.set_exception(death or ActorDied("its process ended"))
 
     def _end(self) -> None:
         self.job_id = None
@@ -97,6 +97,8 @@ class FakeEngine:
         self.answers = True
         self.is_gone = False
         self.cancelled: list[tuple[str, int]] = []
+        self.had_begun: bool | None = True
+        """Whether the device had worked for a run that is cancelled."""
 
     async def check(self) -> None:
         if self.is_gone:
@@ -104,8 +106,9 @@ class FakeEngine:
         if not self.answers:
             raise ActorUnavailable("no answer in time")
 
-    def cancel(self, job_id: str, attempt: int) -> None:
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:
         self.cancelled.append((job_id, attempt))
+        return self.had_begun
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -81,20 +82,36 @@ def test_attempts_of_a_job_that_breaks_its_engine_run_out() -> None:
     assert end == Failed(message=text)
 
 
-def test_attempts_that_ended_without_a_word_run_out_too() -> None:
-    alone = [Started(attempt=2, actor="a", exclusive=True)]
-    [end] = decide(start(max_attempts=1), folded([*RUNS, *alone]))
-    text = "Gave up after 2 attempts, 1 of them with no other job on the engine: the worker died"
-    assert end == Failed(message=text)
+def test_attempts_that_ended_without_a_word_are_not_charged() -> None:
+    """Nobody saw how: the machine was restarted, say, time after time."""
+    alone = [Started(attempt=attempt, actor="a", exclusive=True) for attempt in range(2, 6)]
+    again = Started(attempt=6, actor="b", exclusive=True)
+    assert decide(start("b", max_attempts=1), folded([*RUNS, *alone])) == (again,)
+
+
+def failed_attempts(count: int, **how: Any) -> list[EventData]:
+    pairs = (
+        (Started(attempt=n, actor="a"), AttemptFailed(attempt=n, message="It died.", **how))
+        for n in range(1, count + 1)
+    )
+    return [event for pair in pairs for event in pair]
 
 
 def test_attempts_that_are_not_charged_run_out_in_the_end() -> None:
-    each = [Started(attempt=1, actor="a"), AttemptFailed(attempt=1, message="It died.")]
-    events = [
-        event.model_copy(update={"attempt": attempt} | extra)
-        for attempt in range(1, 10)
-        for event, extra in zip(each, ({}, {"blame": Blame.BYSTANDER}), strict=True)
-    ]
-    assert isinstance(decide(start(), folded([SUBMITTED, *events[:-2]]))[0], Started)
-    [end] = decide(start(), folded([SUBMITTED, *events]))
+    def events(count: int) -> list[EventData]:
+        return [SUBMITTED, *failed_attempts(count, blame=Blame.SUSPECT)]
+
+    assert isinstance(decide(start(), folded(events(8)))[0], Started)
+    [end] = decide(start(), folded(events(9)))
     assert end == Failed(message="Gave up after 9 attempts: It died.")
+
+
+def test_attempts_that_a_job_was_spared_do_not_run_out() -> None:
+    events = [SUBMITTED, *failed_attempts(50, blame=Blame.BYSTANDER)]
+    assert decide(start("b"), folded(events)) == (Started(attempt=51, actor="b"),)
+
+
+def test_an_attempt_fails_once() -> None:
+    """Its actor said so and died, and then whoever saw that says it in its name."""
+    late = FailAttempt("a", "Its process ended.", final=False, blame=Blame.SUSPECT)
+    assert decide(late, folded(WAITS_AGAIN)) == ()

@@ -263,6 +263,6 @@ async def test_a_job_that_kills_its_actor_comes_to_an_end(tmp_path: Path) -> Non
     neighbour = await bench.submit(lane=2, images=1)
     async with bench.working(slots=2):
         failed, completed = await bench.ended(deadly, neighbour)
-    reason = "3 of them with no other job on the engine: the worker died"
+    reason = "3 of them with no other job on the engine: The job's actor died: its process ended"
     assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}")
     assert completed.end == Completed(images=1)

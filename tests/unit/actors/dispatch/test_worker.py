@@ -94,7 +94,7 @@ async def test_an_engine_that_is_gone_is_made_anew_and_has_loaded_nothing(
         first.is_gone = True
         await eventually(lambda: cluster.engines[NAME] is not first and worker.is_ready)
         assert worker.checkpoints == set()
-        worker.cancel_run("a-job", 2)
+        assert await worker.cancel_run("a-job", 2)
         assert cluster.engines[NAME].cancelled == [("a-job", 2)]
 
 
@@ -142,5 +142,5 @@ async def test_a_worker_that_is_left_keeps_its_actors(cluster: FakeCluster) -> N
 
 
 async def test_before_it_has_an_engine_there_is_no_run_to_cancel(cluster: FakeCluster) -> None:
-    new_worker(cluster).cancel_run("a-job", 1)
+    assert await new_worker(cluster).cancel_run("a-job", 1) is None
     assert cluster.engines == {}
