@@ -45,6 +45,7 @@ from storage.images import ImageStore
 
 
 async def run_router(settings: Settings) -> None:
+    """With the repair of the callback queue in the same process: it has little to do."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     read_model = ReadModel(await _open_database(settings))
     router = Router(
@@ -53,16 +54,19 @@ async def run_router(settings: Settings) -> None:
         queue=messaging.queue,
         callbacks=messaging.callback_queue,
         read_model=read_model,
-        lost_callbacks=LostCallbacks(
-            queue=messaging.callback_queue,
-            read_model=read_model,
-            deliveries=messaging.deliveries,
-            period_s=_longest_delivery_s(settings.callbacks),
-        ),
         requeue_period_s=settings.dispatch.requeue_period_s,
     )
+    lost_callbacks = LostCallbacks(
+        queue=messaging.callback_queue,
+        unsettled=read_model.unsettled,
+        deliveries=messaging.deliveries,
+        period_s=settings.dispatch.requeue_period_s,
+        batch=settings.callbacks.repair_batch,
+    )
     await messaging.connected()
-    await router.run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(router.run())
+        group.create_task(lost_callbacks.run())
 
 
 async def run_results(settings: Settings) -> None:

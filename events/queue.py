@@ -7,7 +7,7 @@ the queues on JetStream, `events.memory.queues` keeps them in memory for tests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -109,6 +109,9 @@ class CallbackQueue(Protocol):
 
     async def park(self, job_id: str, until: datetime) -> None:
         """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull."""
+
+    async def waiting(self, job_ids: Collection[str]) -> set[str]:
+        """Those of these jobs whose delivery is due or parked. Raises LogUnavailable."""
 
     async def job_ids(self) -> set[str]:
         """Every job whose delivery is due or parked. Raises LogUnavailable."""

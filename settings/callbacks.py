@@ -56,5 +56,8 @@ class CallbackSettings(Group):
     other keys."""
     max_redeliveries: NonNegativeInt = 100
     """How often the callback of one job may be asked for once more; 0 is any number."""
+    repair_batch: PositiveInt = 5000
+    """How many deliveries that have not ended are looked at in each round of the repair, which
+    puts lost ones back on their queue."""
     tests_per_minute: PositiveInt = 10
     """How many test callbacks one owner may send per minute."""

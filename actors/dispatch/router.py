@@ -16,7 +16,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from actors.callbacks.lost import LostCallbacks
 from actors.job_error import end_job
 from events.errors import (
     DatabaseUnavailable,
@@ -48,7 +47,6 @@ class Router:
         queue: JobQueue,
         callbacks: CallbackQueue,
         read_model: ReadModel,
-        lost_callbacks: LostCallbacks,
         requeue_period_s: float,
     ) -> None:
         self._events = events
@@ -56,7 +54,6 @@ class Router:
         self._queue = queue
         self._callbacks = callbacks
         self._read_model = read_model
-        self._lost_callbacks = lost_callbacks
         self._requeue_period_s = requeue_period_s
         self._damaged: set[str] = set()
         """Jobs with what is no event: each is told of once."""
@@ -110,7 +107,7 @@ class Router:
         await self._queue.add(submitted.endpoint, submitted.lane, job.id, deadline=job.deadline)
 
     async def _requeue(self) -> None:
-        """Puts back what lost its entry: both queues can always be built again."""
+        """Puts back jobs that lost their entry: the queue can always be built again."""
         while True:
             await asyncio.sleep(self._requeue_period_s * random.uniform(0.8, 1.2))
             try:
@@ -118,9 +115,6 @@ class Router:
                 for job_id in await self._read_model.open_job_ids():
                     if job_id not in queued:
                         await self._do(self._queue_job, job_id)
-                if count := await self._lost_callbacks.put_back():
-                    fields = {"action": "requeue", "count": count}
-                    logger.warning("callbacks had lost their entries", extra=fields)
             except (DatabaseUnavailable, *_PASSING) as error:
                 logger.warning(
                     "could not re-queue", extra={"action": "requeue", "error": str(error)}

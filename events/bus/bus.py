@@ -13,7 +13,7 @@ import nats.errors
 import nats.js.api
 import nats.js.errors
 
-from events.bus.connection import CALL_TIMEOUT_S, keeping_cancellation
+from events.bus.connection import keeping_cancellation
 from events.bus.errors import (
     DISCONNECTED,
     FULL,
@@ -47,13 +47,16 @@ class Bus(Reads):
         limit = info.config.max_bytes or -1
         return info.state.bytes / limit if limit > 0 else 0.0
 
-    async def pending(
-        self, stream: str, subjects: str, *, timeout_s: float = CALL_TIMEOUT_S
-    ) -> dict[str, int]:
-        """Messages per subject. Raises LogUnavailable."""
-        call = self._js.stream_info(stream, subjects_filter=subjects)
-        info = await self.call(call, timeout_s=timeout_s)
-        return dict(info.state.subjects or {})
+    async def pending(self, stream: str, subjects: str) -> dict[str, int]:
+        """Messages per subject, of which one answer tells 100,000. Raises LogUnavailable."""
+        found: dict[str, int] = {}
+        told, total = 0, 1
+        while told < total:
+            question = {"subjects_filter": subjects, "offset": told}
+            answer = await self.ask(f"$JS.API.STREAM.INFO.{stream}", question)
+            found |= answer["state"].get("subjects") or {}
+            told, total = told + answer["limit"], answer["total"]
+        return found
 
     async def purge(
         self, stream: str, subject: str, *, keep: int = 0, upto: int | None = None

@@ -165,7 +165,8 @@ class Connection:
 
     async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """What JetStream's API answers, where nats-py does not ask it. Raises LogUnavailable."""
-        reply = await self.call(self._client.request(subject, json.dumps(question).encode()))
+        request = json.dumps(question).encode()
+        reply = await self.call(self._client.request(subject, request, timeout=CALL_TIMEOUT_S))
         answer: dict[str, Any] = json.loads(reply.data)
         if "error" in answer:
             raise LogUnavailable(str(answer["error"]["description"]))

@@ -137,16 +137,20 @@ async def collect(answers: Feed, timeout_s: float) -> list[Message]:
 async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Message]:
     """The messages of `count` batch answers, whose closing statuses have all come.
 
-    Raises LogUnavailable where they did not come in time, or the connection is closed meanwhile.
+    Raises LogUnavailable where they did not come in time, the connection is closed meanwhile, or
+    nobody answers for the stream.
     """
     messages: list[Message] = []
     try:
         async with asyncio.timeout(timeout_s):
             while count:
-                if status_of(message := await answers.get()):
-                    count -= 1
-                else:
-                    messages.append(message)
+                match status_of(message := await answers.get()):
+                    case None:
+                        messages.append(message)
+                    case "204" | "404":  # the end of a batch; none at all
+                        count -= 1
+                    case status:
+                        raise LogUnavailable(f"The event log answered {status}.")
     except TimeoutError as error:
         raise LogUnavailable("the log did not answer in time") from error
     return messages

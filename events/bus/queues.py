@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +29,8 @@ from events.queue import QueuedJob, QueueEntry
 _STORE_TIMEOUT_S = 5.0
 _NO_DEADLINE = "-"
 """An entry without content would look like an answer that there is none."""
+_MOST_SUBJECTS = 1000
+"""That one look-up asks for."""
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
 
@@ -136,6 +138,14 @@ class JetStreamCallbackQueue:
             )
         except NoAnswer as error:
             raise LogUnavailable from error
+
+    async def waiting(self, job_ids: Collection[str]) -> set[str]:
+        subjects = [name(job_id) for job_id in job_ids for name in (due_subject, scheduled_subject)]
+        found: set[str] = set()
+        for begin in range(0, len(subjects), _MOST_SUBJECTS):
+            some = subjects[begin : begin + _MOST_SUBJECTS]
+            found |= set(map(_job_id_in, await self._bus.present(CALLBACKS, some)))
+        return found
 
     async def job_ids(self) -> set[str]:
         return set(map(_job_id_in, await self._bus.pending(CALLBACKS, "callbacks.>")))

@@ -81,6 +81,15 @@ class Reads(Connection):
         self._require_answer(status)
         return messages
 
+    async def present(self, stream: str, subjects: Sequence[str]) -> set[str]:
+        """Those of up to 1024 subjects that hold a message.
+
+        Raises LogUnavailable, also where they are not all told in time.
+        """
+        async with self._direct_get(stream, {"multi_last": subjects}) as answers:
+            messages = await collect_all(answers, 1, CALL_TIMEOUT_S)
+        return {message.subject for message in messages}
+
     def _require_answer(self, status: str) -> None:
         """Raises LogUnavailable where a direct get ended otherwise than by its last message."""
         if status not in {_END_OF_BATCH, _NO_MESSAGES}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Collection, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -197,6 +197,9 @@ class MemoryCallbackQueue:
         asyncio.get_running_loop().call_later(
             max((until - utc_now()).total_seconds(), 0.0), self._release, job_id, until
         )
+
+    async def waiting(self, job_ids: Collection[str]) -> set[str]:
+        return await self.job_ids() & set(job_ids)
 
     async def job_ids(self) -> set[str]:
         return {each.job_id for each in self._messages.by_sequence.values()} | self.parked.keys()

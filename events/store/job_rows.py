@@ -35,6 +35,7 @@ def job_row(job: Job) -> dict[str, Any]:
         "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
         "log_bytes": job.log_bytes,
         "result_bytes": job.result_bytes,
+        "settled_at": None if job.submitted.callback_url is not None else job.ended_at,
     }
 
 

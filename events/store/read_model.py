@@ -24,6 +24,7 @@ from events.store.tables import (
     JOBS,
     RESULTS_CHECKPOINT,
 )
+from events.store.unsettled import UnsettledJobs
 from events.store.usage import Usage
 from events.types import DeadLetter, Event, Flavour
 
@@ -38,6 +39,8 @@ class ReadModel:
         """What these rows add up to for a key and an owner."""
         self.blocked = BlockedJobs(database)
         """The jobs that it has stopped at."""
+        self.unsettled = UnsettledJobs(database)
+        """Those of these jobs of which something is left to do after their end."""
         self._database = database
 
     async def checkpoint(self) -> int:
@@ -164,12 +167,6 @@ class ReadModel:
         query = sa.select(JOBS.c.id).where(JOBS.c.status == Status.RUNNING.value)
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
-
-    async def ended_behind(self, position: int, *, since: datetime, limit: int) -> list[Job]:
-        """Jobs of every owner that ended after `since`, in log order, from after `position` on."""
-        query = sa.select(JOBS.c.state).where(JOBS.c.position > position, JOBS.c.ended_at > since)
-        rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
-        return [from_state(row.state) for row in rows]
 
     async def job(self, job_id: str) -> Job | None:
         rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))

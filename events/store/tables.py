@@ -42,19 +42,14 @@ def _required(name: str, kind: Any) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False)
 
 
-def _dead_letters_index(name: str, *columns: str) -> sa.Index:
+def _partial_index(name: str, *columns: str, of: str) -> sa.Index:
     """Of those rows alone, since nearly all others would be in it for nothing."""
-    is_one = sa.text("dead_letter IS NOT NULL")
-    return sa.Index(name, *columns, sqlite_where=is_one, postgresql_where=is_one)
-
-
-def _hot_jobs_index(name: str, *columns: str) -> sa.Index:
-    """Of the jobs that ended and have something in the log, which are few."""
-    is_one = sa.text("archived_at IS NULL AND ended_at IS NOT NULL")
-    return sa.Index(name, *columns, sqlite_where=is_one, postgresql_where=is_one)
+    where = sa.text(of)
+    return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
 RESULTS_CHECKPOINT = "results"
+LOST_CALLBACKS_CHECKPOINT = "lost_callbacks"
 
 CHECKPOINTS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
 
@@ -81,14 +76,20 @@ JOBS = _table(
     sa.Column("archived_at", UtcDateTime),
     # What is in the log may be needed there since then; None: since its end.
     sa.Column("hot_since", UtcDateTime),
+    # Of a job that ended, since when nothing is left to do: its callback's delivery has ended, too.
+    # None: not known to be so.
+    sa.Column("settled_at", UtcDateTime),
     sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
     sa.Index("jobs_by_status", "status", "created_at", "id"),
     sa.Index("jobs_by_caller", "status", "owner", "key_id"),
     sa.Index("jobs_by_position", "position"),
     sa.Index("jobs_by_owner_bytes", "owner", "log_bytes", "result_bytes"),
-    _dead_letters_index("jobs_by_dead_letter", "created_at", "id"),
-    _hot_jobs_index("jobs_by_hot_end", "ended_at"),
+    _partial_index("jobs_by_dead_letter", "created_at", "id", of="dead_letter IS NOT NULL"),
+    _partial_index(
+        "jobs_by_hot_end", "ended_at", of="archived_at IS NULL AND ended_at IS NOT NULL"
+    ),
+    _partial_index("jobs_unsettled", "position", of="settled_at IS NULL AND ended_at IS NOT NULL"),
 )
 
 SEGMENTS = _table(

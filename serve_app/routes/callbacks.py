@@ -121,6 +121,8 @@ async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackR
     if most and delivery.redeliveries >= most and delivery.was_tried:
         message = f"The callback of a job may be asked for {most} times; its result can be read."
         raise ApiError(429, "too_many_redeliveries", message)
+    # Before, so that a death after the request leaves what the repair of the queue will find.
+    await services.read_model.unsettled.reopen(job.id)
     await writer.execute(RequestRedelivery(), job, delivery)
     # Parked, not added: an entry that is being delivered now will be acknowledged.
     await services.callback_queue.park(job.id, utc_now())

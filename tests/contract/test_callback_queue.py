@@ -142,3 +142,14 @@ async def test_an_entry_says_when_it_became_due_by_the_clock_of_the_queue(
         for _ in range(2):  # and that is the same however often it is delivered
             [entry] = await due.next(most=1, timeout_s=5)
             assert until <= entry.stored_at <= until + timedelta(seconds=1)
+
+
+async def test_it_tells_of_any_number_of_jobs_whether_they_wait(queue: CallbackQueue) -> None:
+    job_ids = [new_id() for _ in range(700)]
+    await queue.add(job_ids[3])
+    await queue.add(new_id())
+    await queue.park(job_ids[3], utc_now() + timedelta(hours=1))
+    await queue.park(job_ids[-1], utc_now() + timedelta(hours=1))
+    assert await queue.waiting(job_ids) == {job_ids[3], job_ids[-1]}
+    assert await queue.waiting(job_ids[4:9]) == set()
+    assert await queue.waiting([]) == set()

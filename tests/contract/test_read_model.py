@@ -14,6 +14,7 @@ from events.ids import new_id
 from events.job import fold
 from events.store.database import Database
 from events.store.read_model import ReadModel
+from events.store.unsettled import UnsettledJob
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -27,6 +28,7 @@ from events.types import (
 from tests.support.database import stored_images
 from tests.support.events import MORNING, History, image, submitted
 
+ADDRESS = "http://example.com/done"
 ENDS = [Completed(images=1), Failed(message="No such checkpoint."), Cancelled()]
 
 
@@ -216,3 +218,41 @@ async def test_a_job_comes_back_as_it_was_folded(
     assert job is not None
     assert type(job.end) is type(end)
     assert job.submitted_at.utcoffset() == timedelta(0)
+
+
+async def test_unsettled_are_those_that_ended_and_whose_callback_is_not_known_to_have(
+    model: ReadModel, history: History
+) -> None:
+    runs, silent, first, second = (new_id() for _ in range(4))
+    for id in (runs, second, first):
+        history.add(id, submitted(callback_url=ADDRESS))
+    history.add(silent, submitted(), Cancelled())
+    for id in (first, second):
+        history.add(id, Completed(images=0))
+    await model.apply(history.events, expected=0)
+    unsettled = model.unsettled
+    page = await unsettled.page(after=0, limit=9)
+    position = history.end
+    assert page == [
+        UnsettledJob(first, position - 1, MORNING, ADDRESS),
+        UnsettledJob(second, position, MORNING, ADDRESS),
+    ]
+    assert await unsettled.page(after=0, limit=1) == page[:1]
+    assert await unsettled.page(after=position - 1, limit=9) == page[1:]
+    await unsettled.settle({first: MORNING, runs: MORNING})
+    assert await unsettled.page(after=0, limit=9) == page[1:]
+    await unsettled.reopen(first)
+    await unsettled.reopen(runs)
+    assert await unsettled.page(after=0, limit=9) == page
+    await model.apply(history.add(runs, Completed(images=0)), expected=position)
+    assert [job.id for job in await unsettled.page(after=position, limit=9)] == [runs]
+
+
+async def test_the_place_among_the_unsettled_is_kept(
+    model: ReadModel, other_model: ReadModel
+) -> None:
+    assert await model.unsettled.place() == 0
+    for place in (2**40, 7):
+        await model.unsettled.move_to(place)
+        assert await other_model.unsettled.place() == place
+    assert await model.checkpoint() == 0

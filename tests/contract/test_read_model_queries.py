@@ -47,23 +47,6 @@ async def test_open_jobs_are_counted_by_owner_and_key(model: ReadModel, history:
     )
 
 
-async def test_ended_jobs_come_in_log_order_from_a_position_on(
-    model: ReadModel, history: History
-) -> None:
-    ids = [new_id() for _ in range(4)]
-    for id in ids:
-        history.add(id, submitted())
-    for minute, id in enumerate((ids[2], ids[0], ids[1])):
-        history.add(id, Completed(images=0), at=MORNING + timedelta(minutes=minute))
-    await model.apply(history.events, expected=0)
-    found = await model.ended_behind(0, since=MORNING - timedelta(seconds=1), limit=2)
-    assert [job.id for job in found] == [ids[2], ids[0]]
-    rest = await model.ended_behind(found[-1].position, since=MORNING, limit=2)
-    assert [job.id for job in rest] == [ids[1]]
-    late = await model.ended_behind(0, since=MORNING + timedelta(seconds=90), limit=9)
-    assert [job.id for job in late] == [ids[1]]
-
-
 async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
     ids = [new_id() for _ in range(4)]
     for minute, place in enumerate([2, 0, 3, 1]):

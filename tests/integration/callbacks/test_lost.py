@@ -8,12 +8,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from actors.callbacks.lost import LostCallbacks
-from actors.dispatch.router import Router
-from events.bus.consumer import JetStreamConsumer
-from events.bus.queues import JetStreamJobQueue
-from events.bus.streams import CALLBACKS, router_consumer
+from events.bus.streams import CALLBACKS
 from events.errors import LogUnavailable
-from events.log import JobWriter, utc_now
+from events.log import utc_now
 from events.store.read_model import ReadModel
 from events.types import CallbackAttempted, CallbackDelivered
 from tests.support.callbacks.receiver import DEADLINE_S
@@ -30,12 +27,13 @@ async def project(world: World, job_ids: Sequence[str]) -> None:
         assert await model.apply(events, expected=await model.checkpoint())
 
 
-def lost_callbacks(world: World, *, period_s: float = 3600) -> LostCallbacks:
+def lost_callbacks(world: World, *, period_s: float = 60) -> LostCallbacks:
     return LostCallbacks(
         queue=world.queue,
-        read_model=ReadModel(world.database),
+        unsettled=ReadModel(world.database).unsettled,
         deliveries=world.deliveries,
         period_s=period_s,
+        batch=100,
     )
 
 
@@ -82,27 +80,11 @@ async def test_a_job_that_is_projected_late_is_found_in_the_next_round(world: Wo
     assert await world.queue.job_ids() == {first, late}
 
 
-async def test_what_ended_before_its_period_is_left_alone(world: World) -> None:
+async def test_they_are_put_back_also_after_the_log_was_away(world: World) -> None:
     job_id = await world.ended_job(ADDRESS)
     await project(world, [job_id])
-    await lose_all_entries(world)
-    assert await lost_callbacks(world, period_s=0).put_back() == 0
-
-
-async def test_the_router_puts_them_back_also_after_the_log_was_away(world: World) -> None:
-    job_id = await world.ended_job(ADDRESS)
-    await project(world, [job_id])
-    router = Router(
-        events=JetStreamConsumer(world.bus, router_consumer()),
-        writer=JobWriter(world.jobs),
-        queue=JetStreamJobQueue(world.bus, lease_s=30),
-        callbacks=world.queue,
-        read_model=ReadModel(world.database),
-        lost_callbacks=lost_callbacks(world),
-        requeue_period_s=0.2,
-    )
-    task = asyncio.create_task(router.run())
-    for _ in range(3):  # one of them may be what it routes
+    task = asyncio.create_task(lost_callbacks(world, period_s=0.2).run())
+    for _ in range(3):
         await lose_all_entries(world)
         await eventually(lambda: is_queued(world, job_id))
     await asyncio.to_thread(world.server.stop)

@@ -76,15 +76,16 @@ class Bench:
             queue=self.queue,
             callbacks=self.callbacks,
             read_model=self.read_model,
-            lost_callbacks=LostCallbacks(
-                queue=self.callbacks,
-                read_model=self.read_model,
-                deliveries=self.deliveries,
-                period_s=3600,
-            ),
             requeue_period_s=requeue_period_s,
         )
-        task = asyncio.create_task(router.run())
+        lost_callbacks = LostCallbacks(
+            queue=self.callbacks,
+            unsettled=self.read_model.unsettled,
+            deliveries=self.deliveries,
+            period_s=requeue_period_s,
+            batch=100,
+        )
+        task = asyncio.gather(router.run(), lost_callbacks.run())
         try:
             yield
             assert not task.done(), task

@@ -1,0 +1,89 @@
+"""Ended jobs of which something is left to do, as far as the database knows: callbacks.
+
+A job is settled when it has ended and, where it wants a callback, the delivery has ended too.
+`jobs.settled_at` says since when; the projection sets it for jobs without a callback, and
+`actors.callbacks.lost` for the others once it finds their delivery ended. Rows of older versions
+have none, and get theirs in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from events.store.database import Database
+from events.store.tables import CHECKPOINTS, JOBS, LOST_CALLBACKS_CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class UnsettledJob:
+    id: str
+    position: int
+    """Of its last event in the log."""
+    ended_at: datetime
+    callback_url: str | None
+
+
+class UnsettledJobs:
+    """Pages of them in log order, with a place that is kept for whoever walks through them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, *, after: int, limit: int) -> list[UnsettledJob]:
+        """Those whose last event is behind the position `after`."""
+        state = sa.func.coalesce(JOBS.c.summary, JOBS.c.state).label("state")
+        # The first two conditions are those of the index.
+        query = (
+            sa.select(JOBS.c.id, JOBS.c.position, JOBS.c.ended_at, state)
+            .where(JOBS.c.ended_at.is_not(None), JOBS.c.settled_at.is_(None))
+            .where(JOBS.c.position > after)
+            .order_by(JOBS.c.position)
+            .limit(limit)
+        )
+        return [
+            UnsettledJob(row.id, row.position, row.ended_at, _callback_url(row.state))
+            for row in await self._database.fetch(query)
+        ]
+
+    async def settle(self, since: Mapping[str, datetime]) -> None:
+        """These jobs are settled, each since its time."""
+        rows = [{"job_id": job_id, "since": time} for job_id, time in since.items()]
+        await self._set(rows)
+
+    async def reopen(self, job_id: str) -> None:
+        """Something is left to do again: its callback was asked for once more."""
+        await self._set([{"job_id": job_id, "since": None}])
+
+    async def _set(self, rows: list[dict[str, object]]) -> None:
+        if not rows:
+            return
+        time = sa.bindparam("since", type_=JOBS.c.settled_at.type)
+        change = (
+            sa.update(JOBS)
+            .where(JOBS.c.id == sa.bindparam("job_id"), JOBS.c.ended_at.is_not(None))
+            .values(settled_at=time)
+        )
+        async with self._database.write() as connection:
+            await connection.execute(change, rows)
+
+    async def place(self) -> int:
+        """The position that `move_to` was given last; 0 before."""
+        query = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == LOST_CALLBACKS_CHECKPOINT)
+        rows = await self._database.fetch(query)
+        return int(rows[0].seq) if rows else 0
+
+    async def move_to(self, position: int) -> None:
+        place = {"name": LOST_CALLBACKS_CHECKPOINT, "seq": position}
+        await self._database.execute(self._database.upsert(CHECKPOINTS).values(place))
+
+
+def _callback_url(state: str) -> str | None:
+    """Without the rest of the job, so that no other part of a row can hold up the walk."""
+    submitted: dict[str, Any] = json.loads(state)["job"]["submitted"]
+    return submitted.get("callback_url")
