@@ -22,6 +22,7 @@ from actors.dispatch.dispatcher import Dispatcher
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.dispatch.names import worker_prefix
 from actors.dispatch.pool import WorkerPool
+from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
 from actors.dispatch.running_jobs import RunningJobs
@@ -104,6 +105,7 @@ async def run_dispatcher(settings: Settings) -> None:
     database = await _open_database(settings)
     writer = JobWriter(PersistentLog(messaging.log))
     running_jobs = RunningJobs(settings.owners)
+    ray_calls = RayCalls(at_once=settings.dispatch.ray_calls)
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
         config = worker_config(settings, endpoint)
@@ -114,7 +116,7 @@ async def run_dispatcher(settings: Settings) -> None:
             pool=WorkerPool(
                 endpoint,
                 prefix=worker_prefix(config),
-                cluster=RayCluster(config),
+                cluster=RayCluster(config, calls=ray_calls),
                 settings=settings.dispatch,
             ),
             running_jobs=running_jobs,

@@ -28,6 +28,8 @@ class DispatchSettings(Group):
     """How long a dispatcher may be silent before another one takes over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
+    ray_calls: PositiveInt = 8
+    """How many calls of Ray that block the dispatcher makes at the same time."""
     requeue_period_s: PositiveFloat = 60.0
     """How often open jobs are compared with the queue, and jobs with an event that could not be
     read are looked at again."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -35,14 +34,13 @@ from actors.dispatch.cluster import (
     JobActor,
 )
 from actors.dispatch.names import engine_name, is_slot_name
+from actors.dispatch.ray_calls import RayCalls
 from actors.remote import NAMESPACE, EngineProcessActor, JobProcessActor
 from actors.worker.config import WorkerConfig
 from actors.worker.job import RunOutcome
 from events.queue import QueueEntry
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _ANSWER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
@@ -118,18 +116,18 @@ class RayEngineActor:
 class RayCluster:
     """See `actors.dispatch.cluster.Cluster`."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, *, calls: RayCalls) -> None:
         self._config = config
+        self._run = calls.run
         self._groups: dict[str, PlacementGroup] = {}
         self._gpus: dict[str, float] = {}
         """Of each worker, as it was placed: its cluster may have got other nodes since."""
 
     async def place(self, worker: str) -> float:
-        group = await _in_thread(lambda: self._find_or_make_group(worker))
-        while not await _in_thread(lambda: group.wait(_ROOM_LOG_PERIOD_S)):
-            logger.info("waits for room", extra={"action": "place", "worker": worker})
+        group = await self._run(lambda: self._find_or_make_group(worker))
+        await _wait_for_room(group, worker)
         self._groups[worker] = group
-        [bundle] = await _in_thread(lambda: group.bundle_specs)
+        [bundle] = await self._run(lambda: group.bundle_specs)
         self._gpus[worker] = float(bundle.get("GPU", 0.0))
         return self._gpus[worker]
 
@@ -143,27 +141,22 @@ class RayCluster:
         device = "auto" if self._gpus[worker] else "cpu"
         make = EngineProcessActor.options(**options).remote
         return RayEngineActor(
-            await _in_thread(lambda: make(self._config.for_engine(), device=device))
+            await self._run(lambda: make(self._config.for_engine(), device=device))
         )
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         make = JobProcessActor.options(**self._options(worker, name)).remote
-        return RayJobActor(await _in_thread(lambda: make(self._config, engine_name(worker))))
+        return RayJobActor(await self._run(lambda: make(self._config, engine_name(worker))))
 
     async def kill(self, name: str) -> None:
         give_up_at = time.monotonic() + _KILL_TIMEOUT_S
         while time.monotonic() < give_up_at:
-            try:
-                handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
-                await asyncio.to_thread(ray.kill, handle)
-            except ValueError:
+            if not await self._run(partial(_kill, name)):
                 return
-            except RayError as error:
-                raise ActorUnavailable(str(error)) from error
             await asyncio.sleep(0.05)
 
     async def workers(self, prefix: str) -> list[str]:
-        groups = (await asyncio.to_thread(placement_group_table)).values()
+        groups = (await self._run(placement_group_table)).values()
         return sorted(
             group["name"]
             for group in groups
@@ -171,21 +164,20 @@ class RayCluster:
         )
 
     async def is_idle(self, worker: str) -> bool:
-        for name in filter(is_slot_name, await asyncio.to_thread(_actors_of, worker)):
+        for name in filter(is_slot_name, await self._run(partial(_actors_of, worker))):
             with suppress(ActorUnavailable):
-                handle = await _in_thread(partial(ray.get_actor, name, NAMESPACE))
+                handle = await self._run(partial(ray.get_actor, name, NAMESPACE))
                 job_id, _ = await RayJobActor(handle).state()
                 if job_id is not None:
                     return False
         return True
 
     async def remove(self, worker: str) -> None:
-        for name in await asyncio.to_thread(_actors_of, worker):
+        for name in await self._run(partial(_actors_of, worker)):
             await self.kill(name)
         self._gpus.pop(worker, None)
-        group = self._groups.pop(worker, None)
-        group = group or await asyncio.to_thread(get_placement_group, worker)
-        await asyncio.to_thread(remove_placement_group, group)
+        self._groups.pop(worker, None)
+        await self._run(partial(_remove_group, worker))
 
     def _gpus_of_a_worker(self) -> float:
         if self._config.endpoint.gpus is not None:
@@ -220,12 +212,42 @@ def _actors_of(worker: str) -> list[str]:
     return [each["name"] for each in named if each["name"].startswith(f"{worker}:")]
 
 
-async def _in_thread(call: Callable[[], T]) -> T:
-    """The answer of a call that blocks. Raises ActorUnavailable."""
+def _remove_group(worker: str) -> None:
+    """Nothing happens if there is none."""
     try:
-        return await asyncio.to_thread(call)
-    except (RayError, ValueError) as error:
+        group = get_placement_group(worker)
+    except ValueError:
+        return
+    remove_placement_group(group)
+
+
+def _kill(name: str) -> bool:
+    """Whether an actor had this name."""
+    try:
+        ray.kill(ray.get_actor(name, NAMESPACE))
+    except ValueError:
+        return False
+    return True
+
+
+async def _wait_for_room(group: PlacementGroup, worker: str) -> None:
+    """One question to the cluster, however long it takes, and no thread that waits for its answer.
+
+    Raises ActorUnavailable, also if the group is removed meanwhile.
+    """
+    waiting = asyncio.ensure_future(_ready(group))
+    try:
+        while not (await asyncio.wait({waiting}, timeout=_ROOM_LOG_PERIOD_S))[0]:
+            logger.info("waits for room", extra={"action": "place", "worker": worker})
+        waiting.result()
+    except RayError as error:
         raise ActorUnavailable(str(error)) from error
+    finally:
+        waiting.cancel()
+
+
+async def _ready(group: PlacementGroup) -> None:
+    await group.ready()
 
 
 async def _answer(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayActorError, RayError, RaySystemError
+from ray.exceptions import (
+    RayActorError,
+    RayError,
+    RaySystemError,
+    TaskPlacementGroupRemoved,
+)
 
 from actors.assembly import worker_config
 from actors.dispatch import ray_cluster
 from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone
+from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster, RayEngineActor, RayJobActor
 from events.memory.queues import MemoryJobQueue
 from events.store.records import Endpoint
@@ -42,17 +49,49 @@ class FailingHandle:
 class Group:
     """A placement group that has room once `room` is set."""
 
-    def __init__(self, bundles: list[dict[str, float]], room: threading.Event) -> None:
+    def __init__(self, bundles: list[dict[str, float]], room: asyncio.Event) -> None:
         self.bundle_specs = bundles
+        self.is_removed = False
         self._room = room
 
+    async def ready(self) -> None:
+        await self._room.wait()
+        if self.is_removed:
+            raise TaskPlacementGroupRemoved
+
     def wait(self, timeout_s: float) -> bool:
-        return self._room.wait(0.02)
+        """As Ray does, it keeps the thread that asks."""
+        time.sleep(timeout_s)
+        return self._room.is_set()
+
+
+@dataclass
+class Groups:
+    """The placement groups that Ray knows, by name."""
+
+    rooms: Mapping[str, asyncio.Event]
+    made: dict[str, Group] = field(default_factory=dict)
+
+    def find(self, name: str) -> Group:
+        if name not in self.made:
+            raise ValueError(name)
+        return self.made[name]
+
+    def make(self, bundles: list[dict[str, float]], **options: Any) -> Group:
+        name = options["name"]
+        self.made[name] = Group(bundles, self.rooms[name])
+        return self.made[name]
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch, *, gpus: float = 0) -> None:
+        monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"GPU": gpus})
+        monkeypatch.setattr(ray_cluster, "get_placement_group", self.find)
+        monkeypatch.setattr(ray_cluster, "placement_group", self.make)
 
 
 def cluster() -> RayCluster:
     settings = Settings.load(nats_url="nats://127.0.0.1:1")
-    return RayCluster(worker_config(settings, Endpoint("default")))
+    calls = RayCalls(at_once=2)
+    return RayCluster(worker_config(settings, Endpoint("default")), calls=calls)
 
 
 @pytest.fixture(autouse=True)
@@ -105,28 +144,40 @@ async def test_a_worker_keeps_the_gpus_that_it_was_placed_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A GPU node joins between the placing of two workers."""
-    resources: dict[str, float] = {}
-    rooms = {"w:0": threading.Event(), "w:1": threading.Event()}
-    groups: dict[str, Group] = {}
-
-    def find(name: str) -> Group:
-        if name not in groups:
-            raise ValueError(name)
-        return groups[name]
-
-    def make(bundles: list[dict[str, float]], **options: Any) -> Group:
-        groups[options["name"]] = Group(bundles, rooms[options["name"]])
-        return groups[options["name"]]
-
-    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: resources)
-    monkeypatch.setattr(ray_cluster, "get_placement_group", find)
-    monkeypatch.setattr(ray_cluster, "placement_group", make)
+    groups = Groups({"w:0": asyncio.Event(), "w:1": asyncio.Event()})
+    groups.stand_in(monkeypatch)
     ours = cluster()
     first = asyncio.create_task(ours.place("w:0"))
-    await eventually(lambda: "w:0" in groups)
-    resources["GPU"] = 1.0
-    rooms["w:1"].set()
+    await eventually(lambda: "w:0" in groups.made)
+    groups.stand_in(monkeypatch, gpus=1)
+    groups.rooms["w:1"].set()
     assert await ours.place("w:1") == 1.0
-    rooms["w:0"].set()
+    groups.rooms["w:0"].set()
     assert await first == 0.0
     assert await ours.place("w:0") == 0.0  # again, or by a successor
+
+
+async def test_workers_that_wait_for_room_keep_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = asyncio.Event()
+    groups = Groups({f"w:{number}": room for number in range(40)})
+    groups.stand_in(monkeypatch)
+    ours = cluster()
+    placing = [asyncio.create_task(ours.place(name)) for name in groups.rooms]
+    await eventually(lambda: len(groups.made) == 40, within_s=2)
+    async with asyncio.timeout(1):
+        assert await asyncio.to_thread(lambda: "any other hop") == "any other hop"
+    room.set()
+    assert await asyncio.gather(*placing) == [0.0] * 40
+
+
+async def test_a_place_that_is_removed_while_it_waits_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Groups({"w:0": asyncio.Event()})
+    groups.stand_in(monkeypatch)
+    placing = asyncio.create_task(cluster().place("w:0"))
+    await eventually(lambda: "w:0" in groups.made)
+    groups.made["w:0"].is_removed = True
+    groups.rooms["w:0"].set()
+    with pytest.raises(ActorUnavailable):
+        await placing
