@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from actors.callbacks.lost import LostCallbacks
 from actors.dispatch.router import Router
 from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start, Submit
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
@@ -22,7 +21,7 @@ from events.memory.log import MemoryConsumer
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.database import Database
 from events.store.read_model import ReadModel
-from events.types import CallbackDelivered, Event, Failed
+from events.types import Failed
 from tests.support.database import database_in
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
@@ -63,7 +62,6 @@ class Bench:
         self.database = database
         self.read_model = ReadModel(database)
         self.log = FailingLog()
-        self.deliveries = FailingLog()
         self.writer = JobWriter(self.log)
         self.queue = FailingJobQueue()
         self.callbacks = MemoryCallbackQueue()
@@ -78,14 +76,7 @@ class Bench:
             read_model=self.read_model,
             requeue_period_s=requeue_period_s,
         )
-        lost_callbacks = LostCallbacks(
-            queue=self.callbacks,
-            unsettled=self.read_model.unsettled,
-            deliveries=self.deliveries,
-            period_s=requeue_period_s,
-            batch=100,
-        )
-        task = asyncio.gather(router.run(), lost_callbacks.run())
+        task = asyncio.create_task(router.run())
         try:
             yield
             assert not task.done(), task
@@ -253,25 +244,6 @@ async def test_an_open_job_without_an_entry_gets_it_back(bench: Bench) -> None:
             await eventually(lambda: bench.waits(job_id))
 
 
-async def test_a_lost_callback_gets_its_entry_back_until_it_has_ended(bench: Bench) -> None:
-    job_id = await bench.job(*COMPLETED, callback_url=ADDRESS)
-    other = await bench.job(*COMPLETED, callback_url=ADDRESS)
-    await bench.project()
-    delivered = CallbackDelivered(attempt=1)
-    event = Event(id=new_id(), job_id=other, version=1, time=utc_now(), data=delivered)
-    await bench.deliveries.append(event, expected=0)
-    async with bench.routing(requeue_period_s=0.01):
-        await eventually(lambda: is_called_back(bench, job_id, other))
-        async with bench.callbacks.due(most_held=10, hold_s=60) as due:
-            for entry in await due.next(most=10, timeout_s=1):
-                await entry.ack()
-        await eventually(lambda: is_called_back(bench, job_id))
-
-
-async def is_called_back(bench: Bench, *job_ids: str) -> bool:
-    return await bench.callbacks.job_ids() == set(job_ids)
-
-
 async def test_what_cannot_be_put_back_now_is_put_back_later(bench: Bench) -> None:
     job_id = await bench.job()
     await bench.project()
@@ -286,15 +258,10 @@ async def test_what_cannot_be_put_back_now_is_put_back_later(bench: Bench) -> No
 
 async def test_what_cannot_be_read_keeps_nothing_else_from_being_put_back(bench: Bench) -> None:
     unreadable, lost = await bench.job(), await bench.job()
-    of_unreadable = await bench.job(*COMPLETED, callback_url=ADDRESS)
-    uncalled = await bench.job(*COMPLETED, callback_url=ADDRESS)
     await bench.project()
-    bench.log.unreadable |= {unreadable, of_unreadable, uncalled}  # so that nothing is routed
-    bench.deliveries.unreadable.add(of_unreadable)
+    bench.log.unreadable.add(unreadable)
     async with bench.routing(requeue_period_s=0.01):
         await bench.routed()
         for _ in range(3):
             await bench.queue.remove("default", LANE, lost)
             await eventually(lambda: bench.waits(lost))
-            await eventually(lambda: is_called_back(bench, uncalled))
-            await bench.lose_callback(uncalled)
