@@ -17,7 +17,8 @@ from pydantic import TypeAdapter
 
 from events.delivery import Delivery, fold_delivery
 from events.job import Job, fold
-from events.types import Event, Submitted, decode
+from events.types import Event, Submitted
+from events.wire.cloud_events import decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from events.types import (
     Failed,
     Flavour,
     Started,
-    encode,
 )
+from events.wire.cloud_events import encode
 from tests.faults.checker.history import (
     Answer,
     Call,
