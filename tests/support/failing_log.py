@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from events.errors import OutcomeUnknown
 from events.log import Appended, Conflict, utc_now
 from events.memory.log import MemoryLog
@@ -20,6 +22,8 @@ class FailingLog(MemoryLog):
         self.read_error: Exception | None = None
         self.purge_error: Exception | None = None
         self.stores_first = False
+        self.reads: Counter[str] = Counter()
+        """How often each job was asked for."""
         self.unreadable: set[str] = set()
         """Jobs with something that is no event behind the others."""
         self.of_later_version: set[str] = set()
@@ -33,6 +37,7 @@ class FailingLog(MemoryLog):
         raise self.append_error
 
     async def read(self, job_id: str) -> list[Event]:
+        self.reads[job_id] += 1
         if self.read_error is not None:
             raise self.read_error
         events = await super().read(job_id)

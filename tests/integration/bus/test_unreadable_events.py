@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.streams import job_subject
-from events.decisions import Erase
+from events.decisions import Cancel, Erase
+from events.errors import JobDamaged
 from events.ids import new_id
 from events.job import fold_readable
 from events.log import Appended, JobWriter, utc_now
@@ -32,13 +35,15 @@ async def test_what_cannot_be_read_keeps_its_place_in_the_history(bus: Bus) -> N
         assert await reader.next(5) == history
 
 
-async def test_a_damaged_job_can_be_erased(bus: Bus) -> None:
+async def test_of_a_damaged_job_nothing_is_decided_but_its_erasure(bus: Bus) -> None:
     log, job_id = JetStreamLog(bus), new_id()
     await append(log, job_id, version=1, expected=0, data=submitted())
     await bus.store(job_subject(job_id), b"not an event", timeout_s=5)
     job = fold_readable(await log.read(job_id))
     assert job is not None
     writer = JobWriter(log)
+    with pytest.raises(JobDamaged):
+        await writer.execute(Cancel(), job)
     await writer.execute(Erase(), job)
     erased = await writer.load(job_id)
     assert erased is not None

@@ -124,3 +124,15 @@ async def test_a_job_that_cannot_be_read_leaves_the_queue(
         getattr(bench, log).unreadable.add(job_id)
     async with bench.others_are_sent(tmp_path):
         await eventually(bench.nothing_is_due)
+
+
+@pytest.mark.parametrize("log", ["jobs", "deliveries"])
+async def test_a_callback_of_a_later_version_waits_for_it(
+    bench: Bench, tmp_path: Path, log: str
+) -> None:
+    job_id = await bench.ended_job("http://127.0.0.1/")
+    getattr(bench, log).of_later_version.add(job_id)
+    async with bench.others_are_sent(tmp_path):
+        await eventually(lambda: job_id in bench.queue.parked)
+    assert await bench.queue.job_ids() == {job_id}
+    assert bench.sender.sent == ["http://127.0.0.1/other"]

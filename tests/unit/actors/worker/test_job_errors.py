@@ -131,6 +131,19 @@ async def test_a_job_whose_events_cannot_be_read_leaves_the_queue(tmp_path: Path
     assert outcome is RunOutcome.ENDED
 
 
+async def test_a_job_of_a_later_version_keeps_its_entry(tmp_path: Path) -> None:
+    bench, job_id = Bench(tmp_path), new_id()
+    await bench.writer.submit(job_id, Submit(submitted(lane=LANE)))
+    await bench.queue.add("default", LANE, job_id)
+    bench.log.of_later_version.add(job_id)
+    async with bench.queue.lane("default", LANE) as lane:
+        [entry] = await lane.next(most=1, timeout_s=5)
+        assert await bench.runner.run(entry) is RunOutcome.LOST
+    assert await bench.queue.job_ids() == {job_id}
+    bench.log.of_later_version.clear()
+    assert len(await bench.log.read(job_id)) == 1
+
+
 async def test_a_picture_that_cannot_be_written_ends_the_job(tmp_path: Path) -> None:
     def plan(_job: object) -> Any:
         return Plan({}, None, {"日本": 1})
