@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -193,10 +193,22 @@ def _add_missing(connection: sa.Connection) -> None:
             if column.name not in columns:
                 definition = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
                 connection.exec_driver_sql(f"ALTER TABLE {quote(table)} ADD COLUMN {definition}")
-        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        indexes = {str(index["name"]) for index in inspector.get_indexes(table.name)}
         for index in table.indexes:
-            if index.name not in indexes:
+            if not {str(index.name), *_rebuilt(str(index.name))} & indexes:
                 index.create(connection)
+
+
+def rebuilt_index(name: str, taken: Collection[str]) -> str:
+    """The name of the index of a table that is built beside the one in use.
+
+    The table takes the name of the other one later. An index keeps its own: SQLite renames none.
+    """
+    return next(other for other in _rebuilt(name) if other not in taken)
+
+
+def _rebuilt(name: str) -> tuple[str, str]:
+    return f"{name}_r1", f"{name}_r2"
 
 
 def _make_durable(connection: Any, _record: object) -> None:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from events.job import Job, fold
 from events.log import StoredEvent
-from events.store.contents import JobRow
+from events.store.maintenance.contents import JobRow
 from events.types import Broken, End, Erased, Event, Submitted, Unknown
 from events.wire.cloud_events import decode_stored
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from events.delivery import fold_delivery
 from events.job import Job
-from events.store.contents import JobRow
+from events.store.maintenance.contents import JobRow
 from serve_app.operations.disagreements import (
     Disagreement,
     JobHistory,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from events.archive.archive import Archive
 from events.bus.bus import Bus
 from events.bus.contents import (
     JetStreamCallbackEntries,
@@ -18,9 +19,10 @@ from events.bus.contents import (
 from events.errors import DatabaseUnavailable, LogUnavailable
 from events.log import LogContents
 from events.queue import QueueContents
-from events.store.contents import DatabaseContents
 from events.store.database import Database
+from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
+from events.store.segments import Segments
 from serve_app.local.nats_server import last_url
 from settings.log import LogSettings
 from settings.stores import SQLITE_FILE, StoreSettings
@@ -40,6 +42,8 @@ class Places:
     read_model: ReadModel
     rows: DatabaseContents
     images: ImageStore
+    archive: Archive
+    segments: Segments
 
 
 @asynccontextmanager
@@ -49,6 +53,7 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
     Raises LogUnavailable, DatabaseUnavailable.
     """
     async with _bus(log, stores) as bus, _database(stores) as database:
+        images = ImageStore(stores.effective_images_url)
         yield Places(
             log=log_contents(bus),
             deliveries=delivery_contents(bus),
@@ -56,7 +61,9 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
             callbacks=JetStreamCallbackEntries(bus),
             read_model=ReadModel(database),
             rows=DatabaseContents(database),
-            images=ImageStore(stores.effective_images_url),
+            images=images,
+            archive=Archive(images),
+            segments=Segments(database),
         )
 
 

@@ -22,7 +22,8 @@ from events.memory.contents import MemoryLogContents, MemoryQueueContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.queue import CallbackQueue, JobQueue, QueueContents
-from events.types import Event, encode
+from events.types import Event
+from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator
 from tests.support.events import folded, submitted

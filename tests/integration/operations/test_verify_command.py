@@ -18,6 +18,7 @@ from events.decisions import Submit
 from events.ids import new_id
 from events.log import JobWriter
 from events.store.read_model import ReadModel
+from events.wire.cloud_events import decode_stored
 from serve_app.cli.main import app
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected
@@ -55,15 +56,17 @@ async def test_where_all_agree_it_exits_with_0(job_id: str, verify: Verify) -> N
 
 
 async def test_what_disagrees_is_listed_with_exit_code_1(
-    job_id: str, verify: Verify, nats_server: NatsServer
+    job_id: str, verify: Verify, nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    async with connected(nats_server) as bus:
+    broken_id = new_id()
+    async with connected(nats_server) as bus, database_in(tmp_path) as database:
         await JetStreamJobQueue(bus, lease_s=30).remove("default", 3, job_id)
-        await bus.store(job_subject(new_id()), b"no event", timeout_s=5)
+        at = await bus.store(job_subject(broken_id), b"no event", timeout_s=5)
+        broken = decode_stored(b"no event", job_id=broken_id, position=at)
+        assert await ReadModel(database).apply([broken], expected=at - 1)
     result = await verify("--json")
     found = {each["kind"]: each.get("job_id") for each in json.loads(result.stdout)}
-    assert found["open_without_entry"] == job_id
-    assert found.keys() == {"open_without_entry", "unreadable_event"}
+    assert found == {"open_without_entry": job_id, "unreadable_event": broken_id}
     assert result.exit_code == 1
     lines = await verify()
     assert f"open_without_entry  {job_id}  It has not ended" in lines.stdout

@@ -10,16 +10,18 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from events.archive.archive import Archive
 from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, StoredEvent
 from events.memory.contents import MemoryLogContents, MemoryQueueContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
-from events.store.contents import DatabaseContents
 from events.store.database import Database
+from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
 from events.store.records import Upload
+from events.store.segments import Segments
 from events.store.uploads import Uploads
 from events.types import (
     AttemptFailed,
@@ -87,6 +89,8 @@ class Installation:
             read_model=self.read_model,
             rows=DatabaseContents(self.database),
             images=self.images,
+            archive=Archive(self.images),
+            segments=Segments(self.database),
         )
 
     def verification(self, **options: Any) -> Verification:

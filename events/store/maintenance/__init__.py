@@ -1,0 +1,1 @@
+"""All of the tables at once: looked at as they are, and built anew."""

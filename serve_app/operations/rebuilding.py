@@ -1,0 +1,164 @@
+"""Builds the read model anew from log and archive, while the service runs.
+
+Log first, then archive, then what the log got meanwhile: what leaves the log on the way is in a
+segment by then. The last look at the archive comes after the last one at the log, so that up to the
+position that the new tables claim nothing is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from events.archive.archive import SegmentRef
+from events.errors import ServiceError
+from events.log import StoredEvent, utc_now
+from events.store.maintenance.rebuild import Rebuild
+from events.store.segments import SegmentState
+from events.types import Event
+from events.wire.cloud_events import MalformedEvent, decode, decode_stored
+from serve_app.operations.places import Places
+from storage.images import ImageNotFound
+
+_BATCH = 250
+_MOST_SWAPS = 100
+_STORED = (SegmentState.PURGING, SegmentState.WHOLE)
+
+
+class RebuildNotDone(ServiceError):
+    """The log grew faster than it was read. The old read model is in use; try again later."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What a rebuild has read so far."""
+
+    from_log: int = 0
+    """Jobs; one that changed meanwhile is read again, and counts again."""
+    from_archive: int = 0
+    segments: int = 0
+
+
+class Rebuilding:
+    def __init__(
+        self,
+        places: Places,
+        tables: Rebuild,
+        *,
+        on_batch: Callable[[], Awaitable[None]],
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """`on_batch` is called after every batch of jobs."""
+        self._places = places
+        self._tables = tables
+        self._on_batch = on_batch
+        self._now = now
+        self._scanned: set[SegmentRef] = set()
+        self.rebuilt = Rebuilt()
+
+    async def run(self) -> None:
+        """Raises RebuildNotDone, SegmentBroken, and what the places raise."""
+        position = await self._places.log.last_sequence()
+        await self._tables.begin()
+        async for page in self._places.log.job_ids():
+            for start in range(0, len(page), _BATCH):
+                await self._read_log(page[start : start + _BATCH])
+        await self._swap(position)
+        await self._drop_what_was_removed()
+        await self._tables.finish()
+
+    async def _swap(self, position: int) -> None:
+        for _ in range(_MOST_SWAPS):
+            position = await self._follow(position)
+            if await self._scan_new_segments():
+                continue
+            await self._heat()
+            log_end = await self._places.log.last_sequence()
+            if await self._tables.swap(position, log_end=log_end):
+                return
+        raise RebuildNotDone
+
+    async def _follow(self, position: int) -> int:
+        """Read the jobs that have events after `position`; the position of the last of those."""
+        while stored := await self._places.log.following(position):
+            await self._read_log({job_id for each in stored if (job_id := _job_id(each))})
+            position = stored[-1].sequence
+        return position
+
+    async def _read_log(self, job_ids: Collection[str]) -> None:
+        stored = await self._places.log.stored(job_ids)
+        await self._tables.put(_events(stored))
+        self.rebuilt.from_log += len(stored)
+        await self._on_batch()
+
+    async def _scan_new_segments(self) -> bool:
+        """Read the segments that were not there at the last look; whether there was one."""
+        found = [ref async for ref in self._places.archive.segments() if ref not in self._scanned]
+        for start in range(0, len(found), _BATCH):
+            refs = found[start : start + _BATCH]
+            states = await self._tables.segment_states([ref.id for ref in refs])
+            for ref in refs:
+                if states.get(ref.id, SegmentState.WHOLE) in _STORED:
+                    await self._scan(ref, is_known=ref.id in states)
+                self._scanned.add(ref)
+        return bool(found)
+
+    async def _scan(self, ref: SegmentRef, *, is_known: bool) -> None:
+        """One that was removed meanwhile has nothing, or another one has it."""
+        jobs: dict[str, tuple[StoredEvent, ...]] = {}
+        count = 0
+        with suppress(ImageNotFound):
+            async for job in self._places.archive.scan(ref):
+                jobs[job.job_id] = job.events
+                count += 1
+                if len(jobs) == _BATCH:
+                    await self._put_archived(ref, jobs)
+                    jobs = {}
+            await self._put_archived(ref, jobs)
+            if not is_known:
+                size_bytes = await self._places.images.size(ref.key)
+                await self._places.segments.add(
+                    ref, jobs=count, size_bytes=size_bytes, now=self._now()
+                )
+        self.rebuilt.segments += 1
+
+    async def _put_archived(
+        self, ref: SegmentRef, jobs: Mapping[str, Sequence[StoredEvent]]
+    ) -> None:
+        await self._tables.put(_events(jobs), segment=ref.id, archived_at=self._now())
+        self.rebuilt.from_archive += len(jobs)
+        await self._on_batch()
+
+    async def _heat(self) -> None:
+        """Archived jobs whose callback was asked for once more have deliveries in the log."""
+        async for page in self._places.deliveries.job_ids():
+            for start in range(0, len(page), _BATCH):
+                await self._tables.heat(page[start : start + _BATCH], self._now())
+
+    async def _drop_what_was_removed(self) -> None:
+        """Jobs that were removed after they were read, or whose rows had got lost."""
+        async for job_ids in self._tables.surplus():
+            stored = await self._places.log.stored(job_ids)
+            gone = [
+                job_id
+                for job_id in job_ids
+                if job_id not in stored and await self._places.segments.find(job_id) is None
+            ]
+            await self._tables.remove(gone)
+
+
+def _events(stored: Mapping[str, Sequence[StoredEvent]]) -> list[Event]:
+    return [
+        decode_stored(each.payload, job_id=job_id, position=each.sequence)
+        for job_id, messages in stored.items()
+        for each in messages
+    ]
+
+
+def _job_id(message: StoredEvent) -> str | None:
+    try:
+        return decode(message.payload).job_id
+    except MalformedEvent:
+        return None
