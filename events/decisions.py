@@ -109,9 +109,13 @@ class Erase:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """End a job that waits for an attempt and has run out of time."""
+    """End a job that waits for an attempt and has run out of time.
+
+    `why`: what kept it waiting, as a sentence for its caller.
+    """
 
     now: datetime
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +169,9 @@ def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
     match command:
         case Start():
             return _start(command, job)
-        case Expire(now=now):
-            return (Failed(message=timed_out_message(job)),) if now >= job.deadline else ()
+        case Expire(now=now, why=why):
+            message = timed_out_message(job) + (f" {why}" if why else "")
+            return (Failed(message=message),) if now >= job.deadline else ()
         case FailDispatch():
             return _fail_dispatch(command, job)
         case Cancel():

@@ -24,6 +24,20 @@ class DispatchSettings(Group):
     """How many jobs one actor runs before it is replaced; 0 is 1 with a GPU and 50 without."""
     worker_idle_s: PositiveFloat = 300.0
     """How long a worker above the minimum may be idle before it is closed."""
+    worker_unwanted_s: PositiveFloat = 60.0
+    """How long a worker that is not ready yet is kept once no job needs it. One that waits for room
+    asks the cluster for a node as long as it is there."""
+    worker_start_s: PositiveFloat = 300.0
+    """How long the engine of a worker may take until it answers, or not answer, before the worker
+    gives its place back."""
+    worker_start_deaths: PositiveInt = 5
+    """How often an engine may end for good without an answer in between before its worker gives its
+    place back."""
+    worker_retry_first_s: PositiveFloat = 10.0
+    """How long after that another worker is opened; the pause doubles with each one that does not
+    come up either."""
+    worker_retry_longest_s: PositiveFloat = 600.0
+    """The longest pause before a worker is opened again."""
     dispatcher_lease_s: PositiveFloat = 6.0
     """How long a dispatcher may be silent before another one takes over."""
     endpoints_period_s: PositiveFloat = 2.0

@@ -24,7 +24,11 @@ class ActorUnavailable(Exception):
 
 
 class EngineGone(Exception):
-    """An engine's process has ended. It may come back by itself under its name."""
+    """An engine's process has ended. Unless it comes back by itself, another one is to be made."""
+
+
+class EngineRestarts(EngineGone):
+    """An engine's process has ended, and the cluster makes another one under its name."""
 
 
 class JobActor(Protocol):
@@ -52,7 +56,7 @@ class EngineActor(Protocol):
     """The engine of one worker."""
 
     async def check(self) -> None:
-        """Returns if it answers. Raises EngineGone, ActorUnavailable."""
+        """Returns if it answers. Raises EngineGone, EngineRestarts, ActorUnavailable."""
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
         """End a run whose job actor is gone.

@@ -53,17 +53,19 @@ class Deadlines:
         queue: JobQueue,
         writer: JobWriter,
         is_running: Callable[[str], bool],
+        why: Callable[[], str | None],
         period_s: float,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """`is_running`: whether a job, by its id, is on a worker, where it has a clock of its own.
 
-        `period_s`: how late a job may be ended.
+        `why`: what keeps jobs waiting now, if anything does. `period_s`: how late one may be ended.
         """
         self._endpoint = endpoint
         self._queue = queue
         self._writer = writer
         self._is_running = is_running
+        self._why = why
         self._period_s = period_s
         self._now = now
         self._stretches: list[_Stretch] = []
@@ -154,7 +156,7 @@ class Deadlines:
     async def _expire(self, entry: QueuedJob) -> datetime | None:
         job = await self._writer.load(entry.job_id)
         if job is not None:
-            job = (await self._writer.execute(Expire(self._now()), job)).job
+            job = (await self._writer.execute(Expire(self._now(), self._why()), job)).job
         if job is not None and job.end is None:
             return max(job.deadline, self._now() + _LOOK_AGAIN)
         await self._queue.remove(self._endpoint, entry.lane, entry.job_id)

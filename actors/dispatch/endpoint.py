@@ -79,10 +79,12 @@ class EndpointDispatcher:
             queue=queue,
             writer=writer,
             is_running=lambda job_id: pool.running(job_id) is not None,
+            why=pool.trouble,
             period_s=deadlines_period_s,
         )
         self._held: dict[int, _Held] = {}
         self._last_lane = -1
+        self._last_depth = 0
 
     async def run(self) -> None:
         """Dispatch until cancelled; what runs by then runs on."""
@@ -107,10 +109,10 @@ class EndpointDispatcher:
         await self._pool.close()
 
     async def _demand(self) -> int:
-        try:
-            return await self._queue.depth(self.endpoint.id)
-        except LogUnavailable:
-            return len(self._held)
+        """While the queue cannot be counted, as many as there were."""
+        with suppress(LogUnavailable):
+            self._last_depth = await self._queue.depth(self.endpoint.id)
+        return self._last_depth
 
     async def _match(self) -> tuple[int, Worker, Slot]:
         """The next lane that has an entry whose owner may start a job, once a slot is free."""
@@ -203,7 +205,8 @@ class EndpointDispatcher:
     async def _has_ended(self, held: _Held) -> bool:
         """Cancelled meanwhile, or out of time without ever getting a slot."""
         job = await self._writer.load(held.job.id) or held.job
-        held.job = (await self._writer.execute(Expire(utc_now()), job)).job or job
+        expire = Expire(utc_now(), self._pool.trouble())
+        held.job = (await self._writer.execute(expire, job)).job or job
         return held.job.end is not None and not held.taken.is_set()
 
     async def _run_held(self, held: _Held, worker: Worker, slot: Slot) -> None:

@@ -8,14 +8,18 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from actors.dispatch.cluster import Cluster
+from actors.dispatch.cluster import ActorUnavailable, Cluster
 from actors.dispatch.names import endpoint_prefix, index_of, worker_name
 from actors.dispatch.slot import Slot
+from actors.dispatch.startup import Pauses, Startup
 from actors.dispatch.worker import Worker
+from events.retry import keep_trying
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
+
+_KEEP = {"action": "worker_keep"}
 
 
 class WorkerPool:
@@ -39,6 +43,11 @@ class WorkerPool:
         self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
         self._keeping: dict[int, asyncio.Task[None]] = {}
+        self._pauses = Pauses(
+            first_s=settings.worker_retry_first_s, longest_s=settings.worker_retry_longest_s
+        )
+        self._last_trouble: str | None = None
+        """Of the last worker that was given up, until another one is ready."""
         self._changed = asyncio.Event()
 
     def idle_slot(self, checkpoint: str | None) -> tuple[Worker, Slot] | None:
@@ -78,17 +87,32 @@ class WorkerPool:
         """Let `changed` return: a choice of a slot depends on more than the workers."""
         self._changed.set()
 
+    def trouble(self) -> str | None:
+        """Why no worker is ready, for whoever waits for one; None if one is."""
+        workers = self._workers.values()
+        if any(worker.is_ready for worker in workers):
+            return None
+        troubles = [worker.startup.trouble for worker in workers if worker.startup.trouble]
+        said = self._last_trouble or next(iter(troubles), "none is open")
+        return f"No worker got ready: {said}."
+
     async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
         """Open and close workers, until cancelled; then those that are open stay as they are.
 
         `demand`: how many jobs wait or run.
         """
         try:
-            await self._take_over()
+            await keep_trying(self._take_over, on=ActorUnavailable, fields=_KEEP)
             while True:
-                self._open_needed(await demand())
-                await self._close_surplus()
-                await self._close_stale()
+                wanted = self._wanted(await demand())
+                self._open_needed(wanted)
+                try:
+                    await self._close_failed()
+                    await self._close_unwanted(wanted)
+                    await self._close_surplus()
+                    await self._close_stale()
+                except ActorUnavailable as error:
+                    logger.warning("cluster is away", extra={**_KEEP, "error": str(error)})
                 await asyncio.sleep(self._settings.endpoints_period_s)
         finally:
             for task in self._keeping.values():
@@ -104,16 +128,20 @@ class WorkerPool:
         """A predecessor's workers that are made alike are ours now."""
         for name in await self._cluster.workers(self._prefix):
             self._open(index_of(name))
-        for index in range(self._endpoint.min_workers):
-            if index not in self._workers:
-                self._open(index)
 
-    def _open_needed(self, demand: int) -> None:
+    def _wanted(self, demand: int) -> int:
         """At once as many as the jobs would fill: each pending group asks for a node of its own."""
-        wanted = math.ceil(demand / self._endpoint.jobs_per_worker)
-        free = [i for i in range(self._endpoint.max_workers) if i not in self._workers]
-        for index in free[: max(wanted - len(self._workers), 0)]:
-            self._open(index)
+        endpoint = self._endpoint
+        filled = math.ceil(demand / endpoint.jobs_per_worker)
+        return max(min(filled, endpoint.max_workers), endpoint.min_workers)
+
+    def _open_needed(self, wanted: int) -> None:
+        """One that was given up is not replaced by another one before its pause is over."""
+        places = [index for index in range(wanted) if index not in self._workers]
+        missing = max(wanted - len(self._workers), 0)
+        for index in places[:missing]:
+            if self._pauses.is_over(index):
+                self._open(index)
 
     def _open(self, index: int) -> None:
         worker = Worker(
@@ -121,11 +149,50 @@ class WorkerPool:
             cluster=self._cluster,
             slots=self._endpoint.jobs_per_worker,
             jobs_per_actor=self._settings.jobs_per_actor,
+            startup=Startup(
+                longest_s=self._settings.worker_start_s,
+                most_deaths=self._settings.worker_start_deaths,
+            ),
             on_change=self._changed.set,
             period_s=self._worker_period_s,
         )
         self._workers[index] = worker
         self._keeping[index] = asyncio.create_task(worker.keep(), name=worker.name)
+
+    async def _close_failed(self) -> None:
+        """Give back the place of a worker that does not come up, for others and for another try."""
+        for index, worker in list(self._workers.items()):
+            if worker.is_ready:
+                self._pauses.forget(index)
+                self._last_trouble = None
+            elif worker.startup.has_failed and not worker.is_busy:
+                self._last_trouble = worker.startup.trouble
+                fields = {
+                    "action": "worker_give_up",
+                    "worker": worker.name,
+                    "error": worker.startup.trouble,
+                    "pause_s": self._pauses.begin(index),
+                }
+                logger.warning("worker does not get ready", extra=fields)
+                await self._close(index)
+
+    async def _close_unwanted(self, wanted: int) -> None:
+        """Of workers that are not ready, those without a place go first, then the last opened."""
+        now = time.monotonic()
+        starting = [
+            index
+            for index, worker in self._workers.items()
+            if not worker.is_ready and not worker.is_busy
+        ]
+        starting.sort(key=lambda index: (self._workers[index].startup.is_placed, -index))
+        unwanted = starting[: max(len(self._workers) - wanted, 0)]
+        for index, worker in list(self._workers.items()):
+            if index not in unwanted:
+                worker.unwanted_since = None
+            elif worker.unwanted_since is None:
+                worker.unwanted_since = now
+            elif now - worker.unwanted_since > self._settings.worker_unwanted_s:
+                await self._close(index)
 
     async def _close_surplus(self) -> None:
         now = time.monotonic()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -31,6 +31,7 @@ from actors.dispatch.cluster import (
     ActorUnavailable,
     EngineActor,
     EngineGone,
+    EngineRestarts,
     JobActor,
 )
 from actors.dispatch.names import engine_name, is_slot_name
@@ -101,6 +102,8 @@ class RayEngineActor:
         try:
             await _answer(self._handle.check)
         except ActorUnavailable as error:
+            if isinstance(error.__cause__, ActorUnavailableError):
+                raise EngineRestarts(str(error)) from error
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error
             raise

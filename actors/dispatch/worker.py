@@ -8,9 +8,16 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from actors.dispatch.cluster import ActorUnavailable, Cluster, EngineActor, EngineGone
+from actors.dispatch.cluster import (
+    ActorUnavailable,
+    Cluster,
+    EngineActor,
+    EngineGone,
+    EngineRestarts,
+)
 from actors.dispatch.names import slot_name
 from actors.dispatch.slot import Slot, SlotState
+from actors.dispatch.startup import Startup
 from events.retry import keep_trying
 
 logger = logging.getLogger(__name__)
@@ -29,6 +36,7 @@ class Worker:
         cluster: Cluster,
         slots: int,
         jobs_per_actor: int,
+        startup: Startup,
         on_change: Callable[[], None],
         period_s: float = 1.0,
     ) -> None:
@@ -43,6 +51,9 @@ class Worker:
         self.is_ready = False
         """Whether its engine answers. If it does not, the worker is given no job."""
         self.idle_since = time.monotonic()
+        self.unwanted_since: float | None = None
+        """Since when it is not ready, and no job needs it."""
+        self.startup = startup
         self._cluster = cluster
         self._slot_count = slots
         self._jobs_per_actor = jobs_per_actor
@@ -94,20 +105,29 @@ class Worker:
         except EngineGone as error:
             self.is_ready = False
             self.checkpoints.clear()
+            if isinstance(error, EngineRestarts):
+                self.startup.silent(error)
+            else:
+                self.startup.died(error)
             fields = {"action": "engine_gone", "worker": self.name, "error": str(error)}
             logger.warning("engine gone", extra=fields)
             await self._place()  # again: its place may be gone, too
             return await self._open_engine()
-        except ActorUnavailable:
+        except ActorUnavailable as error:
             self.is_ready = False
+            self.startup.silent(error)
         else:
+            self.startup.answered()
             if not self.is_ready:
                 self.is_ready = True
                 self._on_change()
         return engine
 
     async def _place(self) -> float:
-        return await self._persist(lambda: self._cluster.place(self.name))
+        self.startup.waits_for_room()
+        gpus = await self._persist(lambda: self._cluster.place(self.name))
+        self.startup.placed()
+        return gpus
 
     async def _open_engine(self) -> EngineActor:
         self._engine = await self._persist(lambda: self._cluster.engine(self.name))

@@ -120,6 +120,8 @@ class FakeCluster:
     """How many workers there is room for."""
     broken: set[str] = field(default_factory=set)
     """Job actors that do not start, by name."""
+    dead_engines: int = 0
+    """How many engines die as soon as they are made, from now on."""
     failing_kills: int = 0
     """How many kills fail from now on."""
     groups: dict[str, bool] = field(default_factory=dict)
@@ -143,6 +145,8 @@ class FakeCluster:
         engine = self.engines.get(worker)
         if engine is None or engine.is_gone:
             self.engines[worker] = FakeEngine()
+            self.engines[worker].is_gone = self.dead_engines > 0
+            self.dead_engines = max(self.dead_engines - 1, 0)
         return self.engines[worker]
 
     async def job_actor(self, worker: str, name: str) -> FakeJobActor:

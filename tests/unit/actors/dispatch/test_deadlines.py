@@ -42,6 +42,7 @@ class Bench:
         self.log = MemoryLog()
         self.writer = JobWriter(self.log, now=self.clock)
         self.running: set[str] = set()
+        self.trouble: str | None = None
         self.deadlines = self.another()
 
     def clock(self) -> datetime:
@@ -54,6 +55,7 @@ class Bench:
             queue=self.queue,
             writer=self.writer,
             is_running=lambda job_id: job_id in self.running,
+            why=lambda: self.trouble,
             period_s=1,
             now=self.clock,
         )
@@ -93,6 +95,15 @@ async def test_a_job_ends_at_its_deadline_wherever_it_stands(bench: Bench) -> No
         await bench.after(1 if seconds else 0)
         for deadline_s, job_id in jobs.items():
             assert await bench.has_timed_out(job_id) == (seconds >= deadline_s)
+
+
+async def test_a_job_that_timed_out_is_told_what_kept_it_waiting(bench: Bench) -> None:
+    job_id = await bench.submit(10)
+    bench.trouble = "No worker got ready: the cluster has no room for one."
+    await bench.after(10)
+    end = (await bench.job(job_id)).end
+    assert isinstance(end, Failed)
+    assert end.message == f"Timed out: the job did not end within 10 s. {bench.trouble}"
 
 
 async def test_a_long_queue_is_read_about_twice(bench: Bench) -> None:

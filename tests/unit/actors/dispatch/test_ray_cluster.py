@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 from ray.exceptions import (
+    ActorUnavailableError,
     RayActorError,
     RayError,
     RaySystemError,
@@ -19,7 +20,7 @@ from ray.exceptions import (
 
 from actors.assembly import worker_config
 from actors.dispatch import ray_cluster
-from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone
+from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone, EngineRestarts
 from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster, RayEngineActor, RayJobActor
 from events.memory.queues import MemoryJobQueue
@@ -122,13 +123,19 @@ async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception)
 
 
 @pytest.mark.parametrize(
-    ("said", "heard"), [(RaySystemError("away"), ActorUnavailable), (RayActorError(), EngineGone)]
+    ("said", "heard"),
+    [
+        (RaySystemError("away"), ActorUnavailable),
+        (RayActorError(), EngineGone),
+        (ActorUnavailableError("it is restarted", b"a" * 16), EngineRestarts),
+    ],
 )
 async def test_an_engine_that_is_gone_is_told_from_one_that_does_not_answer(
     said: Exception, heard: type[Exception]
 ) -> None:
-    with pytest.raises(heard):
+    with pytest.raises(heard) as raised:
         await RayEngineActor(FailingHandle(said)).check()
+    assert raised.type is heard
 
 
 async def test_a_cluster_that_does_not_answer_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,55 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from actors.dispatch.names import slot_name
-from actors.dispatch.pool import WorkerPool
 from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
-from events.store.records import Endpoint
-from settings.dispatch import DispatchSettings
-from tests.support.dispatch import FakeCluster
+from tests.support.dispatch import PREFIX, FakeCluster
 from tests.support.polling import eventually
-
-PREFIX = "worker:default:d1:"
-LONG_S = 1000.0
-
-
-def new_pool(cluster: FakeCluster, *, idle_s: float = LONG_S, **row: Any) -> WorkerPool:
-    row = {"min_workers": 1, "max_workers": 3, "jobs_per_worker": 2, "cpus": 1.0} | row
-    return WorkerPool(
-        Endpoint("default", **row),
-        prefix=PREFIX,
-        cluster=cluster,
-        settings=DispatchSettings(endpoints_period_s=0.01, worker_idle_s=idle_s),
-        worker_period_s=0.01,
-    )
-
-
-class Demand:
-    """How many jobs wait or run."""
-
-    def __init__(self, jobs: int = 0) -> None:
-        self.jobs = jobs
-
-    async def __call__(self) -> int:
-        return self.jobs
-
-
-@asynccontextmanager
-async def kept(pool: WorkerPool, demand: Demand) -> AsyncIterator[WorkerPool]:
-    task = asyncio.create_task(pool.keep(demand))
-    try:
-        yield pool
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
+from tests.support.workers.pool import Demand, kept, new_pool, workers
 
 
 @pytest.fixture
@@ -59,10 +19,6 @@ def cluster() -> FakeCluster:
 
 def entry(job_id: str) -> QueueEntry:
     return MemoryJobQueue().entry(job_id, "1")
-
-
-def workers(*indexes: int) -> set[str]:
-    return {f"{PREFIX}{index}" for index in indexes}
 
 
 async def test_the_least_number_of_workers_is_there_without_any_job(cluster: FakeCluster) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from actors.dispatch.names import slot_name
 from actors.dispatch.slot import SlotState
+from actors.dispatch.startup import Startup
 from actors.dispatch.worker import Worker
 from tests.support.dispatch import FakeCluster
 from tests.support.polling import eventually
@@ -21,6 +22,7 @@ def new_worker(cluster: FakeCluster, *, slots: int = 2, jobs_per_actor: int = 0)
         cluster=cluster,
         slots=slots,
         jobs_per_actor=jobs_per_actor,
+        startup=Startup(longest_s=1000, most_deaths=1000),
         on_change=lambda: None,
         period_s=0.01,
     )
