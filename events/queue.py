@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
 from events.job import Job
+
+AT_ONCE = datetime(2000, 1, 1, tzinfo=UTC)
+"""A time that is over by every clock: what is parked until then is due now."""
 
 
 class QueueEntry(Protocol):

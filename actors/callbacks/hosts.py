@@ -1,9 +1,13 @@
 """How many callbacks go to one receiver at once, and when those beyond may come again.
 
 A few wait in memory ("aside") for their turn, so that a receiver that answers fast is kept busy.
-The others are to be parked, each until the time at which its turn is expected, so that a receiver
-that hangs blocks neither other receivers nor the queue. While a receiver's breaker is open, all of
-its callbacks are to be parked.
+The others are to be parked, so that a receiver that hangs blocks neither other receivers nor the
+queue. They stand in line, and are called out of it as the receiver takes those before them
+(`Hosts.call`), however fast or slow it has become meanwhile. That a line is in memory only, and
+that one who is called may never come, is made good by the time until which each is parked: its
+turn, if that is expected within a minute. Those behind come one after the other from then on, a
+few a second, or as fast as the receiver takes them: that many wake up, and not all in each minute.
+While a receiver's breaker is open, all of its callbacks are to be parked in the same way.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +25,13 @@ from actors.callbacks.breaker import Breaker, BreakerLimits
 _LONGEST_ASIDE_S = 1.0
 _LONGEST_PARKED_S = 60.0
 _MOST_REMEMBERED = 1000
+_LONGEST_LINE = 100_000
+_MOST_GUESSED = 128
+"""So many of a receiver that has not answered yet are told to come soon."""
+_WAKES_PER_S = 10.0
+"""How many of a receiver come again in a second without being called, if it takes no more."""
+_ON_THE_WAY_S = 30.0
+"""Who was called and has not come by then has gone another way, or to another instance."""
 _FIRST_GUESS_S = 0.25
 _FORGETTING = 1.2
 
@@ -50,7 +62,13 @@ class _Host:
     began: dict[object, float] = field(default_factory=dict)
     """Start times of the callbacks that are being sent, the oldest first."""
     booked_until: float = 0.0
-    """Until when the parked ones will keep the receiver busy."""
+    """Until when the parked ones will keep the receiver busy, as far as their turns are known."""
+    wakes_until: float = 0.0
+    """Until when others will come again, one after the other."""
+    line: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """The parked ones in the order in which they are called."""
+    called: dict[str, float] = field(default_factory=dict)
+    """Until when each that was called counts as on its way."""
 
     def expected_s(self, now: float) -> float:
         """How long a callback takes, or the age of the oldest one if that is high already."""
@@ -84,31 +102,49 @@ class Hosts:
         """The least recently used first."""
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[Turn]:
+    async def turn(self, name: str, callback: str) -> AsyncGenerator[Turn]:
+        """The turn of `callback` at the receiver `name`."""
         host = self._host(name)
+        host.called.pop(callback, None)
         if withheld_s := host.breaker.withheld_s():
-            yield Turn(withheld_s, is_withheld=True)
+            yield self._withhold(host, callback, withheld_s)
             return
         if host.inside >= self._room(host):
-            yield Turn(self._book(host))
+            yield self._put_off(host, callback)
             return
+        host.line.pop(callback, None)
         host.inside += 1
         try:
             if not await _acquire(host.turns):
-                yield Turn(self._book(host))
+                yield self._put_off(host, callback)
                 return
             try:
-                async with self._try(host) as turn:
+                async with self._try(host, callback) as turn:
                     yield turn
             finally:
                 host.turns.release()
         finally:
             host.inside -= 1
 
+    def call(self, name: str) -> list[str]:
+        """Those in line for whom the receiver has room now; they are to come at once.
+
+        To be asked after each turn: it is then that there is room.
+        """
+        host = self._hosts.get(name)
+        if host is None or host.breaker.withheld_s():
+            return []
+        now = self._clock()
+        host.called = {each: until for each, until in host.called.items() if until > now}
+        free = self._room(host) - host.inside - len(host.called)
+        called = [host.line.popitem(last=False)[0] for _ in range(min(free, len(host.line)))]
+        host.called |= dict.fromkeys(called, now + _ON_THE_WAY_S)
+        return called
+
     @asynccontextmanager
-    async def _try(self, host: _Host) -> AsyncGenerator[Turn]:
+    async def _try(self, host: _Host, callback: str) -> AsyncGenerator[Turn]:
         if withheld_s := host.breaker.withheld_s():  # it opened meanwhile
-            yield Turn(withheld_s, is_withheld=True)
+            yield self._withhold(host, callback, withheld_s)
             return
         turn, key, began = Turn(), object(), self._clock()
         host.began[key] = began
@@ -136,18 +172,43 @@ class Hosts:
         aside = int(self._at_once * _LONGEST_ASIDE_S / host.expected_s(self._clock()))
         return min(self._at_once + aside, self._most_inside)
 
+    def _withhold(self, host: _Host, callback: str, withheld_s: float) -> Turn:
+        _stand_in_line(host, callback)
+        return Turn(self._book_wake(host, not_before_s=withheld_s), is_withheld=True)
+
+    def _put_off(self, host: _Host, callback: str) -> Turn:
+        _stand_in_line(host, callback)
+        return Turn(self._book(host))
+
     def _book(self, host: _Host) -> float:
-        """The next time at which the receiver can be expected to be free.
+        """In how many seconds to come again: at the next time at which the receiver can be
+        expected to be free, or, if that is more than a minute away, at the next free time then.
 
         Before its first answer this is unknown, so callbacks come again soon, spread out.
         """
         now = self._clock()
         expected_s = host.expected_s(now)
-        if host.best_s is None:
+        if host.best_s is None and len(host.line) <= _MOST_GUESSED:
             return min(random.uniform(2, 4) * expected_s, _LONGEST_PARKED_S)
         each_s = expected_s / self._at_once
-        host.booked_until = max(host.booked_until, now + host.inside * each_s) + each_s
-        return min(host.booked_until - now, _LONGEST_PARKED_S)
+        turn_at = max(host.booked_until, now + host.inside * each_s) + each_s
+        if turn_at - now > _LONGEST_PARKED_S:
+            return self._book_wake(host, not_before_s=_LONGEST_PARKED_S)
+        host.booked_until = turn_at
+        return turn_at - now
+
+    def _book_wake(self, host: _Host, *, not_before_s: float) -> float:
+        """In how many seconds to come again, after all others for whom this was asked."""
+        now = self._clock()
+        at = max(host.wakes_until, now + not_before_s)
+        host.wakes_until = at + min(host.expected_s(now) / self._at_once, 1 / _WAKES_PER_S)
+        return at - now
+
+
+def _stand_in_line(host: _Host, callback: str) -> None:
+    """At its end, or where it stands already."""
+    if len(host.line) < _LONGEST_LINE:
+        host.line.setdefault(callback)
 
 
 async def _acquire(turns: asyncio.Semaphore) -> bool:

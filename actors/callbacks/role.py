@@ -43,7 +43,7 @@ from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, Service
 from events.job import Job, fold
 from events.log import DeliveryWriter, EventLog, utc_now
 from events.persistent_log import PersistentLog
-from events.queue import CallbackQueue, QueueEntry
+from events.queue import AT_ONCE, CallbackQueue, QueueEntry
 from events.result import UrlFor, result_of
 from events.retry import keep_trying
 from settings.callbacks import CallbackSettings
@@ -182,13 +182,17 @@ class Callbacks:
         if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
             return await self._follow(job, delivery, _NOT_ALLOWED)
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
-        async with self._hosts.turn(_receiver(target) if target else url) as turn:
+        receiver = _receiver(target) if target else url
+        async with self._hosts.turn(receiver, job.id) as turn:
             result = None if turn.wait_s else await self._send(job, url, secrets)
             turn.answered = None if result is None else result.answered
         if result is None:
             until = utc_now() + timedelta(seconds=turn.wait_s)
             return await self._withhold(job, delivery, until) if turn.is_withheld else until
-        return await self._follow(job, delivery, result)
+        next_at = await self._follow(job, delivery, result)
+        for job_id in self._hosts.call(receiver):
+            await self._queue.park(job_id, AT_ONCE)
+        return next_at
 
     async def _follow(self, job: Job, delivery: Delivery, result: SendResult) -> datetime | None:
         """Record a try. Return when to come again."""

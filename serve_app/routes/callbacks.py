@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from events.delivery import RequestRedelivery, fold_delivery
 from events.job import Job, is_readable
 from events.log import DeliveryWriter, utc_now
+from events.queue import AT_ONCE
 from events.types import CallbackAttempted, CallbackExhausted, Event
 from serve_app.access.permissions import require_callback_host
 from serve_app.auth import GenerateKey, ReadKey
@@ -125,7 +126,7 @@ async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackR
     await services.read_model.unsettled.reopen(job.id)
     await writer.execute(RequestRedelivery(), job, delivery)
     # Parked, not added: an entry that is being delivered now will be acknowledged.
-    await services.callback_queue.park(job.id, utc_now())
+    await services.callback_queue.park(job.id, AT_ONCE)
     return _report(job, await services.deliveries.read(job.id))
 
 

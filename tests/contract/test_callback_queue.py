@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -10,7 +10,7 @@ from events.bus.queues import JetStreamCallbackQueue
 from events.ids import new_id
 from events.log import utc_now
 from events.memory.queues import MemoryCallbackQueue
-from events.queue import CallbackQueue
+from events.queue import AT_ONCE, CallbackQueue
 from tests.support.polling import eventually
 
 HOLD_S = 1.0
@@ -110,9 +110,19 @@ async def test_what_is_held_stays_with_its_holder_until_it_is_given_back(
         assert again.job_id == "a-job"
 
 
-async def test_what_is_parked_until_a_time_that_is_over_is_due(queue: CallbackQueue) -> None:
-    tokyo = timezone(timedelta(hours=9))
-    await queue.park("a-job", (utc_now() - timedelta(minutes=1)).astimezone(tokyo))
+@pytest.mark.parametrize(
+    "until",
+    [
+        AT_ONCE,
+        (utc_now() - timedelta(minutes=1)).astimezone(timezone(timedelta(hours=9))),
+    ],
+    ids=["at-once", "tokyo"],
+)
+async def test_what_is_parked_until_a_time_that_is_over_is_due(
+    queue: CallbackQueue, until: datetime
+) -> None:
+    await queue.park("a-job", utc_now() + timedelta(hours=1))
+    await queue.park("a-job", until)
     async with queue.due(most_held=10, hold_s=30) as due:
         [entry] = await due.next(most=1, timeout_s=5)
         assert entry.job_id == "a-job"

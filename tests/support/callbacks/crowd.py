@@ -1,0 +1,96 @@
+"""Many callbacks to one receiver, in virtual time: how often they wake up, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from actors.callbacks.hosts import Hosts
+
+T = TypeVar("T")
+
+HANDLING_S = 0.003
+"""What the role's process is busy with one entry: reads, a turn, and parking or recording."""
+
+
+class _Jump(selectors.DefaultSelector):
+    """Does not wait for the next timer: it moves the clock there."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+def run_in_virtual_time(coroutine: Coroutine[Any, Any, T]) -> T:
+    selector = _Jump()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]  # no other way to hand it over
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(coroutine)
+
+
+@dataclass
+class Crowd:
+    """A callback queue with one process that handles its entries one after the other."""
+
+    hosts: Hosts
+    answers_s: Mapping[str, float]
+    """How long each receiver takes to answer."""
+    woken: list[float] = field(default_factory=list)
+    """When entries were handled that were not for the first time on the queue."""
+    delivered: list[float] = field(default_factory=list)
+    delays_s: dict[str, float] = field(default_factory=dict)
+    """From being put on the queue to being taken off it for the last time, by callback."""
+    _due: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    _seen: set[str] = field(default_factory=set)
+    _parked: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    _receivers: dict[str, str] = field(default_factory=dict)
+    _added: dict[str, float] = field(default_factory=dict)
+
+    def add(self, callback: str, receiver: str) -> None:
+        self._receivers[callback] = receiver
+        self._added[callback] = self._now()
+        self._due.put_nowait(callback)
+
+    async def run(self, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until), asyncio.TaskGroup() as sending:
+                while True:
+                    callback = await self._due.get()
+                    await asyncio.sleep(HANDLING_S)
+                    if callback in self._seen:
+                        self.woken.append(self._now())
+                    self._seen.add(callback)
+                    sending.create_task(self._handle(callback))
+
+    async def _handle(self, callback: str) -> None:
+        if callback in self.delays_s:  # it was called while it came by itself
+            return
+        receiver = self._receivers[callback]
+        async with self.hosts.turn(receiver, callback) as turn:
+            if not turn.wait_s:
+                await asyncio.sleep(self.answers_s[receiver])
+                turn.answered = True
+        if turn.wait_s:
+            self._park(callback, turn.wait_s)
+            return
+        self.delivered.append(self._now())
+        self.delays_s[callback] = self._now() - self._added[callback]
+        for each in self.hosts.call(receiver):
+            self._park(each, 0.0)
+
+    def _park(self, callback: str, wait_s: float) -> None:
+        if callback in self._parked:
+            self._parked[callback].cancel()
+        loop = asyncio.get_running_loop()
+        self._parked[callback] = loop.call_later(wait_s, self._due.put_nowait, callback)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
