@@ -24,6 +24,7 @@ from serve_app.cli import keys as key_commands
 from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from serve_app.cli.client import Client, run_job
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
+from serve_app.cli.inspect import inspect
 from serve_app.cli.rebuild import rebuild
 from serve_app.cli.terminal import console, fail, stderr
 from serve_app.cli.verify import verify
@@ -35,6 +36,7 @@ from settings.settings import Settings
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(key_commands.app, name="keys")
 app.add_typer(job_commands.app, name="jobs")
+app.command()(inspect)
 app.command()(verify)
 app.command()(rebuild)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from events.archive.archive import Archive
+from events.archive.segment import ArchivedJob
 from events.bus.bus import Bus
 from events.bus.contents import (
     JetStreamCallbackEntries,
@@ -106,6 +107,16 @@ async def _database(stores: StoreSettings) -> AsyncGenerator[Database]:
         yield database
     finally:
         await database.close()
+
+
+async def stored_of(places: Places, job_id: str) -> ArchivedJob:
+    """All that log and archive have of a job. Raises what the places raise, SegmentBroken."""
+    events = (await places.log.stored([job_id])).get(job_id, ())
+    deliveries = (await places.deliveries.stored([job_id])).get(job_id, ())
+    in_log = ArchivedJob(job_id, events, deliveries)
+    ref = await places.segments.find(job_id)
+    archived = None if ref is None else await places.archive.read(ref, job_id)
+    return in_log if archived is None else archived.joined(in_log)
 
 
 async def together(looks: Iterable[Awaitable[list[T]]]) -> list[T]:

@@ -10,9 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from events.archive.archive import SegmentRef
-from events.archive.segment import ArchivedJob, pack
 from events.errors import SegmentBroken
-from events.ids import new_id, partition_of
+from events.ids import new_id
 from events.log import StoredEvent
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
@@ -55,25 +54,9 @@ async def table_names(database: Database) -> set[str]:
         return set(await connection.run_sync(lambda sync: sa.inspect(sync).get_table_names()))
 
 
-async def archive(installation: Installation, job_id: str) -> SegmentRef:
-    """What the archiver does with an ended job."""
-    ref = SegmentRef(NOW.date(), partition_of(job_id), new_id())
-    events = (await installation.log.stored([job_id]))[job_id]
-    deliveries = (await installation.deliveries.stored([job_id])).get(job_id, ())
-    size = await installation.places.archive.write(
-        ref, list(pack([ArchivedJob(job_id, events, deliveries)]))
-    )
-    await Segments(installation.database).add(ref, jobs=1, size_bytes=size, now=NOW)
-    mine = sa.update(JOBS).where(JOBS.c.id == job_id)
-    await installation.database.execute(mine.values(segment=ref.id, archived_at=NOW, log_bytes=0))
-    await installation.log.purge(job_id)
-    await installation.deliveries.purge(job_id)
-    return ref
-
-
 async def test_jobs_of_every_kind_are_as_they_were_projected(installation: Installation) -> None:
     for kind in ("completed", "cancelled", "erased"):
-        await archive(installation, installation.ids[kind])
+        await installation.archive(installation.ids[kind])
     before = await rows(installation.database)
     rebuilt = (await rebuild(installation)).rebuilt
     assert await rows(installation.database) == before
@@ -122,7 +105,7 @@ async def test_the_projection_goes_on_behind_it(installation: Installation) -> N
 
 async def test_wrong_missing_and_surplus_rows_are_mended(installation: Installation) -> None:
     database, ids = installation.database, installation.ids
-    await archive(installation, ids["cancelled"])
+    await installation.archive(ids["cancelled"])
     before = await rows(database)
     await database.execute(sa.update(JOBS).values(owner="mallory", status=7))
     await database.execute(sa.delete(JOBS).where(JOBS.c.id.in_([ids["failed"], ids["cancelled"]])))
@@ -142,7 +125,7 @@ async def test_a_row_of_a_job_without_events_goes(installation: Installation) ->
 async def test_a_database_that_is_new_gets_everything(installation: Installation) -> None:
     """Also what only the table of segments said: which segment has a job."""
     database, job_id = installation.database, installation.ids["completed"]
-    ref = await archive(installation, job_id)
+    ref = await installation.archive(job_id)
     before = await rows(database)
     async with database.write() as connection:
         for table in ("jobs", "images", "erasures", "segments"):
@@ -157,7 +140,7 @@ async def test_an_archived_job_with_new_deliveries_stays_in_the_eye_of_the_archi
     installation: Installation,
 ) -> None:
     database, job_id = installation.database, installation.ids["completed"]
-    await archive(installation, job_id)
+    await installation.archive(job_id)
     await installation.deliver(job_id, RedeliveryRequested())
     await database.execute(sa.delete(JOBS))
     await rebuild(installation)
@@ -176,8 +159,8 @@ async def test_what_happens_meanwhile_is_in_it(installation: Installation) -> No
             await installation.append(ids["running"], Completed(images=1))
             ids["new"] = await installation.job(Cancelled())
             await installation.project()
-            await archive(installation, ids["new"])
-            await archive(installation, ids["cancelled"])
+            await installation.archive(ids["new"])
+            await installation.archive(ids["cancelled"])
             await installation.append(ids["completed"], installation.erased())
             job = await installation.load(ids["completed"])
             await installation.read_model.erase(job)
@@ -206,7 +189,7 @@ async def test_a_job_that_is_archived_right_before_the_swap_is_known_there(
     swap = tables.swap
 
     async def archive_and_swap(position: int, *, log_end: int) -> bool:
-        await archive(installation, job_id)
+        await installation.archive(job_id)
         return await swap(position, log_end=log_end)
 
     tables.swap = archive_and_swap  # type: ignore[method-assign] # between two steps of the run

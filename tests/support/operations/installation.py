@@ -10,8 +10,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from events.archive.archive import Archive
-from events.ids import new_id
+import sqlalchemy as sa
+
+from events.archive.archive import Archive, SegmentRef
+from events.archive.segment import ArchivedJob, pack
+from events.ids import new_id, partition_of
 from events.job import Job, fold
 from events.log import Appended, StoredEvent
 from events.memory.contents import MemoryLogContents, MemoryQueueContents
@@ -22,6 +25,7 @@ from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
 from events.store.records import Upload
 from events.store.segments import Segments
+from events.store.tables import JOBS
 from events.store.uploads import Uploads
 from events.types import (
     AttemptFailed,
@@ -162,6 +166,21 @@ class Installation:
         async with self.log.reader(after=at) as reader:
             if events := await reader.next(0.01):
                 await self.read_model.apply(events, expected=at)
+
+    async def archive(self, job_id: str) -> SegmentRef:
+        """What the archiver does with an ended job."""
+        ref = SegmentRef(NOW.date(), partition_of(job_id), new_id())
+        events = (await self.log.stored([job_id]))[job_id]
+        deliveries = (await self.deliveries.stored([job_id])).get(job_id, ())
+        blocks = list(pack([ArchivedJob(job_id, events, deliveries)]))
+        size_bytes = await self.places.archive.write(ref, blocks)
+        await self.places.segments.add(ref, jobs=1, size_bytes=size_bytes, now=NOW)
+        mine = sa.update(JOBS).where(JOBS.c.id == job_id)
+        archived = mine.values(segment=ref.id, archived_at=NOW, log_bytes=0)
+        await self.database.execute(archived)
+        await self.log.purge(job_id)
+        await self.deliveries.purge(job_id)
+        return ref
 
     async def upload(self) -> str:
         data, upload_id = b"an upload", new_id()

@@ -1,4 +1,4 @@
-"""`darkroom verify` on a real nats-server and a database in a file."""
+"""`darkroom verify` and `darkroom inspect` on a real nats-server and a database in a file."""
 
 from __future__ import annotations
 
@@ -84,3 +84,23 @@ async def test_where_it_cannot_look_it_exits_with_2(
     (tmp_path / "nats" / "port").unlink()
     result = await verify()
     assert (result.exit_code, "There is no event log" in result.stderr) == (2, True)
+
+
+async def test_the_story_of_a_job_is_told_without_its_prompt(
+    job_id: str, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    async def inspect(*words: str) -> Result:
+        call = CliRunner(env={"DARKROOM_DATA_DIR": str(tmp_path)}).invoke
+        return await asyncio.to_thread(call, app, ["inspect", *words])
+
+    shown = await inspect(job_id)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert "+0.000 s  alice, key k1: submitted a diffusion job to default" in shown.stdout
+    assert "state: waiting" in shown.stdout
+    assert "red circle" not in shown.stdout
+    body = json.loads((await inspect(job_id, "--json", "--request")).stdout)
+    assert body["request"]["prompt"] == "a red circle"
+    assert [step["type"] for step in body["steps"]] == ["darkroom.job.submitted.v1"]
+    assert body["now"]["job_queue"] is True
+    assert (await inspect(new_id())).exit_code == 1
+    assert "is no request id" in (await inspect("x")).stderr

@@ -1,0 +1,83 @@
+"""`darkroom inspect`: a job's story, and where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+
+from events.errors import ServiceError
+from events.ids import is_job_id
+from serve_app.cli.terminal import console, fail, printable
+from serve_app.operations.inspection import Inspection, inspect_job
+from serve_app.operations.places import open_places
+from settings.settings import Settings
+from storage.images import ImageStoreError
+
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on standard output.")]
+RequestOption = Annotated[
+    bool,
+    typer.Option("--request", help="Show what was asked for, with prompts, and the callback."),
+]
+
+
+def inspect(
+    request_id: str, as_json: JsonOption = False, with_request: RequestOption = False
+) -> None:
+    """What happened to a job, when, and who did it; and where it stands now.
+
+    Read from log and archive beside the service, with its settings. Shows no prompt by default.
+    """
+    if not is_job_id(request_id):
+        fail(f"{printable(request_id)} is no request id")
+    try:
+        found = asyncio.run(_inspect(Settings.load(), request_id, with_request=with_request))
+    except (ServiceError, ImageStoreError) as error:
+        fail(str(error))
+    if found is None:
+        fail(f"nothing knows a job {request_id}; its retention may be over")
+    if as_json:
+        typer.echo(json.dumps(_body(found), indent=2))
+    else:
+        for line in _lines(found):
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+async def _inspect(settings: Settings, job_id: str, *, with_request: bool) -> Inspection | None:
+    async with open_places(settings.log, settings.stores) as places:
+        return await inspect_job(places, job_id, with_request=with_request)
+
+
+def _gaps_s(found: Inspection) -> list[float]:
+    """Seconds before each step, by the clocks of those who wrote them."""
+    times = [step.at for step in found.steps]
+    return [0.0, *((after - before).total_seconds() for before, after in pairwise(times))]
+
+
+def _body(found: Inspection) -> dict[str, Any]:
+    steps = [
+        asdict(step) | {"at": step.at.isoformat(), "after_s": round(gap_s, 6)}
+        for step, gap_s in zip(found.steps, _gaps_s(found), strict=False)
+    ]
+    body = {"request_id": found.job_id, "steps": steps, "now": found.now}
+    return body if found.request is None else body | found.request
+
+
+def _lines(found: Inspection) -> list[str]:
+    lines = []
+    for step, gap_s in zip(found.steps, _gaps_s(found), strict=False):
+        charged = {None: "", True: " [charged]", False: " [not charged]"}[step.charged]
+        at = f"{step.at:%Y-%m-%d %H:%M:%S}.{step.at.microsecond // 1000:03}"
+        lines.append(f"{at}  {gap_s:+10.3f} s  {step.who}: {step.what}{charged}")
+    lines += ["", "Now:"]
+    lines += [
+        f"  {name}: {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in found.now.items()
+    ]
+    for name, value in (found.request or {}).items():
+        lines.append(f"{name}: {json.dumps(value)}")
+    return lines
