@@ -17,7 +17,8 @@ class ActivityKind(StrEnum):
     CALL = "call"
     """It makes a device call."""
     LOAD = "load"
-    """It loads a model, or makes the first call of a kind, for which kernels may be compiled."""
+    """It loads a model, or makes the first call of a kind and size, for which kernels may be
+    compiled."""
     ENDED = "ended"
     """It has ended, and nothing more is done."""
 

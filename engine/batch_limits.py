@@ -6,13 +6,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_KEYS = 512
+_CALLS_TO_GROW = 100
 
 
 class MemoryProbe(Protocol):
@@ -35,13 +36,18 @@ class _Measurements:
     """The rows of the largest call that was measured."""
     cap: int | None = None
     """The row limit since memory ran out; None: it never did."""
+    full_calls: int = 0
+    """How many calls have had so many rows since the limit was set."""
+    seen_rows: set[int] = field(default_factory=set)
+    """The numbers of rows that calls have had."""
 
 
 class BatchLimits:
     """Row limits by the kind of call. The first call of a kind has one request, the next as many
     rows as fit into memory, up to `row_limit`.
 
-    Only `share` of the available memory is used, because the bytes per row may vary.
+    Only `share` of the available memory is used, because the bytes per row may vary. Where memory
+    ran out, the limit is halved. It grows again row by row, for others may have taken the memory.
     """
 
     def __init__(
@@ -66,18 +72,36 @@ class BatchLimits:
         fitting = int(available_bytes * self._share / measured.row_bytes)
         return min(limit, max(measured.most_rows, fitting))
 
-    def is_first(self, key: Hashable) -> bool:
-        """Whether no call of this kind is remembered."""
-        return key not in self._measurements
+    def is_first(self, key: Hashable, rows: int) -> bool:
+        """Whether no call of this kind with so many rows is remembered."""
+        measured = self._measurements.get(key)
+        return measured is None or rows not in measured.seen_rows
 
     def halve(self, key: Hashable, rows: int) -> None:
-        """Allow calls of this kind half of `rows` from now on: with so many, memory ran out."""
-        self._of(key).cap = max(1, rows // 2)
+        """Allow calls of this kind half of `rows` for now: with so many, memory ran out."""
+        measured = self._of(key)
+        measured.cap, measured.full_calls = max(1, rows // 2), 0
+        measured.most_rows = min(measured.most_rows, measured.cap)
 
     @contextmanager
     def measured(self, key: Hashable, rows: int) -> Iterator[None]:
-        """Measures the call that runs inside, if it is larger than all before it."""
+        """Notes the call that runs inside, and measures it if it is larger than all before it."""
         measured = self._of(key)
+        measured.seen_rows.add(rows)
+        with self._probed(measured, rows):
+            yield
+        if measured.cap is not None and rows >= measured.cap:
+            self._grow(measured)
+
+    def _grow(self, measured: _Measurements) -> None:
+        """Allow one more row after many calls with as many as are allowed."""
+        measured.full_calls += 1
+        if measured.full_calls >= _CALLS_TO_GROW and measured.cap is not None:
+            cap = measured.cap + 1
+            measured.cap, measured.full_calls = (cap if cap < self._row_limit else None), 0
+
+    @contextmanager
+    def _probed(self, measured: _Measurements, rows: int) -> Iterator[None]:
         if self._probe is None or rows <= measured.most_rows:
             yield
             return

@@ -161,7 +161,7 @@ class Batcher:
         if isinstance(requests[0], Turn):
             return Turn.run_batch([requests[0]])
         key, rows = requests[0].key, sum(each.rows for each in requests)
-        is_first = self.limits.is_first(key)
+        is_first = self.limits.is_first(key, rows)
         kind = ActivityKind.LOAD if is_first else requests[0].activity
         self.activity.begin(kind, [waiting.member.on_active for waiting in group])
         try:

@@ -23,8 +23,8 @@ class WorkerSettings(Group):
     step_timeout_s: PositiveFloat = 120.0
     """How long an engine may take for one device call, or in one node, before it is ended."""
     model_load_timeout_s: PositiveFloat = 600.0
-    """How long an engine may take to load a model, or for the first call of a kind (kernels may be
-    compiled for it), before it is ended."""
+    """How long an engine may take to load a model, or for the first call of a kind and a size
+    (kernels may be compiled for it), before it is ended."""
     engine_answer_timeout_s: PositiveFloat = 30.0
     """How long an engine may not answer, beyond the time that its present work may take, before a
     job that runs on it kills it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from pathlib import Path
+
+from engine.container_memory import container_memory
 
 logger = logging.getLogger(__name__)
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE = 0.75
 
 
@@ -41,7 +41,5 @@ def default_bytes(device: str) -> int:
 
 def _memory_bytes() -> int:
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(machine_bytes, int(_CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return machine_bytes
+    container = container_memory()
+    return machine_bytes if container is None else min(machine_bytes, container.limit_bytes)

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from engine.batch_limits import MemoryProbe
+from engine.container_memory import container_memory
 
 _PROC = Path("/proc/self")
-_CGROUP = Path("/sys/fs/cgroup")
 _RESET_PEAK = "5"
 """Written to `clear_refs`, it sets the peak (VmHWM) back to what is in use."""
 
@@ -94,10 +94,7 @@ def _process_free() -> Iterator[int]:
 
 
 def _cgroup_free() -> Iterator[int]:
-    """How much the container may still take, if it has a limit (cgroup v2)."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit != "max":
-            yield max(0, int(limit) - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):
-        return
+    """How much the container may still take, if it has a limit."""
+    container = container_memory()
+    if container is not None:
+        yield max(0, container.limit_bytes - container.used_bytes)

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from engine.batch_limits import BatchLimits
+from engine.container_memory import ContainerMemory, container_memory
 from engine.diffusion.memory_probe import HostMemoryProbe, memory_probe_of
 
 MIB = 2**20
+HUGE = 9223372036854771712
+"""What control groups of version 1 have where there is no limit."""
 MEASURE = """
 import numpy as np
 from engine.diffusion.memory_probe import HostMemoryProbe
@@ -80,7 +85,7 @@ def test_memory_that_others_took_lowers_the_limit_but_not_below_what_was_seen_to
     assert limits.max_rows("k") == 16
 
 
-def test_running_out_of_memory_halves_the_limit_for_good() -> None:
+def test_running_out_of_memory_halves_the_limit() -> None:
     probe = FakeMemoryProbe(available=10_000, row=10)
     limits = BatchLimits(32, probe)
     call(limits, probe, 1)
@@ -88,6 +93,43 @@ def test_running_out_of_memory_halves_the_limit_for_good() -> None:
     assert limits.max_rows("k") == 8
     limits.halve("k", 1)
     assert limits.max_rows("k") == 1
+
+
+def test_after_many_full_calls_the_limit_grows_again_by_a_row() -> None:
+    probe = FakeMemoryProbe(available=10_000, row=10)
+    limits = BatchLimits(4, probe)
+    call(limits, probe, 1)
+    limits.halve("k", 4)
+    for _ in range(300):
+        call(limits, probe, 1)  # says nothing about two
+    assert limits.max_rows("k") == 2
+    for _ in range(100):
+        call(limits, probe, 2)
+    assert limits.max_rows("k") == 3
+    limits.halve("k", 3)
+    assert limits.max_rows("k") == 1
+    for rows in (1, 2, 3):
+        for _ in range(100):
+            call(limits, probe, rows)
+    assert limits.max_rows("k") == 4
+
+
+def test_a_limit_grows_where_nothing_is_measured_too() -> None:
+    limits = BatchLimits(32)
+    limits.halve("k", 4)
+    for _ in range(100):
+        with limits.measured("k", 2):
+            pass
+    assert limits.max_rows("k") == 3
+
+
+def test_the_first_call_of_a_size_is_a_first_one() -> None:
+    limits = BatchLimits(32)
+    assert limits.is_first("k", 1)
+    with limits.measured("k", 1):
+        pass
+    assert not limits.is_first("k", 1)
+    assert limits.is_first("k", 4)
 
 
 class BrokenProbe(FakeMemoryProbe):
@@ -123,3 +165,36 @@ def test_the_machines_memory_is_measured() -> None:
 
 def test_a_cpu_has_a_probe_here() -> None:
     assert isinstance(memory_probe_of(torch.device("cpu")), HostMemoryProbe)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "text", "expected"),
+    [
+        ("memory.max", "memory.current", "4000", ContainerMemory(4000, 7)),
+        ("memory.max", "memory.current", "max", None),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "4000",
+            ContainerMemory(4000, 7),
+        ),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            str(HUGE),
+            ContainerMemory(HUGE, 7),
+        ),
+    ],
+    ids=["2", "2 without a limit", "1", "1 without a limit"],
+)
+def test_both_versions_of_control_groups_are_read(
+    tmp_path: Path, limit: str, used: str, text: str, expected: ContainerMemory | None
+) -> None:
+    for name, content in ((limit, text), (used, "7")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    assert container_memory(tmp_path) == expected
+
+
+def test_a_machine_without_control_groups_has_no_container(tmp_path: Path) -> None:
+    assert container_memory(tmp_path) is None
