@@ -15,6 +15,7 @@ from serve_app.openapi import pages
 from serve_app.replica import Replica
 from serve_app.routes import (
     admin_jobs,
+    blocked_jobs,
     callbacks,
     catalogue,
     files,
@@ -35,6 +36,7 @@ _ROUTES = (
     generate,
     results,
     jobs,
+    blocked_jobs,  # before those of one job, whose id could be read as its name
     admin_jobs,
     callbacks,
     uploads,

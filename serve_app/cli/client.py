@@ -80,6 +80,10 @@ class Client:
         """Raises ClientError."""
         return self._call("GET", _job_path(request_id, every_owner=every_owner))
 
+    def blocked_jobs(self, filters: Mapping[str, Any]) -> dict[str, Any]:
+        """A page of jobs that cannot be read on, and how many there are. Raises ClientError."""
+        return self._call("GET", f"{_JOBS[True]}/blocked", params=filters)
+
     def cancel(self, request_id: str, *, every_owner: bool = False) -> bool:
         """False if it had ended before, in another way. Raises ClientError."""
         path = _job_path(request_id, every_owner=every_owner)

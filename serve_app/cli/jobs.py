@@ -72,6 +72,26 @@ def list_jobs(  # noqa: PLR0917 - typer makes the options from the arguments
         console.print(f"More: --cursor {page['next_cursor']}", soft_wrap=True)
 
 
+@app.command("blocked")
+def list_blocked_jobs(
+    limit: LimitOption = 20,
+    cursor: Annotated[int, typer.Option(help="Where the list before has ended.")] = 0,
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Jobs of every owner that this version cannot read on, and why; needs an admin key."""
+    with open_client(url, key) as client:
+        page = client.blocked_jobs({"limit": limit, "cursor": cursor})
+    table = Table(Column("id", no_wrap=True, min_width=ID_LENGTH), "since", "why")
+    for job in page["jobs"]:
+        since = job["since"].partition(".")[0]
+        table.add_row(job["request_id"], since, escape(printable(job["why"])))
+    console.print(table)
+    console.print(f"{page['count']} in all.")
+    if "next_cursor" in page:
+        console.print(f"More: --cursor {page['next_cursor']}", soft_wrap=True)
+
+
 @app.command("show")
 def show_job(
     request_id: str, every_owner: AllOption = False, url: UrlOption = None, key: KeyOption = None

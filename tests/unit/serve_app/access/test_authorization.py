@@ -92,6 +92,7 @@ ROUTES = [
     Row("GET", "/v1/object_info", READ, 200, 200),
     # Administrators see every owner's jobs, but nothing of what was asked for.
     Row("GET", "/v1/admin/jobs", ADMIN, 200, 200, administers=True),
+    Row("GET", "/v1/admin/jobs/blocked", ADMIN, 200, 200, administers=True),
     Row("GET", ANY_JOB, ADMIN, 200, 200, ANY_JOB_URL, administers=True),
     Row("POST", f"{ANY_JOB}/cancel", ADMIN, 200, 200, f"{ANY_JOB_URL}/cancel", administers=True),
     Row("POST", p := f"{ANY_JOB}/quarantine", ADMIN, 200, 200, p.format(id="{failed}"), REASON,

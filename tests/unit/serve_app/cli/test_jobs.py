@@ -14,11 +14,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from events.decisions import Quarantine
+from events.ids import new_id
 from events.store.records import Scope
-from events.types import Cancelled
+from events.types import Cancelled, Unknown
 from serve_app.cli.main import app
 from serve_app.cli.terminal import console, printable
 from tests.support.edge import Edge
+from tests.support.events import History
 from tests.support.generate_bodies import diffusion_body
 from tests.support.polling import eventually
 
@@ -145,3 +147,14 @@ async def test_a_job_is_quarantined_and_sent_again(
 
 def test_nothing_that_a_terminal_obeys_is_printed() -> None:
     assert printable("a\x1b[31m\x9bb é") == "a�[31m�b é"
+
+
+async def test_blocked_jobs_are_listed_with_the_reason(edge: Edge, darkroom: Darkroom) -> None:
+    unknown = Unknown(original_type="darkroom.job.paused.v1")
+    [event] = History().add(new_id(), unknown)
+    await edge.services.read_model.apply([event], expected=0)
+    printed = (await darkroom("blocked")).stdout
+    assert event.job_id in printed
+    assert "a later version" in printed
+    assert "1 in all" in printed
+    assert (await darkroom("blocked", as_admin=False)).exit_code == 1
