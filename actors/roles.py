@@ -7,9 +7,11 @@ import os
 import socket
 
 from actors.assembly import (
+    Messaging,
     address_rule,
     connect,
     default_endpoint,
+    open_archive,
     url_maker,
     worker_config,
 )
@@ -26,7 +28,9 @@ from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
 from actors.dispatch.running_jobs import RunningJobs
+from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
+from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
 from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
@@ -38,7 +42,6 @@ from events.store.keys import ApiKeys
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint
-from events.store.removal import Removal
 from events.store.uploads import Uploads
 from settings.callbacks import CallbackSettings
 from settings.settings import Settings
@@ -48,7 +51,10 @@ from storage.images import ImageStore
 async def run_router(settings: Settings) -> None:
     """With the repair of the callback queue in the same process: it has little to do."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
-    read_model = ReadModel(await _open_database(settings))
+    database = await _open_database(settings)
+    read_model = ReadModel(database)
+    archiving = open_archive(database, ImageStore(settings.stores.effective_images_url))
+    history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     router = Router(
         events=messaging.routed_events,
         writer=JobWriter(messaging.log),
@@ -60,7 +66,7 @@ async def run_router(settings: Settings) -> None:
     lost_callbacks = LostCallbacks(
         queue=messaging.callback_queue,
         unsettled=read_model.unsettled,
-        deliveries=messaging.deliveries,
+        deliveries=history.delivery_log,
         period_s=settings.dispatch.requeue_period_s,
         batch=settings.callbacks.repair_batch,
     )
@@ -71,33 +77,67 @@ async def run_router(settings: Settings) -> None:
 
 
 async def run_results(settings: Settings) -> None:
-    """With the janitor in the same process: it has little to do."""
+    """With janitor and archiver in the same process: they have little to do."""
     messaging = connect(settings.log, "results", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
-    log, read_model = messaging.log, ReadModel(database)
+    results = Results(
+        log=messaging.log,
+        read_model=ReadModel(database),
+        catch_up_period_s=settings.dispatch.requeue_period_s,
+    )
     images = ImageStore(settings.stores.effective_images_url)
-    janitor = Janitor(
+    async with asyncio.TaskGroup() as group:
+        group.create_task(results.run())
+        group.create_task(_janitor(settings, messaging, database, images).run())
+        group.create_task(_archiver(settings, messaging, database, images).run())
+
+
+def _janitor(
+    settings: Settings, messaging: Messaging, database: Database, images: ImageStore
+) -> Janitor:
+    log, deliveries, read_model = messaging.log, messaging.deliveries, ReadModel(database)
+    archiving, uploads = open_archive(database, images), Uploads(database)
+    return Janitor(
         holder=_holder(),
         leases=Leases(database),
-        log=log,
+        deliveries=deliveries,
         read_model=read_model,
-        uploads=Uploads(database),
+        hot_jobs=archiving.hot_jobs,
+        segments=archiving.segments,
+        uploads=uploads,
         images=images,
-        removal=Removal(
-            log=log, deliveries=messaging.deliveries, images=images, read_model=read_model
+        removal=archiving.removal(images, read_model, log=log, deliveries=deliveries),
+        orphans=Orphans(
+            log=log,
+            read_model=read_model,
+            uploads=uploads,
+            segments=archiving.segments,
+            archive=archiving.archive,
+            images=images,
+            grace_s=settings.retention.sweep_grace_s,
         ),
         settings=settings.retention,
         longest_job_s=settings.dispatch.job_timeout_s,
         longest_delivery_s=_longest_delivery_s(settings.callbacks),
     )
-    results = Results(
-        log=log,
-        read_model=read_model,
-        catch_up_period_s=settings.dispatch.requeue_period_s,
+
+
+def _archiver(
+    settings: Settings, messaging: Messaging, database: Database, images: ImageStore
+) -> Archiver:
+    archiving = open_archive(database, images)
+    return Archiver(
+        holder=_holder(),
+        leases=Leases(database),
+        log=messaging.log,
+        deliveries=messaging.deliveries,
+        hot_jobs=archiving.hot_jobs,
+        segments=archiving.segments,
+        archive=archiving.archive,
+        writer=archiving.writer,
+        settings=settings.log,
+        period_s=settings.retention.janitor_period_s,
     )
-    async with asyncio.TaskGroup() as group:
-        group.create_task(results.run())
-        group.create_task(janitor.run())
 
 
 async def run_dispatcher(settings: Settings) -> None:
@@ -142,11 +182,15 @@ async def run_callbacks(settings: Settings) -> None:
     messaging = connect(settings.log, "callbacks", lease_s=settings.workers.lease_s)
     secret = settings.stores.secret_bytes
     # Not prepared here: deliveries do not wait for a database.
-    keys = ApiKeys(Database(settings.stores.effective_database_url))
+    database = Database(settings.stores.effective_database_url)
+    keys = ApiKeys(database)
+    archiving = open_archive(database, ImageStore(settings.stores.effective_images_url))
+    # A job whose callback is asked for again may be in the archive.
+    history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     callbacks = Callbacks(
         queue=messaging.callback_queue,
-        jobs=messaging.log,
-        deliveries=messaging.deliveries,
+        jobs=history.log,
+        deliveries=history.delivery_log,
         sender=Sender(address_rule(settings), settings=settings.callbacks),
         url_for=url_maker(settings),
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),

@@ -7,6 +7,7 @@ ServiceError
 ├── ReadTimeout         the event log did not return every event of a job in time
 ├── HistoryGone         the events that a write builds on were removed from the log
 ├── SegmentBroken       a segment of the archive is not what was written
+├── ArchiveBusy         a segment of the archive is being written, or could not be
 ├── JobUnreadable       a job has an event that this process cannot read
 │   ├── JobOfLaterVersion   one of a later version, which can
 │   └── JobDamaged          one that is none
@@ -48,6 +49,10 @@ class HistoryGone(ServiceError):
 
 class SegmentBroken(ServiceError):
     """A segment of the archive is not what was written. Restore it from a backup."""
+
+
+class ArchiveBusy(ServiceError):
+    """A part of the archive is being written. What was asked for is done a little later."""
 
 
 class JobUnreadable(ServiceError):

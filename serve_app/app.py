@@ -21,6 +21,7 @@ from ray.serve.config import DeploymentActorConfig
 from actors.assembly import (
     address_rule,
     default_endpoint,
+    open_archive,
     open_bus,
     open_deliveries,
     open_log,
@@ -40,12 +41,10 @@ from events.bus.progress import ProgressBoard
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
-from events.log import JobWriter
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
-from events.store.removal import Removal
 from events.store.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.replica import Replica
@@ -159,6 +158,7 @@ def _services(
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
     read_model, images = ReadModel(database), ImageStore(settings.stores.effective_images_url)
     keys, secret, http = ApiKeys(database), settings.stores.secret_bytes, settings.http
+    archiving = open_archive(database, images)
     return Services(
         http_settings=http,
         graph_settings=settings.graph,
@@ -169,19 +169,18 @@ def _services(
         callback_settings=settings.callbacks,
         secret=secret,
         url_for=url_maker(settings),
-        log=log,
-        writer=JobWriter(log),
         read_model=read_model,
         keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
         images=images,
-        removal=Removal(log=log, deliveries=deliveries, images=images, read_model=read_model),
+        removal=archiving.removal(images, read_model, log=log, deliveries=deliveries),
+        history=archiving.history(log=log, deliveries=deliveries),
+        hot_jobs=archiving.hot_jobs,
         catalogue=Catalogue(_models(settings.stores)),
         address_rule=address_rule(settings),
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
-        deliveries=deliveries,
         callback_queue=JetStreamCallbackQueue(bus),
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),

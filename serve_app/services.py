@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from engine.graph.catalogue import Catalogue
+from events.archive.history import History
 from events.callback_address import AddressRule, Resolve
 from events.log import EventLog, JobWriter
 from events.queue import CallbackQueue, JobQueue
@@ -23,6 +24,7 @@ from storage.images import ImageStore
 
 if TYPE_CHECKING:
     # Types only: the edge is given its database, and loads no SQLAlchemy itself.
+    from events.store.archiving.hot_jobs import HotJobs
     from events.store.endpoints import Endpoints
     from events.store.keys import ApiKeys
     from events.store.read_model import ReadModel
@@ -52,22 +54,34 @@ class Services:
     secret: bytes
     """Key of ids, file tokens and webhook secrets."""
     url_for: UrlFor
-    log: EventLog
-    writer: JobWriter
     read_model: ReadModel
     keys: ApiKeys
     endpoints: Endpoints
     uploads: Uploads
     images: ImageStore
     removal: Removal
+    history: History
+    """All events of jobs and of their deliveries, in log and archive."""
+    hot_jobs: HotJobs
     catalogue: Catalogue
     address_rule: AddressRule
     resolve: Resolve
     queue: JobQueue
-    deliveries: EventLog
     callback_queue: CallbackQueue
     send_sample: Callable[[str, ApiKey], Awaitable[CallbackAttempted]]
     """Sends a sample callback to an address. Raises AddressNotAllowed."""
     health: LogHealth
     progress: Callable[[str], float | None]
     """Part of a running job's steps that is done, 0..1; None where nothing was heard of it."""
+
+    @property
+    def log(self) -> EventLog:
+        return self.history.log
+
+    @property
+    def deliveries(self) -> EventLog:
+        return self.history.delivery_log
+
+    @property
+    def writer(self) -> JobWriter:
+        return JobWriter(self.history.log)

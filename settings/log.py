@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
+from datetime import timedelta
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -14,7 +16,12 @@ class LogSettings(Group):
     nats_url: SecretStr | None = Field(None, validation_alias="DARKROOM_NATS_URL")
     """The URL of NATS with JetStream; if unset, `darkroom up` starts a nats-server of its own."""
     max_bytes: PositiveInt = 2 * 1024**3
-    """How large the event log may become; an event takes about 1 KB."""
+    """How large the event log may become when it is made. An event takes about 1 KB."""
+    hot_s: NonNegativeFloat = 3600.0
+    """How long an ended job stays in the event log, before its events go to the archive; at least
+    DARKROOM_APPEND_TIMEOUT_S."""
+    segment_bytes: PositiveInt = 4 * 1024**2
+    """How large the files of the archive become, of which each has the events of many jobs."""
     replicas: PositiveInt = 1
     """How many copies of each stream are kept; 3 is right for a NATS cluster."""
     append_timeout_s: PositiveFloat = Field(10.0, validation_alias="DARKROOM_APPEND_TIMEOUT_S")
@@ -23,3 +30,12 @@ class LogSettings(Group):
         2.0, validation_alias="DARKROOM_APPEND_TRY_TIMEOUT_S"
     )
     """How long one try to store an event may take before the same event is sent again."""
+
+    @property
+    def hot_time(self) -> timedelta:
+        """How long an ended job stays in the log.
+
+        A submission with its idempotency key looks for its row first and appends then, so its row
+        must be there for as long as an append may take before the log forgets it.
+        """
+        return timedelta(seconds=max(self.hot_s, self.append_timeout_s))

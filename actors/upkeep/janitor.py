@@ -2,11 +2,14 @@
 
 | what                                    | when it goes                                          |
 |-----------------------------------------|-------------------------------------------------------|
-| a job that has ended                    | after `retention_days`: images, deliveries, log, rows |
+| a job that has ended, in the log        | after `retention_days`: images, deliveries, log, rows |
+| a segment of the archive                | when that is over for all its jobs: images, rows, it  |
 | what a late writer left of an erased job| at once, and a last time after `sweep_grace_s`        |
 | an upload that no job names             | after `upload_retention_days`                         |
 | an upload that was replaced or removed  | once no accepted job can need it                      |
-| a file that belongs to no job or upload | when it is `sweep_grace_s` old                        |
+| a file that belongs to no job or upload | when it is `sweep_grace_s` old (`orphans.py`)         |
+
+No job goes before its callback's delivery has ended.
 """
 
 from __future__ import annotations
@@ -14,20 +17,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from itertools import groupby
 
-from events.errors import JobUnreadable, ServiceError
-from events.ids import is_job_id
-from events.log import EventLog, JobWriter, utc_now
+from actors.upkeep.orphans import Orphans
+from events.delivery import fold_delivery
+from events.errors import ServiceError
+from events.log import EventLog, utc_now
+from events.store.archiving.hot_jobs import HotJobs
+from events.store.archiving.segments import Segments
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from settings.retention import RetentionSettings
-from storage.images import ImageStore, ImageStoreError, StoredFile
-from storage.keys import UPLOADS
+from storage.images import ImageStore, ImageStoreError
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +48,14 @@ class Janitor:
         *,
         holder: str,
         leases: Leases,
-        log: EventLog,
+        deliveries: EventLog,
         read_model: ReadModel,
+        hot_jobs: HotJobs,
+        segments: Segments,
         uploads: Uploads,
         images: ImageStore,
         removal: Removal,
+        orphans: Orphans,
         settings: RetentionSettings,
         longest_job_s: float,
         longest_delivery_s: float,
@@ -61,18 +68,19 @@ class Janitor:
         """
         self._holder = holder
         self._leases = leases
-        self._writer = JobWriter(log)
+        self._deliveries = deliveries
         self._read_model = read_model
+        self._hot_jobs = hot_jobs
+        self._segments = segments
         self._uploads = uploads
         self._images = images
         self._removal = removal
+        self._orphans = orphans
         self._settings = settings
         self._longest_job_s = longest_job_s
-        self._longest_delivery_s = longest_delivery_s
+        self._keep = settings.job_retention(longest_delivery_s=longest_delivery_s)
         self._batch = batch
         self._now = now
-        self._files: AsyncGenerator[list[StoredFile]] | None = None
-        """Where the sweep has come to."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -97,7 +105,8 @@ class Janitor:
             await self._remove_old_jobs(most),
             await self._remove_uploads(most),
         ]
-        await self._sweep_some(most)
+        counts.append(await self._remove_old_segments())
+        await self._orphans.sweep(most)
         return most in counts
 
     async def _finish_erasures(self, most: int) -> int:
@@ -112,20 +121,48 @@ class Janitor:
         return settled
 
     async def _remove_old_jobs(self, most: int) -> int:
-        keep = self._settings.job_retention(longest_delivery_s=self._longest_delivery_s)
-        if keep is None:
+        if self._keep is None:
             return 0
+        now = self._now()
+        # One whose delivery has not ended is looked at again in a later round.
+        cool_since = now - timedelta(seconds=self._settings.janitor_period_s)
         removed = 0
-        for job_id in await self._read_model.ended_before(self._now() - keep, limit=most):
-            fields = {"action": "remove", "job_id": job_id}
+        for job in await self._hot_jobs.old(now - self._keep, cool_since=cool_since, limit=most):
+            fields = {"action": "remove", "job_id": job.id}
             try:
-                await self._removal.remove(job_id)
+                if not await self._has_been_called_back(job.id):
+                    await self._hot_jobs.postpone([job], now)
+                    continue
+                await self._removal.remove(job)
             except (ServiceError, ImageStoreError) as error:
                 logger.warning("job not removed yet", extra={**fields, "error": str(error)})
             else:
                 logger.info("job removed", extra=fields)
                 removed += 1
         return removed
+
+    async def _has_been_called_back(self, job_id: str) -> bool:
+        """Whether the delivery of its callback has ended, if it wants one."""
+        job = await self._read_model.job(job_id)
+        if job is None or job.submitted.callback_url is None:
+            return True
+        return fold_delivery(await self._deliveries.read(job_id)).ended
+
+    async def _remove_old_segments(self) -> int:
+        """At most one; how many rounds of jobs it stands for is not known before."""
+        if self._keep is None:
+            return 0
+        last_day = (self._now() - self._keep).date() - timedelta(days=1)
+        for ref in await self._segments.until(last_day, limit=1):
+            fields = {"action": "remove", "segment": ref.key}
+            try:
+                if await self._removal.remove_segment(ref):
+                    logger.info("segment removed", extra=fields)
+                    return self._batch
+            except (ServiceError, ImageStoreError) as error:
+                logger.warning("segment not removed yet", extra={**fields, "error": str(error)})
+            await self._segments.put_off(ref, self._now())
+        return 0
 
     async def _remove_uploads(self, most: int) -> int:
         """The row first: from then on no job is accepted with the file."""
@@ -139,48 +176,3 @@ class Janitor:
         for key in keys:
             await self._images.delete(key)
         return len(keys)
-
-    async def _sweep_some(self, most: int) -> None:
-        """The next files of a walk through all of them, which goes on in the next round."""
-        if self._files is None:
-            self._files = self._images.files(batch=most)
-        try:
-            files = await anext(self._files)
-        except StopAsyncIteration:
-            self._files = None
-            return
-        except ImageStoreError:
-            self._files = None
-            raise
-        grace = timedelta(seconds=self._settings.sweep_grace_s)
-        old = [file.key for file in files if file.stored_at < self._now() - grace]
-        for key in await self._orphans(old):
-            await self._images.delete(key)
-            logger.info("orphan removed", extra={"action": "janitor", "key": key})
-
-    async def _orphans(self, keys: Sequence[str]) -> list[str]:
-        """Files of ours that nothing refers to."""
-        uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
-        images = [key for key in keys if is_job_id(_job_of(key))]
-        known = await self._uploads.known(uploads)
-        known |= await self._read_model.image_keys({_job_of(key) for key in images})
-        orphans = [key for key in uploads if key not in known]
-        unknown = sorted(key for key in images if key not in known)
-        for job_id, some in groupby(unknown, _job_of):
-            orphans += await self._orphans_of(job_id, list(some))
-        return orphans
-
-    async def _orphans_of(self, job_id: str, keys: list[str]) -> list[str]:
-        """The log decides: the read model may lag, and a job that runs may name its images yet."""
-        try:
-            job = await self._writer.load(job_id)
-        except JobUnreadable:  # it may name any of them
-            return []
-        if job is not None and job.end is None:
-            return []
-        named = set() if job is None else {image.key for image in job.images}
-        return [key for key in keys if key not in named]
-
-
-def _job_of(key: str) -> str:
-    return key.partition("/")[0]

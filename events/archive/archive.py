@@ -89,6 +89,19 @@ class Archive:
             for job in await asyncio.to_thread(_about, ref, unpack, block.data):
                 yield job
 
+    async def batches(
+        self, ref: SegmentRef, *, most: int = 500
+    ) -> AsyncGenerator[list[ArchivedJob]]:
+        """What `scan` yields, so many at a time."""
+        batch: list[ArchivedJob] = []
+        async for job in self.scan(ref):
+            batch.append(job)
+            if len(batch) == most:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
     async def verify(self, ref: SegmentRef) -> SegmentIndex:
         """Read all of it. Raises SegmentBroken where it is not what was written."""
         segment = await self._images.get(ref.key)

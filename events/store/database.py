@@ -139,14 +139,19 @@ class Database:
         return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
 
     def upsert(
-        self, table: sa.Table, *, newer_by: sa.Column[Any] | None = None
+        self,
+        table: sa.Table,
+        *,
+        newer_by: sa.Column[Any] | None = None,
+        keep: Collection[sa.Column[Any]] = (),
     ) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that replaces the row of the same primary key.
+        """An INSERT that replaces the row of the same primary key, but for the columns to `keep`.
 
         With `newer_by`, only if the row there has a lower value in that column.
         """
         statement = self.insert(table)
-        rest = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
+        kept = {c.name for c in (*table.primary_key, *keep)}
+        rest = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in kept}
         newer = None if newer_by is None else newer_by < statement.excluded[newer_by.name]
         keys = list(table.primary_key)
         return statement.on_conflict_do_update(index_elements=keys, set_=rest, where=newer)

@@ -10,12 +10,11 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from events.job import Job
-from events.result import Status, status_of
+from events.result import status_of
 from events.types import End, Event, Failed, ImageStored
 
 ERASED = -1
 """Status of a row that says only that the job was erased."""
-ENDED = (ERASED, Status.COMPLETED.value, Status.FAILED.value)
 
 
 def job_row(job: Job) -> dict[str, Any]:

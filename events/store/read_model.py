@@ -15,7 +15,7 @@ from events.result import Status
 from events.store.batch import Batch, stop_at
 from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
 from events.store.database import Database
-from events.store.job_rows import ENDED, ERASED, from_state, image_rows, job_row
+from events.store.job_rows import ERASED, from_state, image_rows, job_row
 from events.store.tables import (
     BLOCKED_JOBS,
     CHECKPOINTS,
@@ -26,7 +26,7 @@ from events.store.tables import (
 )
 from events.store.unsettled import UnsettledJobs
 from events.store.usage import Usage
-from events.types import DeadLetter, Event, Flavour
+from events.types import DeadLetter, Event, Flavour, Submitted
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class ReadModel:
                 return False
             ids = {event.job_id for event in events}
             jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
+            await _remove_former(connection, events, jobs)
             batch = Batch(jobs, stops, now=datetime.now(UTC))
             for event in events:
                 batch.add(event)
@@ -95,7 +96,7 @@ class ReadModel:
             if job is not None:
                 # A version that knew no stops may have gone on without the event.
                 stale = (JOBS.c.id == job.id) & (JOBS.c.version <= job.version)
-                await connection.execute(sa.delete(JOBS).where(stale))
+                await connection.execute(sa.update(JOBS).where(stale).values(version=0))
                 await self._put(connection, [job])
                 await self._put_images(connection, image_rows(history, {job.id: job}))
         return True
@@ -106,9 +107,12 @@ class ReadModel:
             await self._put(connection, [job])
 
     async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
-        """Replace only older rows: between reading a row and writing it, its job may be erased."""
+        """Replace only older rows: between reading a row and writing it, its job may be erased.
+
+        What the archive has of a job it has still, but there is something in the log again.
+        """
         if jobs:
-            upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version)
+            upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.segment])
             await connection.execute(upsert, [job_row(job) for job in jobs])
         if erased := [job for job in jobs if job.erased]:
             images = IMAGES.c.job_id.in_([job.id for job in erased])
@@ -142,20 +146,20 @@ class ReadModel:
             settle = sa.update(ERASURES).where(mine).values(due_at=again_at)
         await self._database.execute(settle)
 
-    async def ended_before(self, time: datetime, *, limit: int) -> list[str]:
-        """Jobs of every owner that ended before `time`; the first created first."""
-        # A job ends after it was created, and there is an index of the creation time.
-        old = (JOBS.c.created_at < time) & (JOBS.c.ended_at < time)
-        query = sa.select(JOBS.c.id).where(JOBS.c.status.in_(ENDED), old)
-        rows = await self._database.fetch(query.order_by(JOBS.c.created_at).limit(limit))
-        return [row.id for row in rows]
+    async def remove(self, positions: Mapping[str, int]) -> None:
+        """Delete the rows of jobs, each as long as its last event is the one at this position.
 
-    async def remove(self, job_id: str) -> None:
-        """Delete a job's rows; nothing happens if there are none."""
+        Nothing happens where there are none: an id may be another job's once its job is removed.
+        """
+        mine = sa.tuple_(JOBS.c.id, JOBS.c.position).in_(list(positions.items()))
         async with self._database.write() as connection:
-            keys = (IMAGES.c.job_id, ERASURES.c.job_id, BLOCKED_JOBS.c.job_id, JOBS.c.id)
-            for column in keys:
-                await connection.execute(sa.delete(column.table).where(column == job_id))
+            query = sa.select(JOBS.c.id).where(mine).with_for_update()
+            await _delete(connection, (await connection.execute(query)).scalars().all())
+
+    async def have_rows(self, job_ids: Collection[str]) -> bool:
+        """Whether each of these jobs has a row."""
+        query = sa.select(JOBS.c.id).where(JOBS.c.id.in_(job_ids))
+        return {row.id for row in await self._database.fetch(query)} >= set(job_ids)
 
     async def image_keys(self, job_ids: Collection[str]) -> set[str]:
         """The storage keys of the images of these jobs."""
@@ -267,3 +271,24 @@ def _tell(stops: Iterable[Stop]) -> None:
 async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:
     rows = await connection.execute(sa.select(JOBS.c.state).where(JOBS.c.id.in_(ids)))
     return {job.id: job for job in map(from_state, rows.scalars())}
+
+
+async def _remove_former(
+    connection: AsyncConnection, events: Iterable[Event], before: dict[str, Job]
+) -> None:
+    """Delete the rows of jobs that are removed from the log, and whose ids others have now."""
+    former = {
+        event.job_id
+        for event in events
+        if isinstance(event.data, Submitted)
+        and (job := before.get(event.job_id)) is not None
+        and job.position < event.position
+    }
+    for job_id in former:
+        del before[job_id]
+    await _delete(connection, former)
+
+
+async def _delete(connection: AsyncConnection, job_ids: Collection[str]) -> None:
+    for column in (IMAGES.c.job_id, ERASURES.c.job_id, BLOCKED_JOBS.c.job_id, JOBS.c.id):
+        await connection.execute(sa.delete(column.table).where(column.in_(job_ids)))

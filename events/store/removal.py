@@ -3,43 +3,69 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
+from events.archive.archive import Archive, SegmentRef
 from events.errors import ServiceError
 from events.job import Job
 from events.log import EventLog
+from events.store.archiving.hot_jobs import HotJob
+from events.store.archiving.segments import SegmentRow, Segments
+from events.store.archiving.writer import ArchiveWriter
 from events.store.read_model import ReadModel
 from events.types import Erased
-from storage.images import ImageStore, ImageStoreError
+from storage.images import ImageNotFound, ImageStore, ImageStoreError
 
 logger = logging.getLogger(__name__)
+
+_ROWS = 500
 
 
 class Removal:
     def __init__(
-        self, *, log: EventLog, deliveries: EventLog, images: ImageStore, read_model: ReadModel
+        self,
+        *,
+        log: EventLog,
+        deliveries: EventLog,
+        images: ImageStore,
+        read_model: ReadModel,
+        archive: Archive,
+        segments: Segments,
+        archive_writer: ArchiveWriter,
     ) -> None:
         self._log = log
         self._deliveries = deliveries
         self._images = images
         self._read_model = read_model
+        self._archive = archive
+        self._segments = segments
+        self._archive_writer = archive_writer
 
     async def hide(self, job: Job) -> bool:
         """Blank the job's row, then do what `erase` does. The job's `Erased` is stored already.
 
         False if something is left to do.
         """
-        hidden = True
         try:
             await self._read_model.erase(job)
         except ServiceError as error:  # the projection does the same, later
-            hidden = False
             logger.warning("not hidden yet", extra=_fields(job.id, error))
-        return await self.erase(job.id) and hidden
+            await self._erase(job.id, self._remove_files, self._erase_log)
+            return False
+        return await self.erase(job.id)
 
     async def erase(self, job_id: str) -> bool:
-        """Remove images, deliveries and all events but `Erased`; False if something is left."""
+        """Remove images, deliveries, what the archive has, and all events but `Erased`.
+
+        Its row is blank already. False if something is left.
+        """
+        steps = (self._remove_files, self._erase_log, self._archive_writer.erase)
+        return await self._erase(job_id, *steps)
+
+    async def _erase(self, job_id: str, *steps: Callable[[str], Awaitable[None]]) -> bool:
         erased = True
-        for step in (self._remove_files, self._erase_log):
+        for step in steps:
             try:
                 await step(job_id)
             except (ServiceError, ImageStoreError) as error:
@@ -47,14 +73,41 @@ class Removal:
                 logger.warning("not erased yet", extra=_fields(job_id, error))
         return erased
 
-    async def remove(self, job_id: str) -> None:
+    async def remove(self, job: HotJob) -> None:
         """Remove images, deliveries and events, then the rows, which say what is left to do.
+
+        The log has nothing else of it once its events are gone: from then on the id may be another
+        job's, of which nothing is touched.
 
         Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
         """
-        await self._remove_files(job_id)
-        await self._log.purge(job_id)
-        await self._read_model.remove(job_id)
+        stored = (await self._log.stored([job.id])).get(job.id)
+        if not stored or stored[-1].sequence <= job.position:
+            await self._remove_files(job.id)
+            await self._log.purge(job.id, upto=job.position)
+        await self._read_model.remove({job.id: job.position})
+
+    async def remove_segment(self, ref: SegmentRef) -> bool:
+        """Remove images and rows of a segment's jobs, then the segment, which says what they are.
+
+        False if it stays, because one of its jobs has something in the log again.
+
+        Raises ImageStoreUnavailable, DatabaseUnavailable, SegmentBroken.
+        """
+        rows: list[SegmentRow] = []
+        with suppress(ImageNotFound):  # it was removed before, and only its row is left
+            async for jobs in self._archive.batches(ref):
+                rows += await self._segments.rows_of(ref, [job.job_id for job in jobs])
+        if any(row.is_hot for row in rows):
+            return False
+        for start in range(0, len(rows), _ROWS):
+            part = rows[start : start + _ROWS]
+            for row in part:
+                await self._images.delete_folder(row.job_id)
+            await self._read_model.remove({row.job_id: row.position for row in part})
+        await self._archive.delete(ref)
+        await self._segments.remove(ref)
+        return True
 
     async def _remove_files(self, job_id: str) -> None:
         await self._images.delete_folder(job_id)

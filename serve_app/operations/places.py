@@ -20,10 +20,10 @@ from events.bus.contents import (
 from events.errors import DatabaseUnavailable, LogUnavailable
 from events.log import LogContents
 from events.queue import QueueContents
+from events.store.archiving.segments import Segments
 from events.store.database import Database
 from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
-from events.store.segments import Segments
 from serve_app.local.nats_server import last_url
 from settings.log import LogSettings
 from settings.stores import SQLITE_FILE, StoreSettings

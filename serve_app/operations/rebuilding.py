@@ -15,8 +15,8 @@ from datetime import datetime
 from events.archive.archive import SegmentRef
 from events.errors import ServiceError
 from events.log import StoredEvent, utc_now
+from events.store.archiving.segments import SegmentState
 from events.store.maintenance.rebuild import Rebuild
-from events.store.segments import SegmentState
 from events.types import Event
 from events.wire.cloud_events import MalformedEvent, decode, decode_stored
 from serve_app.operations.places import Places

@@ -124,6 +124,7 @@ async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackR
         raise ApiError(429, "too_many_redeliveries", message)
     # Before, so that a death after the request leaves what the repair of the queue will find.
     await services.read_model.unsettled.reopen(job.id)
+    await services.hot_jobs.heat(job.id, utc_now())  # what is stored now must stay in the log
     await writer.execute(RequestRedelivery(), job, delivery)
     # Parked, not added: an entry that is being delivered now will be acknowledged.
     await services.callback_queue.park(job.id, AT_ONCE)

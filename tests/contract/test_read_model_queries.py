@@ -255,7 +255,7 @@ class TestKeptBytes:
         assert await model.usage.kept_bytes("alice") == (5, KeptBytes(300, 0))
         await model.apply(last, expected=5)
         assert await model.usage.kept_bytes("alice") == (6, KeptBytes(300, 0))
-        await model.remove(job_id)
+        await model.remove({job_id: job.position})
         assert await model.usage.kept_bytes("alice") == (6, KeptBytes())
 
     async def test_rows_of_an_older_version_count_for_nothing(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.assembly import open_deliveries
+from actors.assembly import open_archive, open_deliveries
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
 from actors.worker.attempt import AttemptLimits
@@ -54,11 +54,12 @@ class Bench:
 
     @property
     def removal(self) -> Removal:
-        return Removal(
+        archiving = open_archive(self.database, self.images)
+        return archiving.removal(
+            self.images,
+            self.read_model,
             log=self.log,
             deliveries=open_deliveries(self.bus),
-            images=self.images,
-            read_model=self.read_model,
         )
 
     async def load(self, job_id: str) -> Job:

@@ -9,6 +9,7 @@ from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
 
+from actors.assembly import open_archive
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -16,14 +17,13 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
 from events.callback_address import AddressRule
-from events.log import EventLog, JobWriter
+from events.log import EventLog
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
-from events.store.removal import Removal
 from events.store.uploads import Uploads
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
@@ -142,6 +142,7 @@ def _services(
     catalogue: Catalogue,
 ) -> Services:
     deliveries, read_model, keys = MemoryLog(), ReadModel(database), ApiKeys(database)
+    archiving = open_archive(database, images)
     signing = SigningSecrets(keys, secret=SECRET, most=3)
     return Services(
         http_settings=settings.http,
@@ -153,19 +154,18 @@ def _services(
         callback_settings=settings.callbacks,
         secret=SECRET,
         url_for=URL_FOR,
-        log=parts.log,
-        writer=JobWriter(parts.log),
         read_model=read_model,
         keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
         images=images,
-        removal=Removal(log=parts.log, deliveries=deliveries, images=images, read_model=read_model),
+        removal=archiving.removal(images, read_model, log=parts.log, deliveries=deliveries),
+        history=archiving.history(log=parts.log, deliveries=deliveries),
+        hot_jobs=archiving.hot_jobs,
         catalogue=catalogue,
         address_rule=rule,
         resolve=parts.name_server.resolve,
         queue=parts.queue,
-        deliveries=deliveries,
         callback_queue=parts.callback_queue,
         send_sample=SampleCallback(sender=sender, secrets=signing, url_for=URL_FOR).send,
         health=parts.health,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from events.errors import OutcomeUnknown
-from events.log import Appended, Conflict, utc_now
+from events.log import Appended, Conflict, StoredEvent, utc_now
 from events.memory.log import MemoryLog
 from events.types import Broken, Event, Unknown, Unreadable
 
@@ -47,6 +48,13 @@ class FailingLog(MemoryLog):
             unknown = Unknown(original_type="darkroom.job.paused.v1")
             events.append(_behind(events, job_id, unknown))
         return events
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        found = await super().stored(job_ids)
+        for job_id in self.unreadable & found.keys():
+            last = found[job_id][-1].sequence
+            found[job_id] += (StoredEvent(last + 1, b"not an event"),)
+        return found
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         if self.purge_error is not None:

@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from actors.assembly import open_archive
+from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
+from actors.upkeep.orphans import Orphans
 from events.decisions import Cancel, Start, StoreImage, Submit
 from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
@@ -18,7 +21,6 @@ from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Upload
-from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.types import CallbackDelivered, Event
 from settings.settings import Settings
@@ -56,11 +58,12 @@ class House:
         self.uploads = Uploads(self.database)
         self.images = ImageStore(self.folder.as_uri())
         self.writer = JobWriter(self.log, now=self.clock)
-        self.removal = Removal(
-            log=self.log,
-            deliveries=self.deliveries,
-            images=self.images,
-            read_model=self.read_model,
+        archiving = open_archive(self.database, self.images, now=self.clock)
+        self.archive, self.segments = archiving.archive, archiving.segments
+        self.hot_jobs, self.archive_writer = archiving.hot_jobs, archiving.writer
+        self.history = archiving.history(log=self.log, deliveries=self.deliveries)
+        self.removal = archiving.removal(
+            self.images, self.read_model, log=self.log, deliveries=self.deliveries
         )
 
     def janitor(self, holder: str = "j", *, batch: int = 500, **settings: Any) -> Janitor:
@@ -68,11 +71,23 @@ class House:
         return Janitor(
             holder=holder,
             leases=Leases(self.database),
-            log=self.log,
+            deliveries=self.deliveries,
             read_model=self.read_model,
+            hot_jobs=self.hot_jobs,
+            segments=self.segments,
             uploads=self.uploads,
             images=self.images,
             removal=self.removal,
+            orphans=Orphans(
+                log=self.log,
+                read_model=self.read_model,
+                uploads=self.uploads,
+                segments=self.segments,
+                archive=self.archive,
+                images=self.images,
+                grace_s=given.retention.sweep_grace_s,
+                now=self.clock,
+            ),
             settings=given.retention,
             longest_job_s=given.dispatch.job_timeout_s,
             longest_delivery_s=longest_delivery_s(
@@ -84,22 +99,53 @@ class House:
             now=self.clock,
         )
 
-    async def job(self) -> str:
+    def archiver(self, holder: str = "a", *, batch: int = 500, **settings: Any) -> Archiver:
+        given = Settings.load(**({"log_hot_s": 3600} | settings))
+        return Archiver(
+            holder=holder,
+            leases=Leases(self.database),
+            log=self.log,
+            deliveries=self.deliveries,
+            hot_jobs=self.hot_jobs,
+            segments=self.segments,
+            archive=self.archive,
+            writer=self.archive_writer,
+            settings=given.log,
+            period_s=given.retention.janitor_period_s,
+            batch=batch,
+            now=self.clock,
+        )
+
+    async def job(self, **changes: Any) -> str:
         """A job that ended now, with an image and a delivered callback."""
-        job_id = await self.running_job()
+        job_id = await self.ended_job(**changes)
+        await self.deliver(job_id)
+        return job_id
+
+    async def ended_job(self, **changes: Any) -> str:
+        """A job that ended now, with an image; nobody has called anybody back."""
+        job_id = await self.running_job(**changes)
         job = await self.load(job_id)
         await self.writer.execute(Cancel(), job)
         await self.writer.execute(
             Start("b", max_attempts=9, max_attempts_total=9, now=NOON), await self.load(job_id)
         )
-        delivered = CallbackDelivered(attempt=1)
-        event = Event(id=new_id(), job_id=job_id, version=1, time=self.clock(), data=delivered)
-        await self.deliveries.append(event, expected=0)
         return job_id
 
-    async def running_job(self) -> str:
+    async def deliver(self, job_id: str, *, version: int = 1, expected: int = 0) -> None:
+        """Say that the job's callback was delivered."""
+        event = Event(
+            id=new_id(),
+            job_id=job_id,
+            version=version,
+            time=self.clock(),
+            data=CallbackDelivered(attempt=1),
+        )
+        await self.deliveries.append(event, expected=expected)
+
+    async def running_job(self, **changes: Any) -> str:
         job_id = new_id()
-        await self.writer.submit(job_id, Submit(submitted()))
+        await self.writer.submit(job_id, Submit(submitted(**changes)))
         start = Start("a", max_attempts=9, max_attempts_total=9, now=self.clock())
         await self.writer.execute(start, await self.load(job_id))
         key = f"{job_id}/1/0.png"

@@ -13,9 +13,9 @@ from events.archive.archive import SegmentRef
 from events.errors import SegmentBroken
 from events.ids import new_id
 from events.log import StoredEvent
+from events.store.archiving.segments import Segments
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
-from events.store.segments import Segments
 from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS
 from events.types import Cancelled, Completed, RedeliveryRequested
 from serve_app.operations.rebuilding import Rebuilding
@@ -167,7 +167,9 @@ async def test_what_happens_meanwhile_is_in_it(installation: Installation) -> No
             await installation.log.purge(ids["completed"], keep=1)
         if calls == 2:
             await installation.log.purge(ids["failed"])
-            await installation.read_model.remove(ids["failed"])
+            failed = await installation.read_model.job(ids["failed"])
+            assert failed is not None
+            await installation.read_model.remove({failed.id: failed.position})
             await installation.project()
 
     await rebuild(installation, meanwhile)

@@ -146,7 +146,9 @@ async def test_a_removed_job_is_stopped_at_no_longer(model: ReadModel, history: 
     history.add(gone, UNKNOWN)
     history.add(removed, submitted(), UNKNOWN)
     await model.apply(history.events, expected=0)
-    await model.remove(removed)
+    row = await model.job(removed)
+    assert row is not None
+    await model.remove({removed: row.position})
     assert await stopped(model) == {gone: (1, 1)}
     assert await model.catch_up(gone, [])
     assert await stopped(model) == {}

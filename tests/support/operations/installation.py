@@ -20,11 +20,11 @@ from events.log import Appended, StoredEvent
 from events.memory.contents import MemoryLogContents, MemoryQueueContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.store.archiving.segments import Segments
 from events.store.database import Database
 from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
 from events.store.records import Upload
-from events.store.segments import Segments
 from events.store.tables import JOBS
 from events.store.uploads import Uploads
 from events.types import (

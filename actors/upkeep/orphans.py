@@ -1,0 +1,131 @@
+"""Sweeps files that belong to nothing: of no job, no upload and no segment that the tables know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+
+from events.archive.archive import Archive, SegmentRef, segment_ref
+from events.errors import JobUnreadable, SegmentBroken
+from events.ids import is_job_id
+from events.log import EventLog, JobWriter, utc_now
+from events.store.archiving.segments import Segments
+from events.store.read_model import ReadModel
+from events.store.uploads import Uploads
+from storage.images import ImageNotFound, ImageStore, ImageStoreError, StoredFile
+from storage.keys import ARCHIVE, UPLOADS
+
+logger = logging.getLogger(__name__)
+
+
+class Orphans:
+    """A walk through all files, some at a time."""
+
+    def __init__(
+        self,
+        *,
+        log: EventLog,
+        read_model: ReadModel,
+        uploads: Uploads,
+        segments: Segments,
+        archive: Archive,
+        images: ImageStore,
+        grace_s: float,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """`grace_s`: how old a file must be."""
+        self._writer = JobWriter(log)
+        self._read_model = read_model
+        self._uploads = uploads
+        self._segments = segments
+        self._archive = archive
+        self._images = images
+        self._grace = timedelta(seconds=grace_s)
+        self._now = now
+        self._files: AsyncGenerator[list[StoredFile]] | None = None
+        """Where the walk has come to."""
+        self._lacks_rows = False
+        """Jobs of the archive have no rows: the database was lost, and is not rebuilt yet."""
+
+    async def sweep(self, most: int) -> None:
+        """Remove the orphans among about `most` files; the next call goes on from there."""
+        if self._files is None:
+            await self._sweep_archive(most)
+            self._files = self._images.files(batch=most)
+        try:
+            files = await anext(self._files)
+        except StopAsyncIteration:
+            self._files = None
+            return
+        except ImageStoreError:
+            self._files = None
+            raise
+        await self._remove(await self._orphans([file.key for file in self._old(files)]))
+
+    def _old(self, files: Iterable[StoredFile]) -> list[StoredFile]:
+        return [file for file in files if file.stored_at < self._now() - self._grace]
+
+    async def _remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            await self._images.delete(key)
+            logger.info("orphan removed", extra={"action": "janitor", "key": key})
+
+    async def _sweep_archive(self, most: int) -> None:
+        """Before all other files: which of those are orphans depends on it."""
+        self._lacks_rows = False
+        async for files in self._images.files(ARCHIVE, batch=most):
+            refs = [ref for file in self._old(files) if (ref := segment_ref(file.key))]
+            known = await self._segments.known(refs)
+            for ref in refs:
+                if ref.id in known:
+                    continue
+                if await self._is_left_over(ref):
+                    await self._remove([ref.key])
+                else:
+                    self._lacks_rows = True
+                    fields = {"action": "janitor", "key": ref.key}
+                    logger.error("jobs of this segment have no rows: rebuild them", extra=fields)
+
+    async def _is_left_over(self, ref: SegmentRef) -> bool:
+        """Whether its writer died after all: every job has a row, which names another or none."""
+        try:
+            async for jobs in self._archive.batches(ref):
+                if not await self._read_model.have_rows([job.job_id for job in jobs]):
+                    return False
+        except SegmentBroken:
+            return False
+        except ImageNotFound:
+            pass
+        return True
+
+    async def _orphans(self, keys: Sequence[str]) -> list[str]:
+        """Files of ours that nothing refers to."""
+        uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
+        images = [key for key in keys if is_job_id(_job_of(key))]
+        known = await self._uploads.known(uploads)
+        known |= await self._read_model.image_keys({_job_of(key) for key in images})
+        orphans = [key for key in uploads if key not in known]
+        unknown = sorted(key for key in images if key not in known)
+        for job_id, some in groupby(unknown, _job_of):
+            orphans += await self._orphans_of(job_id, list(some))
+        return orphans
+
+    async def _orphans_of(self, job_id: str, keys: list[str]) -> list[str]:
+        """The log decides: the read model may lag, and a job that runs may name its images yet."""
+        try:
+            job = await self._writer.load(job_id)
+        except JobUnreadable:  # it may name any of them
+            return []
+        if job is None:
+            # Of an archived job, the rows that name its images are lost as long as others are.
+            return [] if self._lacks_rows else keys
+        if job.end is None:
+            return []
+        named = {image.key for image in job.images}
+        return [key for key in keys if key not in named]
+
+
+def _job_of(key: str) -> str:
+    return key.partition("/")[0]

@@ -1,0 +1,106 @@
+"""Jobs that ended and have something in the log: what may leave it, and what may be removed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from events.store.database import Database
+from events.store.tables import JOBS
+
+
+@dataclass(frozen=True, slots=True)
+class HotJob:
+    """What its row says of such a job. Whoever changes the job changes that as well."""
+
+    id: str
+    version: int
+    position: int
+    ended_at: datetime
+    hot_since: datetime | None
+    """What is in the log may be needed there since then; None: since its end."""
+    segment: str | None
+    """Where its older events are, if the archive has some."""
+    log_bytes: int
+
+
+_COLUMNS = (
+    JOBS.c.id,
+    JOBS.c.version,
+    JOBS.c.position,
+    JOBS.c.ended_at,
+    JOBS.c.hot_since,
+    JOBS.c.segment,
+    sa.func.coalesce(JOBS.c.log_bytes, 0).label("log_bytes"),
+)
+_HOT = (JOBS.c.archived_at.is_(None), JOBS.c.ended_at.is_not(None))
+
+
+def _is_cool(since: datetime) -> sa.ColumnElement[bool]:
+    return JOBS.c.hot_since.is_(None) | (JOBS.c.hot_since <= since)
+
+
+class HotJobs:
+    """Every method raises DatabaseUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def cool(self, since: datetime, *, limit: int) -> list[HotJob]:
+        """Those that have not needed the log since this time; the first ended first."""
+        return await self._found(JOBS.c.ended_at <= since, _is_cool(since), limit=limit)
+
+    async def old(self, ended: datetime, *, cool_since: datetime, limit: int) -> list[HotJob]:
+        """Those that ended before this time, of which the archive has nothing; see `cool`."""
+        is_old = (JOBS.c.ended_at < ended, JOBS.c.segment.is_(None))
+        return await self._found(*is_old, _is_cool(cool_since), limit=limit)
+
+    async def _found(self, *wanted: sa.ColumnElement[bool], limit: int) -> list[HotJob]:
+        query = sa.select(*_COLUMNS).where(*_HOT, *wanted)
+        rows = await self._database.fetch(query.order_by(JOBS.c.ended_at).limit(limit))
+        return [HotJob(*row) for row in rows]
+
+    async def heat(self, job_id: str, since: datetime) -> None:
+        """Say that the log is about to have something of an ended job that is needed there."""
+        await self._database.execute(
+            sa.update(JOBS)
+            .where(JOBS.c.id == job_id, JOBS.c.ended_at.is_not(None))
+            .values(archived_at=None, hot_since=since)
+        )
+
+    async def postpone(self, jobs: Collection[HotJob], since: datetime) -> None:
+        """Look at these later: they need the log still."""
+        if jobs:
+            mine = (JOBS.c.id.in_([job.id for job in jobs]), JOBS.c.archived_at.is_(None))
+            await self._database.execute(sa.update(JOBS).where(*mine).values(hot_since=since))
+
+    async def unchanged(self, jobs: Iterable[HotJob]) -> bool:
+        """Whether the rows of all these jobs are as they were read."""
+        async with self._database.write() as connection:
+            return await are_unchanged(connection, list(jobs))
+
+
+async def are_unchanged(connection: AsyncConnection, jobs: Sequence[HotJob]) -> bool:
+    """Whether their rows are as they were read; they stay so until the transaction ends."""
+    query = sa.select(*_COLUMNS).where(JOBS.c.id.in_([job.id for job in jobs]), *_HOT)
+    rows = await connection.execute(query.with_for_update())
+    return {HotJob(*row) for row in rows} == set(jobs)
+
+
+async def mark_archived(
+    connection: AsyncConnection, jobs: Iterable[HotJob], *, segment: str | None, now: datetime
+) -> None:
+    """Say that nothing of these jobs is needed in the log; it does not count as theirs any more.
+
+    Their deliveries have ended, so they are settled.
+
+    `segment`: None where their rows name the right one already.
+    """
+    mark = sa.update(JOBS).where(JOBS.c.id.in_([job.id for job in jobs]))
+    settled_at = sa.func.coalesce(JOBS.c.settled_at, now)
+    mark = mark.values(archived_at=now, hot_since=None, log_bytes=0, settled_at=settled_at)
+    await connection.execute(mark if segment is None else mark.values(segment=segment))
