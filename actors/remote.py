@@ -6,35 +6,37 @@ import asyncio
 import logging
 import os
 import pkgutil
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ray
-from ray.exceptions import RayError
 
-from actors.actor_deaths import first_line, was_taken_away
 from actors.assembly import JobActorParts, build_engine_host, connect_job_actor
 from actors.logs import set_up_logging
+from actors.remote_engine import RemoteEngine
 from actors.worker.config import EngineConfig, WorkerConfig
-from actors.worker.engine_host import EngineDied, EngineHost, EngineState, EngineTaken, Order
+from actors.worker.device_turn import DeviceTurn
+from actors.worker.engine_host import EngineHost, EngineState, Order
 from actors.worker.job import RunOutcome
-from actors.worker.process_memory import limit_memory
+from actors.worker.process_memory import limit_memory, memory_bytes
 from actors.worker.watchdog import Watchdog, exit_later
-from engine.reports import EngineEvent, Errored, Finished
+from engine.engine import load_torch
+from engine.reports import EngineEvent
 from settings.settings import Settings, forget_secrets
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NAMESPACE = "darkroom"
-_EVENTS_AHEAD = 4
-"""How many events of a run an engine hands over before the job has dealt with them."""
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_STANDBY_FROM_BYTES = 8 * 1024**3
+_STANDBY_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,33 @@ def location() -> Location:
 
 
 class EngineProcess:
-    """One per worker: owns the device.
+    """One of the two of a worker: either it owns the device, or it stands by to take it.
 
-    The engine starts beside the constructor. Where it does not start, or turns out broken, the
-    process ends and Ray makes a new one; an error of the constructor would be for good.
+    It starts beside the constructor. Where it does not start, or turns out broken, the process ends
+    and Ray makes a new one, which stands by; an error of the constructor would be for good.
     """
 
-    def __init__(self, config: EngineConfig, *, device: str) -> None:
+    def __init__(
+        self, config: EngineConfig, *, device: str, visible_devices: str | None = None
+    ) -> None:
+        """`visible_devices`: for a standby process, to which Ray gives no GPU."""
         set_up_logging()
         forget_secrets(os.environ)
+        if visible_devices is not None:
+            os.environ[_VISIBLE_DEVICES] = visible_devices
         limit_memory(config.engine.memory_bytes, device=device)
-        build = partial(_start_engine, config, device=device)
+        self._config = config
+        self._turn = DeviceTurn(str(ray.get_runtime_context().get_placement_group_id()))
+        build = partial(_start_engine, config, device=device, turn=self._turn)
         self._starting = ThreadPoolExecutor(1, "engine-start").submit(_or_exit(build))
+
+    async def has_device(self) -> bool:
+        """Whether it is this one that runs jobs."""
+        return self._turn.is_held
+
+    async def standby_devices(self) -> str | None:
+        """The devices of a process that stands by for this one; None if there is to be none."""
+        return os.environ.get(_VISIBLE_DEVICES, "") if _wants_standby(self._config) else None
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         host = await self._host()
@@ -91,11 +108,28 @@ class EngineProcess:
         return await asyncio.shield(asyncio.wrap_future(self._starting))
 
 
-def _start_engine(config: EngineConfig, *, device: str) -> EngineHost:
+def _wants_standby(config: EngineConfig) -> bool:
+    wanted = config.workers.standby_engine
+    is_roomy = memory_bytes() >= _STANDBY_FROM_BYTES
+    return sys.platform == "linux" and (is_roomy if wanted is None else wanted)
+
+
+def _start_engine(config: EngineConfig, *, device: str, turn: DeviceTurn) -> EngineHost:
+    if not turn.take():
+        # In a thread of its own: what it starts, and it alone, stays behind those that work.
+        threading.Thread(target=_warm_up, name="warm-up", daemon=True).start()
+        turn.wait()
+        logger.info("takes the device", extra={"action": "engine_takes_over"})
     exit_later(config.workers.model_load_timeout_s)  # a start may be stuck, too
     host = build_engine_host(config, device=device)
     Watchdog(lambda: host.activity, host.time_limits).start()
     return host
+
+
+def _warm_up() -> None:
+    """Load torch, but touch no device."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _STANDBY_NICENESS)
+    load_torch()
 
 
 def _or_exit(build: Callable[[], T]) -> Callable[[], T]:
@@ -109,71 +143,15 @@ def _or_exit(build: Callable[[], T]) -> Callable[[], T]:
     return run
 
 
-class RemoteEngine:
-    """An EngineProcess seen from another actor, found by its name."""
-
-    def __init__(self, name: str, *, answer_timeout_s: float = 30.0) -> None:
-        self._name = name
-        self._answer_timeout_s = answer_timeout_s
-        self._found: Any = None
-
-    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
-        handle = await self._handle()
-        method: Any = handle.run.options(
-            num_returns="streaming", _generator_backpressure_num_objects=_EVENTS_AHEAD
-        )
-        ended = False
-        try:
-            async for reference in method.remote(order):
-                event: EngineEvent = await reference
-                ended = isinstance(event, Finished | Errored)
-                yield event
-        except RayError as error:
-            ended = True
-            raise self._died(error) from error
-        finally:
-            if not ended:
-                handle.cancel.remote(order.job_id, order.attempt)
-
-    async def check(self) -> EngineState:
-        handle = await self._handle()
-        try:
-            async with asyncio.timeout(self._answer_timeout_s):
-                state: EngineState = await handle.check.remote()
-                return state
-        except (RayError, TimeoutError) as error:
-            raise self._died(error) from error
-
-    async def kill(self) -> None:
-        """Ray starts it again, or finds it dead."""
-        with suppress(EngineDied, RayError, ValueError):
-            await asyncio.to_thread(ray.kill, await self._handle(), no_restart=False)
-
-    async def _handle(self) -> Any:
-        if self._found is None:
-            try:
-                self._found = await asyncio.to_thread(ray.get_actor, self._name, NAMESPACE)
-            except (ValueError, RayError) as error:
-                raise EngineDied("The engine is not there.") from error
-        return self._found
-
-    def _died(self, error: Exception) -> EngineDied:
-        """Looked up anew the next time: it may come back as another actor of this name."""
-        self._found = None
-        was_taken = isinstance(error, RayError) and was_taken_away(error)
-        died = EngineTaken if was_taken else EngineDied
-        return died(f"The engine died: {first_line(error)}")
-
-
 class JobProcess:
     """One slot of a worker: a Ray actor that is one job's own for as long as the job runs."""
 
-    def __init__(self, config: WorkerConfig, engine: str) -> None:
-        """`engine`: name of this worker's EngineProcess."""
+    def __init__(self, config: WorkerConfig, engines: tuple[str, ...]) -> None:
+        """`engines`: names of this worker's EngineProcesses."""
         set_up_logging()
         forget_secrets(os.environ)
         self._config = config
-        self._engine = RemoteEngine(engine)
+        self._engine = RemoteEngine(*engines)
         self._parts: JobActorParts | None = None
         self._job_id: str | None = None
         self._idle = asyncio.Event()

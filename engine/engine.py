@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]
 _STOP_TIMEOUT_S = 60.0
+
+
+def load_torch() -> None:
+    """Import what an engine needs, which takes some seconds; no device is touched."""
+    for module in ("device", "context"):
+        importlib.import_module(f"engine.diffusion.{module}")
 
 
 class Engine:

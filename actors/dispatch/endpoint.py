@@ -239,7 +239,8 @@ class EndpointDispatcher:
             await self._give_back(held, worker, slot, death)
             if slot.entry is not held.entry:
                 return  # Replaced while its job was read.
-        if outcome is not RunOutcome.COMPLETED or slot.is_expired:
+        # A new actor takes seconds to start; it was the engine that failed, not this one.
+        if outcome not in {RunOutcome.COMPLETED, RunOutcome.RETRY} or slot.is_expired:
             slot.replace()
         else:
             slot.release()

@@ -2,6 +2,7 @@
 
 worker:<endpoint>:<digest>:<index>           a placement group
 worker:<endpoint>:<digest>:<index>:engine    its engine
+worker:<endpoint>:<digest>:<index>:standby   the process that takes the place of a dead engine
 worker:<endpoint>:<digest>:<index>:job:<n>   the job actor of a slot
 """
 
@@ -30,6 +31,11 @@ def index_of(worker: str) -> int:
 
 def engine_name(worker: str) -> str:
     return f"{worker}:engine"
+
+
+def standby_name(worker: str) -> str:
+    """Its engine's second process. Which of the two has the device changes whenever one dies."""
+    return f"{worker}:standby"
 
 
 def slot_name(worker: str, number: int) -> str:

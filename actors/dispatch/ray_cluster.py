@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -24,27 +24,20 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.actor_deaths import ended_by_itself, first_line
 from actors.dispatch.cluster import (
-    ActorDied,
-    ActorLost,
     ActorUnavailable,
     EngineActor,
-    EngineGone,
-    EngineRestarts,
     JobActor,
 )
-from actors.dispatch.names import engine_name, is_slot_name
+from actors.dispatch.names import engine_name, is_slot_name, standby_name
+from actors.dispatch.ray_actors import RayEngineActor, RayJobActor, answer
 from actors.dispatch.ray_calls import RayCalls
-from actors.remote import NAMESPACE, EngineProcessActor, JobProcessActor
+from actors.remote import EngineProcessActor, JobProcessActor
+from actors.remote_engine import NAMESPACE
 from actors.worker.config import WorkerConfig
-from actors.worker.job import RunOutcome
-from events.queue import QueueEntry
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_TIMEOUT_S = 10.0
-_START_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 30.0
 _ROOM_LOG_PERIOD_S = 5
 ENGINE_ENVIRONMENT = {
@@ -58,62 +51,10 @@ ENGINE_ENVIRONMENT = {
     # instead of 6.7 on two free cores, and 27 instead of 72 beside two busy processes; to sleep at
     # once (OMP_WAIT_POLICY) takes 26 and 47.
     "GOMP_SPINCOUNT": "3000",
+    # Whether there is a GPU is asked of the driver's library for management: what stands by loads
+    # torch, and must not take any of the GPU's memory.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-
-
-class RayJobActor:
-    """See `actors.dispatch.cluster.JobActor`."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    async def ready(self) -> str:
-        return str(await _answer(self._handle.ready, timeout_s=_START_TIMEOUT_S))
-
-    async def state(self) -> tuple[str | None, int]:
-        job_id, jobs_run = await _answer(self._handle.state)
-        return job_id, jobs_run
-
-    async def wait_idle(self) -> None:
-        await _answer(self._handle.wait_idle, timeout_s=None)
-
-    async def run(self, entry: QueueEntry) -> RunOutcome:
-        try:
-            return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token))
-        except RayError as error:
-            died = ActorDied if ended_by_itself(error) else ActorLost
-            raise died(first_line(error)) from error
-
-    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
-        try:
-            take = self._handle.take_delivery
-            return bool(await _answer(take, entry.job_id, entry.token, timeout_s=timeout_s))
-        except ActorUnavailable:
-            return False
-
-
-class RayEngineActor:
-    """See `actors.dispatch.cluster.EngineActor`."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    async def check(self) -> None:
-        try:
-            await _answer(self._handle.check)
-        except ActorUnavailable as error:
-            if isinstance(error.__cause__, ActorUnavailableError):
-                raise EngineRestarts(str(error)) from error
-            if isinstance(error.__cause__, RayActorError):
-                raise EngineGone(str(error)) from error
-            raise
-
-    async def cancel(self, job_id: str, attempt: int) -> bool | None:
-        try:
-            had_begun: bool | None = await _answer(self._handle.cancel, job_id, attempt)
-            return had_begun
-        except ActorUnavailable:
-            return None
 
 
 class RayCluster:
@@ -135,21 +76,46 @@ class RayCluster:
         return self._gpus[worker]
 
     async def engine(self, worker: str) -> EngineActor:
-        options = self._options(worker, engine_name(worker)) | {
-            "num_cpus": self._config.endpoint.cpus,
-            "num_gpus": self._gpus[worker],
+        cpus, gpus = self._config.endpoint.cpus, self._gpus[worker]
+        options = self._engine_options(worker, engine_name(worker), cpus=cpus, gpus=gpus)
+        make = EngineProcessActor.options(**options).remote
+        device = self._device(worker)
+        handles = [await self._run(lambda: make(self._config.for_engine(), device=device))]
+        with suppress(ActorUnavailable):
+            name = standby_name(worker)
+            handles.append(await self._run(partial(ray.get_actor, name, NAMESPACE)))
+        return RayEngineActor(*handles, add_standby=partial(self._add_standby, worker))
+
+    async def _add_standby(self, worker: str, engine: Any) -> None:
+        """Make the second process of a worker, once the first one is up. It is only of use later:
+        where it cannot be made, there is none.
+        """
+        with suppress(ActorUnavailable):
+            devices = await answer(engine.standby_devices)
+            if devices is None:
+                return
+            options = self._engine_options(worker, standby_name(worker))
+            make = EngineProcessActor.options(**options).remote
+            config, device = self._config.for_engine(), self._device(worker)
+            await self._run(lambda: make(config, device=device, visible_devices=devices))
+
+    def _engine_options(
+        self, worker: str, name: str, *, cpus: float = 0, gpus: float = 0
+    ) -> dict[str, Any]:
+        return self._options(worker, name) | {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
             "max_restarts": -1,
             "runtime_env": {"env_vars": ENGINE_ENVIRONMENT},
         }
-        device = "auto" if self._gpus[worker] else "cpu"
-        make = EngineProcessActor.options(**options).remote
-        return RayEngineActor(
-            await self._run(lambda: make(self._config.for_engine(), device=device))
-        )
+
+    def _device(self, worker: str) -> str:
+        return "auto" if self._gpus[worker] else "cpu"
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         make = JobProcessActor.options(**self._options(worker, name)).remote
-        return RayJobActor(await self._run(lambda: make(self._config, engine_name(worker))))
+        engines = (engine_name(worker), standby_name(worker))
+        return RayJobActor(await self._run(lambda: make(self._config, engines)))
 
     async def kill(self, name: str) -> None:
         give_up_at = time.monotonic() + _KILL_TIMEOUT_S
@@ -251,14 +217,3 @@ async def _wait_for_room(group: PlacementGroup, worker: str) -> None:
 
 async def _ready(group: PlacementGroup) -> None:
     await group.ready()
-
-
-async def _answer(
-    method: Any, *arguments: object, timeout_s: float | None = _ANSWER_TIMEOUT_S
-) -> Any:
-    """The answer of an actor's method. Raises ActorUnavailable."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await method.remote(*arguments)
-    except (RayError, TimeoutError) as error:
-        raise ActorUnavailable(str(error) or type(error).__name__) from error

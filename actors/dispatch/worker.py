@@ -42,7 +42,8 @@ class Worker:
     ) -> None:
         """`jobs_per_actor`: 0 stands for one on a worker with a GPU, and 50 on one without.
 
-        `period_s`: how often the engine is checked, and what failed is tried again.
+        `period_s`: how often the engine is checked, and what failed is tried again. One that did
+        not answer is checked ten times as often.
         """
         self.name = name
         self.checkpoints: set[str] = set()
@@ -71,7 +72,7 @@ class Worker:
                 slot.open()
             while True:
                 engine = await self._check(engine)
-                await asyncio.sleep(self._period_s)
+                await asyncio.sleep(self._period_s if self.is_ready else self._period_s / 10)
         finally:
             self.is_ready = False
             for slot in self.slots:

@@ -36,10 +36,11 @@ def default_bytes(device: str) -> int:
 
     A GPU's driver maps memory by its own rules, and most of what a job takes is on the GPU.
     """
-    return int(_SHARE * _memory_bytes()) if device == "cpu" else 0
+    return int(_SHARE * memory_bytes()) if device == "cpu" else 0
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """What the machine, or the container, has."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     container = container_memory()
     return machine_bytes if container is None else min(machine_bytes, container.limit_bytes)

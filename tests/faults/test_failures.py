@@ -93,8 +93,7 @@ def test_a_job_under_which_the_engine_dies_again_and_again_fails_alone(chaos: Se
     wait_running(chaos, neighbours[0])
     for attempt in (1, 2, 3):
         wait_for_steps(chaos, guilty, attempt)
-        (engine,) = chaos.processes("ray::EngineProcess")
-        engine.kill()
+        chaos.engine().kill()
     result = chaos.ended(guilty)
     assert result["status"] == 2
     text = "Gave up after 3 attempts, 2 of them with no other job on the engine: The engine died"
@@ -205,7 +204,7 @@ def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(
     try:
         kill(chaos, "router")
         kill(chaos, "results")
-        kill_replica(chaos)
+        kill_replicas(chaos)
         asyncio.run(eventually(lambda: answers(chaos), within_s=60))
     finally:
         nats.start()
@@ -231,6 +230,6 @@ def answers(service: Service) -> bool:
         return False
 
 
-def kill_replica(service: Service) -> None:
-    (replica,) = service.processes("ray::ServeReplica:darkroom:Api")
-    replica.kill()
+def kill_replicas(service: Service) -> None:
+    for replica in service.processes("ray::ServeReplica:darkroom:Api"):
+        replica.kill()

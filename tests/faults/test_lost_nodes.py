@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.dispatch.cluster import ActorDied, ActorLost
-from actors.dispatch.ray_cluster import RayJobActor
+from actors.dispatch.ray_actors import RayJobActor
 from events.queue import QueueEntry
 
 pytestmark = pytest.mark.timeout(120)

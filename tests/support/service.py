@@ -136,6 +136,15 @@ class Service(examples.service.Service):
                     found.append(each)
         return found
 
+    def engine(self) -> psutil.Process:
+        """The one of the engine's processes that has the device."""
+        (engine,) = (
+            each
+            for each in self.processes("ray::EngineProcess")
+            if any("darkroom-engine-" in socket.laddr for socket in each.net_connections("unix"))
+        )
+        return engine
+
     def actors(self, part: str) -> list[tuple[str, str]]:
         """Names and namespaces of the actors with `part` in their name; inside `cluster`."""
         named: Any = ray.util.list_named_actors(all_namespaces=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from ray.exceptions import RaySystemError
+from ray.exceptions import RayActorError, RaySystemError
 
-from actors import remote
-from actors.remote import RemoteEngine
+from actors import remote_engine
+from actors.remote_engine import RemoteEngine
 from actors.worker.engine_host import EngineDied, Order
 
 ORDER = Order("a", 1, {}, None, input_files={}, mark=Path("gone"))
@@ -22,7 +23,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> R
     def get_actor(*_: str) -> None:
         raise request.param
 
-    monkeypatch.setattr(remote.ray, "get_actor", get_actor)
+    monkeypatch.setattr(remote_engine.ray, "get_actor", get_actor)
     return RemoteEngine("engine")
 
 
@@ -48,6 +49,72 @@ async def test_a_kill_that_fails_is_no_error(
     def kill(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(remote.ray, "get_actor", lambda *_: object())
-    monkeypatch.setattr(remote.ray, "kill", kill)
+    monkeypatch.setattr(remote_engine.ray, "get_actor", lambda *_: object())
+    monkeypatch.setattr(remote_engine.ray, "kill", kill)
     await RemoteEngine("engine").kill()
+
+
+class Method:
+    def __init__(self, function: Callable[[], Awaitable[object]]) -> None:
+        self._function = function
+
+    def remote(self) -> Awaitable[object]:
+        return self._function()
+
+
+class Process:
+    """One of the processes of an engine."""
+
+    def __init__(self, *, has_device: bool) -> None:
+        self.holds = has_device
+        self.is_dead = False
+        self.checks = 0
+        self.has_device = Method(self._has_device)
+        self.check = Method(self._check)
+
+    async def _has_device(self) -> bool:
+        if self.is_dead:
+            raise RayActorError
+        return self.holds
+
+    async def _check(self) -> None:
+        if self.is_dead:
+            raise RayActorError
+        self.checks += 1
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Process]:
+    both = {"engine": Process(has_device=True), "standby": Process(has_device=False)}
+    monkeypatch.setattr(remote_engine.ray, "get_actor", lambda name, _: both[name])
+    return both
+
+
+async def test_the_process_that_has_the_device_is_the_engine(
+    processes: dict[str, Process],
+) -> None:
+    engine = RemoteEngine("engine", "standby")
+    await engine.check()
+    processes["engine"].is_dead = True
+    with pytest.raises(EngineDied, match="The engine died"):
+        await engine.check()
+    with pytest.raises(EngineDied, match="not there"):
+        await engine.check()
+    processes["standby"].holds = True
+    await engine.check()
+    assert [each.checks for each in processes.values()] == [1, 1]
+
+
+async def test_the_process_that_hangs_is_killed_and_not_the_one_that_stands_by(
+    processes: dict[str, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[Process] = []
+    monkeypatch.setattr(remote_engine.ray, "kill", lambda each, **_: killed.append(each))
+    processes["engine"].holds, processes["standby"].holds = False, True
+    engine = RemoteEngine("engine", "standby")
+    await engine.check()
+    processes["standby"].is_dead = True  # or says nothing, which is the same here
+    with pytest.raises(EngineDied):
+        await engine.check()
+    await engine.kill()
+    assert killed == [processes["standby"]]

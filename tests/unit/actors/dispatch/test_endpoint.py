@@ -117,16 +117,19 @@ async def test_a_dispatcher_that_stops_gives_back_what_it_has_in_hand(bench: Ben
     assert entry.job_id == job_id
 
 
-async def test_an_actor_that_completed_its_job_is_kept(bench: Bench) -> None:
+@pytest.mark.parametrize("outcome", [RunOutcome.COMPLETED, RunOutcome.RETRY])
+async def test_an_actor_is_kept_unless_something_is_wrong_with_it(
+    bench: Bench, outcome: RunOutcome
+) -> None:
     first, second = await bench.submit(), await bench.submit()
     async with bench.dispatching():
         writer = (await bench.running(first)).writer
-        await bench.finish(first)
+        await bench.finish(first, outcome)
         assert (await bench.running(second)).writer == writer
     assert bench.cluster.killed == []
 
 
-@pytest.mark.parametrize("outcome", [RunOutcome.ENDED, RunOutcome.RETRY, RunOutcome.LOST])
+@pytest.mark.parametrize("outcome", [RunOutcome.ENDED, RunOutcome.LOST])
 async def test_an_actor_is_replaced_after_everything_else(
     bench: Bench, outcome: RunOutcome
 ) -> None:

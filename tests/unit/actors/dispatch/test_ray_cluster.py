@@ -11,40 +11,18 @@ from typing import Any
 import pytest
 import ray
 from ray.exceptions import (
-    ActorUnavailableError,
-    RayActorError,
-    RayError,
     RaySystemError,
     TaskPlacementGroupRemoved,
 )
 
 from actors.assembly import worker_config
 from actors.dispatch import ray_cluster
-from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone, EngineRestarts
+from actors.dispatch.cluster import ActorUnavailable
 from actors.dispatch.ray_calls import RayCalls
-from actors.dispatch.ray_cluster import RayCluster, RayEngineActor, RayJobActor
-from events.memory.queues import MemoryJobQueue
+from actors.dispatch.ray_cluster import RayCluster
 from events.store.records import Endpoint
 from settings.settings import Settings
 from tests.support.polling import eventually
-
-
-class FailingMethod:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def remote(self, *_: object) -> None:
-        raise self._error
-
-
-class FailingHandle:
-    """A handle of an actor, each of whose methods raises."""
-
-    def __init__(self, error: Exception) -> None:
-        self._method = FailingMethod(error)
-
-    def __getattr__(self, name: str) -> FailingMethod:
-        return self._method
 
 
 class Group:
@@ -101,41 +79,6 @@ def no_real_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RAY_ENABLE_AUTO_CONNECT", "0")
     yield
     assert not ray.is_initialized()
-
-
-@pytest.mark.parametrize("method", ["ready", "state", "wait_idle"])
-async def test_a_job_actor_that_cannot_be_asked_is_unavailable(method: str) -> None:
-    actor = RayJobActor(FailingHandle(RaySystemError("away")))
-    with pytest.raises(ActorUnavailable):
-        await getattr(actor, method)()
-
-
-async def test_a_job_actor_that_cannot_be_asked_takes_no_delivery() -> None:
-    actor = RayJobActor(FailingHandle(RaySystemError("away")))
-    entry = MemoryJobQueue().entry("a-job", "1")
-    assert not await actor.take_delivery(entry, timeout_s=1)
-
-
-@pytest.mark.parametrize("error", [RayError(), RaySystemError("away"), RayActorError()])
-async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception) -> None:
-    with pytest.raises(ActorDied, match=r"."):
-        await RayJobActor(FailingHandle(error)).run(MemoryJobQueue().entry("a-job", "1"))
-
-
-@pytest.mark.parametrize(
-    ("said", "heard"),
-    [
-        (RaySystemError("away"), ActorUnavailable),
-        (RayActorError(), EngineGone),
-        (ActorUnavailableError("it is restarted", b"a" * 16), EngineRestarts),
-    ],
-)
-async def test_an_engine_that_is_gone_is_told_from_one_that_does_not_answer(
-    said: Exception, heard: type[Exception]
-) -> None:
-    with pytest.raises(heard) as raised:
-        await RayEngineActor(FailingHandle(said)).check()
-    assert raised.type is heard
 
 
 async def test_a_cluster_that_does_not_answer_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,126 @@
+"""The actors of a worker, as the dispatcher asks Ray about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from actors.actor_deaths import ended_by_itself, first_line
+from actors.dispatch.cluster import (
+    ActorDied,
+    ActorLost,
+    ActorUnavailable,
+    EngineGone,
+    EngineRestarts,
+)
+from actors.worker.job import RunOutcome
+from events.queue import QueueEntry
+
+_ANSWER_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 120.0
+_TURN_TIMEOUT_S = 2.0
+"""For the question which process has the device; one that only starts does not answer it."""
+
+
+class RayJobActor:
+    """See `actors.dispatch.cluster.JobActor`."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def ready(self) -> str:
+        return str(await answer(self._handle.ready, timeout_s=_START_TIMEOUT_S))
+
+    async def state(self) -> tuple[str | None, int]:
+        job_id, jobs_run = await answer(self._handle.state)
+        return job_id, jobs_run
+
+    async def wait_idle(self) -> None:
+        await answer(self._handle.wait_idle, timeout_s=None)
+
+    async def run(self, entry: QueueEntry) -> RunOutcome:
+        try:
+            return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token))
+        except RayError as error:
+            died = ActorDied if ended_by_itself(error) else ActorLost
+            raise died(first_line(error)) from error
+
+    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
+        try:
+            take = self._handle.take_delivery
+            return bool(await answer(take, entry.job_id, entry.token, timeout_s=timeout_s))
+        except ActorUnavailable:
+            return False
+
+
+class RayEngineActor:
+    """See `actors.dispatch.cluster.EngineActor`. One process of several has the device."""
+
+    def __init__(self, *handles: Any, add_standby: Callable[[Any], Awaitable[None]]) -> None:
+        """`add_standby` is called with the process that has the device, once it is found."""
+        self._handles = handles
+        self._add_standby = add_standby
+        self._holder: Any = None
+
+    async def check(self) -> None:
+        try:
+            if self._holder is None:
+                holder = await self._find_holder()
+                await answer(holder.check)
+                self._holder = holder
+                await self._add_standby(holder)
+            else:
+                await answer(self._holder.check)
+        except ActorUnavailable as error:
+            if isinstance(error.__cause__, ActorUnavailableError):
+                raise EngineRestarts(str(error)) from error
+            if isinstance(error.__cause__, RayActorError):
+                raise EngineGone(str(error)) from error
+            raise
+
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:
+        try:
+            holder = self._holder or await self._find_holder()
+            had_begun: bool | None = await answer(holder.cancel, job_id, attempt)
+            return had_begun
+        except ActorUnavailable:
+            return None
+
+    async def _find_holder(self) -> Any:
+        """The first that says so: one that only starts does not answer yet.
+
+        Raises ActorUnavailable.
+        """
+        asked = {asyncio.create_task(_holds(each)) for each in self._handles}
+        errors: list[ActorUnavailable] = []
+        try:
+            for next_answer in asyncio.as_completed(asked):
+                try:
+                    if (holder := await next_answer) is not None:
+                        return holder
+                except ActorUnavailable as error:
+                    errors.append(error)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        raise errors[0] if errors else ActorUnavailable("no engine has the device yet")
+
+
+async def _holds(engine: Any) -> Any | None:
+    """The engine, if it has the device. Raises ActorUnavailable."""
+    return engine if await answer(engine.has_device, timeout_s=_TURN_TIMEOUT_S) else None
+
+
+async def answer(
+    method: Any, *arguments: object, timeout_s: float | None = _ANSWER_TIMEOUT_S
+) -> Any:
+    """The answer of an actor's method. Raises ActorUnavailable."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await method.remote(*arguments)
+    except (RayError, TimeoutError) as error:
+        raise ActorUnavailable(str(error) or type(error).__name__) from error

@@ -1,0 +1,126 @@
+"""What Ray says of the actors of a worker, and what dispatching hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RaySystemError
+
+from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone, EngineRestarts
+from actors.dispatch.ray_actors import RayEngineActor, RayJobActor
+from events.memory.queues import MemoryJobQueue
+
+
+class FailingMethod:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def remote(self, *_: object) -> None:
+        raise self._error
+
+
+class FailingHandle:
+    """A handle of an actor, each of whose methods raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self._method = FailingMethod(error)
+
+    def __getattr__(self, name: str) -> FailingMethod:
+        return self._method
+
+
+async def no_standby(_holder: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("method", ["ready", "state", "wait_idle"])
+async def test_a_job_actor_that_cannot_be_asked_is_unavailable(method: str) -> None:
+    actor = RayJobActor(FailingHandle(RaySystemError("away")))
+    with pytest.raises(ActorUnavailable):
+        await getattr(actor, method)()
+
+
+async def test_a_job_actor_that_cannot_be_asked_takes_no_delivery() -> None:
+    actor = RayJobActor(FailingHandle(RaySystemError("away")))
+    entry = MemoryJobQueue().entry("a-job", "1")
+    assert not await actor.take_delivery(entry, timeout_s=1)
+
+
+@pytest.mark.parametrize("error", [RayError(), RaySystemError("away"), RayActorError()])
+async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception) -> None:
+    with pytest.raises(ActorDied, match=r"."):
+        await RayJobActor(FailingHandle(error)).run(MemoryJobQueue().entry("a-job", "1"))
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (RaySystemError("away"), ActorUnavailable),
+        (RayActorError(), EngineGone),
+        (ActorUnavailableError("it is restarted", b"a" * 16), EngineRestarts),
+    ],
+)
+async def test_an_engine_that_is_gone_is_told_from_one_that_does_not_answer(
+    said: Exception, heard: type[Exception]
+) -> None:
+    with pytest.raises(heard) as raised:
+        await RayEngineActor(FailingHandle(said), add_standby=no_standby).check()
+    assert raised.type is heard
+
+
+class Method:
+    def __init__(self, function: Callable[[], Awaitable[object]]) -> None:
+        self._function = function
+
+    def remote(self) -> Awaitable[object]:
+        return self._function()
+
+
+class EngineHandle:
+    """A handle of an engine's process, which may have the device."""
+
+    def __init__(self, *, has_device: bool = False) -> None:
+        self.holds = has_device
+        self.checks = 0
+        self.error: Exception | None = None
+        self.has_device = Method(lambda: self._answer(self.holds))
+        self.check = Method(self._check)
+
+    async def _check(self) -> None:
+        self.checks += 1
+        await self._answer(None)
+
+    async def _answer(self, value: object) -> object:
+        if self.error is not None:
+            raise self.error
+        return value
+
+
+async def test_of_two_processes_the_one_with_the_device_is_the_engine() -> None:
+    first, second = EngineHandle(has_device=True), EngineHandle()
+    with_standby: list[object] = []
+
+    async def add(holder: object) -> None:
+        with_standby.append(holder)
+
+    engine = RayEngineActor(first, second, add_standby=add)
+    for _ in range(2):
+        await engine.check()
+    assert (first.checks, second.checks, with_standby) == (2, 0, [first])
+
+
+async def test_a_dead_engine_is_gone_and_found_again_in_the_other_process() -> None:
+    first, second = EngineHandle(has_device=True), EngineHandle()
+    await (engine := RayEngineActor(first, second, add_standby=no_standby)).check()
+    first.error, second.holds = RayActorError(), True
+    with pytest.raises(EngineGone):
+        await engine.check()
+    await RayEngineActor(first, second, add_standby=no_standby).check()
+    assert second.checks == 1
+
+
+async def test_while_no_process_has_the_device_the_engine_is_unavailable() -> None:
+    both = EngineHandle(), EngineHandle()
+    with pytest.raises(ActorUnavailable, match="no engine has the device"):
+        await RayEngineActor(*both, add_standby=no_standby).check()
