@@ -8,6 +8,7 @@ to start. `serve run serve_app.app:build` or a RayService starts the whole syste
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -56,6 +57,7 @@ from storage.images import ImageStore
 CPU_NODE = {"darkroom_cpu": 0.001}
 """Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
 
+_DEFAULT_REPLICAS = 2
 _MAX_ONGOING_REQUESTS = 4096
 _RETRIES = 1_000_000
 """Serve has no number for "without end"."""
@@ -72,7 +74,7 @@ def build(args: dict[str, Any]) -> Application:
 
 def build_with(settings: Settings) -> Application:
     """Raises ValueError where the settings have no secret."""
-    settings = settings.with_absolute_folders()
+    settings = _with_replicas(settings.with_absolute_folders())
     settings.stores.secret_bytes  # noqa: B018 - it fails here, with a clear message, and not in a replica
     roles = serve.deployment(
         name="Roles",
@@ -91,6 +93,15 @@ def build_with(settings: Settings) -> Application:
     )(serve.ingress(lambda: build_replica(settings))())
     application: Application = api.bind(roles.bind())
     return application
+
+
+def _with_replicas(settings: Settings) -> Settings:
+    """Their number is settled once, since each replica grants its part of a rate."""
+    if settings.http.replicas is not None:
+        return settings
+    replicas = min(_DEFAULT_REPLICAS, os.cpu_count() or 1)
+    http = settings.http.model_copy(update={"replicas": replicas})
+    return settings.model_copy(update={"http": http})
 
 
 def _role(name: str, settings: Settings) -> DeploymentActorConfig:

@@ -35,10 +35,13 @@ class Replica:
             defaults=_default_limits(services.key_settings),
         )
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
-        self.rates = Rates(services.owner_settings, replicas=services.http_settings.replicas)
+        replicas = services.http_settings.replicas or 1
+        self.rates = Rates(services.owner_settings, replicas=replicas)
         self.waits = Waits(services.owner_settings.max_waits)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
+        self.callback_tests_per_minute = services.callback_settings.tests_per_minute / replicas
+        """This replica's part of them."""
         http = services.http_settings
         self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
         self.bodies = Bodies(services.http_settings, self._checks)

@@ -24,8 +24,9 @@ class HttpSettings(Group):
     image_url_ttl_s: Annotated[float, Field(ge=0, le=10 * 366 * 86400)] = 0.0
     """How long an image's URL works after it was answered or called back, a new one being in each
     answer; 0 is as long as the image is kept."""
-    replicas: PositiveInt = Field(1, validation_alias="DARKROOM_HTTP_REPLICAS")
-    """How many processes serve the HTTP API."""
+    replicas: PositiveInt | None = Field(None, validation_alias="DARKROOM_HTTP_REPLICAS")
+    """How many processes serve the HTTP API, each of some 120 MB; if unset, 2 where the application
+    starts on two cores or more, so that one answers while another is started again."""
     max_connections: PositiveInt = 8192
     """How many connections callers have at the same time; more wait until one ends."""
     max_connections_per_address: NonNegativeInt = 1024

@@ -56,6 +56,8 @@ def limits(settings: HttpSettings) -> str:
         # Behind what a caller or a proxy wrote; only the last address that is not this machine's
         # is believed.
         "option forwardfor",
+        # A request that was sent to a replica is sent to another one only if that changes nothing.
+        "http-request disable-l7-retry if !METH_GET",
     ]
     if most := settings.max_connections_per_address:
         lines += [

@@ -152,8 +152,8 @@ async def send_sample(
     It is tried once. The job that it names does not exist.
     """
     services = replica.services
-    most = services.callback_settings.tests_per_minute
-    if wait_s := replica.callback_tests.take(key.owner, rate_per_s=most / 60, burst=most):
+    most = replica.callback_tests_per_minute
+    if wait_s := replica.callback_tests.take(key.owner, rate_per_s=most / 60, burst=max(1.0, most)):
         message = "Too many test callbacks in a minute."
         raise ApiError(429, "too_many_tests", message, headers=retry_after(wait_s))
     require_callback_host(key, services.address_rule.check_url(callback_url).host)

@@ -47,6 +47,10 @@ def test_the_limits_are_in_the_frontend_of_callers(configuration: Path) -> None:
     assert limited(text, lines) == text
 
 
+def test_only_what_changes_nothing_is_asked_of_another_replica_once_it_was_sent() -> None:
+    assert "http-request disable-l7-retry if !METH_GET\n" in limits(HttpSettings())
+
+
 def test_metrics_and_statistics_are_for_this_machine_alone(configuration: Path) -> None:
     text = limited(configuration.read_text(), limits(HttpSettings()))
     binds = [line.split()[1] for line in text.splitlines() if line.strip().startswith("bind ")]
