@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from serve_app.local.ports import held_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 DARKROOM = str(Path(sys.executable).parent / "darkroom")
@@ -137,6 +138,6 @@ class Service:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None of those that the kernel gives to connections, which may be taken by the next moment."""
+    with held_ports(1) as ports:
+        return ports[0]

@@ -31,6 +31,7 @@ from serve_app.cli.verify import verify
 from serve_app.local.embedded import AlreadyRunning, Embedded, Running
 from serve_app.local.folders import UnsafeFolder, make_data_folder
 from serve_app.local.nats_server import NatsDidNotStart
+from serve_app.local.ports import PortTaken
 from settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -60,19 +61,30 @@ def up() -> None:
     settings = Settings.load()
     began = time.monotonic()
     stop = threading.Event()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        """Once: a second signal finds everything being stopped."""
+        if not stop.is_set():
+            stop.set()
+            raise KeyboardInterrupt
+
+    def show(part: str) -> None:
+        _on_signals(interrupt)  # again, since Ray sets its own as it starts
+        status.update(f"Starting {part}")
+        if stop.is_set():  # a library has swallowed it
+            raise KeyboardInterrupt
+
     try:
         with ExitStack() as stack:
             with console.status("Starting") as status:
-                _on_signals(_interrupt)
+                _on_signals(interrupt)
                 os.umask(0o077)  # whatever is written here is this user's alone
                 make_data_folder(settings.stores.data_dir)
                 fresh_key = asyncio.run(ensure_admin_key(settings.stores))
-
-                def show(part: str) -> None:
-                    _on_signals(_interrupt)  # again, since Ray sets its own as it starts
-                    status.update(f"Starting {part}")
-
-                running = stack.enter_context(Embedded(settings, on_part=show))
+                embedded = Embedded(settings, on_part=show)
+                stack.callback(embedded.close)  # wherever the signal falls
+                running = stack.enter_context(embedded)
+                show("to answer")
                 _wait_ready(running)
                 _on_signals(lambda *_: stop.set())
             _print_screen(running, fresh_key, time.monotonic() - began)
@@ -80,6 +92,8 @@ def up() -> None:
             console.print("Stopping.")
     except (AlreadyRunning, NatsDidNotStart, UnsafeFolder) as error:
         fail(str(error))
+    except PortTaken as error:
+        fail(f"{error}: end that, or set DARKROOM_PORT to another port")
     except KeyboardInterrupt:
         console.print("Stopped before it was up.")
 
@@ -87,10 +101,6 @@ def up() -> None:
 def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _wait_ready(running: Running) -> None:

@@ -7,19 +7,24 @@ import logging
 import math
 import os
 import secrets
-import socket
+import shutil
+import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from signal import SIGINT, SIGTERM
+from types import FrameType, TracebackType
 
 from pydantic import SecretStr
 
-from serve_app.local.folders import make_data_folder, temporary_folder
+from serve_app.local.descendants import descendants, end_processes
+from serve_app.local.folders import make_data_folder, put_logs_away, temporary_folder
 from serve_app.local.nats_server import NatsServer, write_private
-from serve_app.local.serve_environment import configure_serve
+from serve_app.local.ports import held_port, held_ports
+from serve_app.local.serve_environment import PORTS, configure_serve, haproxy_folder
+from serve_app.local.stale_processes import stop_stale_processes
 from settings.endpoint import EndpointSettings
 from settings.graph import MAX_COST_WITHOUT_GPU
 from settings.settings import Settings, forget_secrets
@@ -61,7 +66,7 @@ class Embedded:
         try:
             return self._start()
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
 
     def __exit__(
@@ -70,7 +75,12 @@ class Embedded:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self.close()
+
+    def close(self) -> None:
+        """Stop everything; a second signal does not keep it from being done."""
+        with undisturbed():
+            self._stack.close()
 
     def _start(self) -> Running:
         settings = self._settings
@@ -78,8 +88,10 @@ class Embedded:
         data_dir = settings.stores.data_dir
         make_data_folder(data_dir)
         self._stack.enter_context(_exclusive(data_dir))
-        metrics_port = configure_serve(settings.http, data_dir)
-        _check_port(settings.http.host, settings.http.port)
+        ray_folder = self._temporary_folders(data_dir)
+        self._stack.enter_context(held_port(settings.http.host, settings.http.port))
+        ports = self._stack.enter_context(held_ports(PORTS))
+        metrics_port = configure_serve(settings.http, data_dir, ports)
         settings = with_secret(settings)
         nats = None
         if settings.log.nats_url is None:
@@ -90,15 +102,30 @@ class Embedded:
             settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
         self._on_part("Ray")
-        # Ray opens its own folder to everybody, so it gets one inside of a private one.
-        ray_folder = temporary_folder(data_dir.absolute()) / "ray"
-        address = self._start_ray(settings, ray_folder)
+        address = self._start_ray(settings, ray_folder, nats)
         settings = fitted(settings, has_gpu=_has_gpu())
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, ray_folder)
 
-    def _start_ray(self, settings: Settings, folder: Path) -> str:
+    def _temporary_folders(self, data_dir: Path) -> Path:
+        """Ray's folder. What an earlier start left there, or still runs there, is ended first."""
+        folder = temporary_folder(data_dir)
+        # Ray opens its own folder to everybody, so it gets one inside of a private one.
+        ray_folder = folder / "ray"
+
+        def tidy() -> None:
+            stop_stale_processes(haproxy_folder(data_dir))
+            stop_stale_processes(ray_folder)
+            put_logs_away(ray_folder / "session_latest", data_dir / "logs")
+            shutil.rmtree(folder, ignore_errors=True)
+
+        tidy()
+        temporary_folder(data_dir)
+        self._stack.callback(tidy)
+        return ray_folder
+
+    def _start_ray(self, settings: Settings, folder: Path, nats: NatsServer | None) -> str:
         # Before Ray is imported: the import reads the token.
         _require_token(settings.stores.data_dir / "ray.token")
         import ray
@@ -107,7 +134,14 @@ class Embedded:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        self._stack.callback(ray.shutdown)
+        others = descendants()
+
+        def stop() -> None:
+            started = {each for each in descendants() - others if not nats or each.pid != nats.pid}
+            ray.shutdown()
+            end_processes(started)
+
+        self._stack.callback(stop)
         ray.init(
             address="local",
             namespace="serve",
@@ -214,15 +248,22 @@ def watched(nats: NatsServer) -> Generator[None]:
         thread.join()
 
 
-def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise AlreadyRunning(
-                f"{host}:{port} is taken; set DARKROOM_PORT to another port"
-            ) from error
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """SIGINT and SIGTERM wait meanwhile; those that come are then forgotten."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _forget) for number in (SIGINT, SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _forget(_number: int, _frame: FrameType | None) -> None:
+    pass
 
 
 def _logical_cpus(endpoint: EndpointSettings) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from contextlib import suppress
@@ -54,7 +55,16 @@ def temporary_folder(purpose: Path) -> Path:
 
     Its path is short, as the paths of sockets have to be.
     """
-    name = hashlib.sha256(os.fsencode(purpose)).hexdigest()[:8]
+    name = hashlib.sha256(os.fsencode(purpose.absolute())).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / f"darkroom-{name}"
     make_private(folder)
     return folder
+
+
+def put_logs_away(session: Path, logs: Path) -> None:
+    """Move the logs of an ended Ray session, if there is one, to `logs`, in the place of older."""
+    found = session / "logs"
+    if found.is_dir():
+        shutil.rmtree(logs, ignore_errors=True)
+        with suppress(OSError, shutil.Error):  # a disk without room keeps nobody from stopping
+            shutil.move(found, logs)

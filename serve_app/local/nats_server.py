@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve_app.local.ports import PortTaken, held_port, held_ports
 from serve_app.local.stale_processes import stop_stale_processes
 
 _CONFIG = """\
@@ -85,6 +86,7 @@ class NatsServer:
         self._folder = folder.absolute()
         self._preferred_port = preferred_port
         self._process: subprocess.Popen[bytes] | None = None
+        self._port_hold: ExitStack | None = None
         self.port = 0
 
     @property
@@ -123,7 +125,7 @@ class NatsServer:
         if self._process is not None:
             self._process.wait(_END_TIMEOUT_S)
         self._adopt_store()
-        self.port = self.port or self._choose_port()
+        self._hold_port()
         config = self._write_config()
         with (self._folder / "nats-server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -138,6 +140,9 @@ class NatsServer:
         return self._process is not None and self._process.poll() is None
 
     def stop(self, *, timeout_s: float = _END_TIMEOUT_S) -> None:
+        if self._port_hold is not None:
+            self._port_hold.close()
+            self._port_hold = None
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -181,17 +186,35 @@ class NatsServer:
         (self._folder / "port").write_text(str(self.port))
         return self._config_file
 
-    def _choose_port(self) -> int:
-        """The port of last time, or else the preferred one, or else a free one."""
-        candidates = [self._preferred_port, 0]
+    def _hold_port(self) -> None:
+        """Until `stop`, so also while a server that died is down: its clients come back to it."""
+        if self._port_hold is None:
+            with ExitStack() as hold:
+                self.port = self._take_port(hold)
+                self._port_hold = hold.pop_all()
+
+    def _take_port(self, hold: ExitStack) -> int:
+        """This server's, or that of last time, or else the preferred one, or else a free one.
+
+        Raises NatsDidNotStart.
+        """
+        if self.port:
+            try:
+                hold.enter_context(held_port("127.0.0.1", self.port))
+            except PortTaken as error:
+                raise NatsDidNotStart(f"nats-server cannot start again: {error}") from error
+            return self.port
+        for port in self._ports_liked():
+            with suppress(PortTaken):
+                hold.enter_context(held_port("127.0.0.1", port, patience_s=0))
+                return port
+        return hold.enter_context(held_ports(1))[0]
+
+    def _ports_liked(self) -> list[int]:
+        ports = [self._preferred_port]
         with suppress(OSError, ValueError):
-            candidates.insert(0, int((self._folder / "port").read_text()))
-        for port in candidates:
-            with socket.socket() as probe, suppress(OSError):
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", port))
-                return int(probe.getsockname()[1])
-        raise NatsDidNotStart("no free port for nats-server")
+            ports.insert(0, int((self._folder / "port").read_text()))
+        return [port for port in ports if port]
 
 
 def last_url(folder: Path) -> str | None:

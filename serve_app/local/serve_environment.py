@@ -8,13 +8,14 @@ from pathlib import Path
 
 from serve_app.local.folders import temporary_folder
 from serve_app.local.haproxy import environment
-from serve_app.local.ports import free_ports
-from serve_app.local.stale_processes import stop_stale_processes
+from serve_app.local.ports import held_ports
 from settings.http import HttpSettings
 
 _LONGEST_SOCKET_FOLDER = 27
 """Bytes. HAProxy allows 97 for a socket; Serve adds a folder of 56 and the socket's name."""
 
+PORTS = 4
+"""How many are held for Serve: for HAProxy's metrics and statistics, and for its two proxies."""
 _REPLICA_PORTS = 100
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -25,16 +26,14 @@ _RAY_ENVIRONMENT = {
 }
 
 
-def configure_serve(settings: HttpSettings, data_dir: Path) -> int:
-    """Set the environment that Serve's processes inherit; returns the port of HAProxy's metrics.
-
-    A stale HAProxy still holds our port, so it is ended first.
-    """
-    folder = (data_dir / "haproxy").absolute()
-    stop_stale_processes(folder)
+def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int:
+    """Set the environment that Serve's processes inherit; returns the port of HAProxy's metrics."""
+    folder = haproxy_folder(data_dir)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    metrics_port, stats_port, http_port, grpc_port, *replicas = free_ports(4 + _REPLICA_PORTS)
-    os.environ |= _RAY_ENVIRONMENT | _haproxy(folder, metrics_port, stats_port)
+    metrics_port, stats_port, http_port, grpc_port = ports
+    with held_ports(_REPLICA_PORTS) as replicas:
+        pass  # a replica shares its port with nobody, and takes the next one if it is taken
+    os.environ |= _RAY_ENVIRONMENT | _haproxy(data_dir, metrics_port, stats_port)
     os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
@@ -50,9 +49,15 @@ def configure_serve(settings: HttpSettings, data_dir: Path) -> int:
     return metrics_port
 
 
-def _haproxy(folder: Path, metrics_port: int, stats_port: int) -> dict[str, str]:
+def haproxy_folder(data_dir: Path) -> Path:
+    """Of its configuration and its state. Each HAProxy of ours has it on its command line."""
+    return (data_dir / "haproxy").absolute()
+
+
+def _haproxy(data_dir: Path, metrics_port: int, stats_port: int) -> dict[str, str]:
+    folder = haproxy_folder(data_dir)
     is_short = len(str(folder)) <= _LONGEST_SOCKET_FOLDER
-    sockets = folder if is_short else temporary_folder(folder)
+    sockets = folder if is_short else temporary_folder(data_dir)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if sys.platform == "linux" else "0",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -63,5 +68,11 @@ def _haproxy(folder: Path, metrics_port: int, stats_port: int) -> dict[str, str]
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        # A replica that died refuses connections, or had a request and answers nothing: another one
+        # is asked. Of requests that were sent, that is for GET alone; see `haproxy.py`.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # One that hangs is asked no more after some three seconds.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "3",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
     }

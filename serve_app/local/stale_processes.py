@@ -13,7 +13,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_OURS = {"haproxy", "nats-server"}
+_OURS = {"haproxy", "nats-server", "raylet", "gcs_server"}
+_LAUNCHER = "serve_app.local.haproxy"
+"""The module that becomes HAProxy."""
 
 
 def stop_stale_processes(path: Path, *, patience_s: float = 5.0) -> None:
@@ -64,6 +66,11 @@ def _is_ours(process: Path, path: str) -> bool:
         arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return False  # it ended meanwhile, or is not ours
-    return Path(arguments[0]).name in _OURS and any(
-        argument == path or argument.startswith(f"{path}/") for argument in arguments[1:]
-    )
+    is_ours = Path(arguments[0]).name in _OURS or _LAUNCHER in arguments
+    return is_ours and any(_is_below(argument, path) for argument in arguments[1:])
+
+
+def _is_below(argument: str, path: str) -> bool:
+    """Whether an argument, or the value of an option, is `path` or a file below it."""
+    value = argument.partition("=")[2] if argument.startswith("--") else argument
+    return value == path or value.startswith(f"{path}/")

@@ -24,7 +24,7 @@ from ray.serve._private.haproxy import (
 from ray.serve.config import HTTPOptions
 
 from serve_app.local.haproxy import environment
-from serve_app.local.ports import free_ports
+from serve_app.local.ports import held_ports
 from settings.http import HttpSettings
 from tests.support.edge import running_edge
 
@@ -138,7 +138,11 @@ async def _listening(app: Any) -> AsyncGenerator[int]:
 @contextmanager
 def _haproxy(folder: Path, replica_port: int) -> Iterator[int]:
     """Runs HAProxy with Serve's own configuration and our limits; gives its port."""
-    ports = free_ports(3)
+    with held_ports(3) as ports:
+        yield from _haproxy_on(ports, folder, replica_port)
+
+
+def _haproxy_on(ports: range, folder: Path, replica_port: int) -> Iterator[int]:
     path = folder / "haproxy.cfg"
     api = HAProxyApi(
         HAProxyConfig(

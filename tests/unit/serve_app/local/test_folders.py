@@ -6,6 +6,7 @@ from serve_app.local.folders import (
     UnsafeFolder,
     make_data_folder,
     make_private,
+    put_logs_away,
     temporary_folder,
 )
 
@@ -85,3 +86,16 @@ def test_another_users_data_folder_is_refused(
     monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(UnsafeFolder, match="another user's"):
         make_data_folder(tmp_path)
+
+
+def test_logs_of_a_session_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    logs = tmp_path / "data" / "logs"
+    logs.parent.mkdir()
+    for number in (1, 2):
+        session = tmp_path / f"session_{number}"
+        (session / "logs").mkdir(parents=True)
+        (session / "logs" / f"{number}.err").touch()
+        put_logs_away(session, logs)
+        assert [path.name for path in logs.iterdir()] == [f"{number}.err"]
+    put_logs_away(tmp_path / "none", logs)
+    assert [path.name for path in logs.iterdir()] == ["2.err"]

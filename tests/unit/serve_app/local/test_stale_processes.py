@@ -38,6 +38,21 @@ def test_a_server_of_ours_is_ended(tmp_path: Path, name: str, below: str) -> Non
         assert process.wait(5) < 0
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("raylet", "--session_dir"), ("gcs_server", "--session-dir")]
+)
+def test_ray_is_found_by_the_values_of_its_options(tmp_path: Path, name: str, option: str) -> None:
+    with running(name, f"{option}={tmp_path}/session_1") as process:
+        stop_stale_processes(tmp_path)
+        assert process.wait(5) < 0
+
+
+def test_what_is_about_to_become_haproxy_is_ended(tmp_path: Path) -> None:
+    with running("python", "serve_app.local.haproxy", f"{tmp_path}/limits.cfg") as process:
+        stop_stale_processes(tmp_path)
+        assert process.wait(5) < 0
+
+
 def test_no_other_process_is_touched(tmp_path: Path) -> None:
     with ExitStack() as stack:
         others = [
