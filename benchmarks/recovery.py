@@ -37,6 +37,7 @@ BODY = {
 }
 ASK_PERIOD_S = 0.02
 TIMEOUT_S = 120.0
+TORCH_BYTES = 350 * 1024**2
 QUIET_S = 5.0
 """Between two kills, for what was killed to be whole again."""
 
@@ -47,12 +48,15 @@ def main() -> None:
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     settings = {"DARKROOM_MAX_COST": "2000"} | dict(each.split("=", 1) for each in args.settings)
+    standby = settings.get("DARKROOM_STANDBY_ENGINE") != "false"
     print_hardware()
     with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
         folder = Path(name)
         with Service(folder / "data", settings, log_path=folder / "log") as service:
             rows = [
-                _row("engine", [_engine_back_s(service) for _ in range(args.rounds)]),
+                _row(
+                    "engine", [_engine_back_s(service, standby=standby) for _ in range(args.rounds)]
+                ),
                 _row("HTTP replica", [_replica_back_s(service) for _ in range(args.rounds)]),
             ]
     print_table("Seconds until the service goes on", ("killed", "median", "longest"), rows)
@@ -62,7 +66,8 @@ def _row(part: str, times_s: list[float]) -> tuple[str, str, str]:
     return part, f"{statistics.median(times_s):.2f}", f"{max(times_s):.2f}"
 
 
-def _engine_back_s(service: Service) -> float:
+def _engine_back_s(service: Service, *, standby: bool) -> float:
+    """With a substitute that is ready, if there is to be one."""
     with _client(service) as http:
         answer = http.post("/diffusion/v1/generate", json=BODY).raise_for_status()
         job = {"request_id": answer.json()["request_id"]}
@@ -72,6 +77,7 @@ def _engine_back_s(service: Service) -> float:
             return result.get("progress") if result["status"] == 0 else 1.0
 
         _wait(lambda: (progress() or 0) > 0.1)
+        _wait(lambda: _have_torch(service) == 1 + standby)
         _kill(service, "ray::EngineProcess", socket="darkroom-engine-")
         began = time.monotonic()
         at_kill = progress()
@@ -113,6 +119,16 @@ def _kill(service: Service, title: str, *, socket: str = "") -> None:
                 process.kill()
                 return
     raise AssertionError(f"no process {title}")
+
+
+def _have_torch(service: Service) -> int:
+    """How many of the engine's processes have loaded all that they need, by their memory."""
+    count = 0
+    for process in psutil.Process(service.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            is_engine = "ray::EngineProcess" in " ".join(process.cmdline())
+            count += is_engine and process.memory_info().rss > TORCH_BYTES
+    return count
 
 
 def _wait(check: Callable[[], bool]) -> None:
