@@ -17,6 +17,11 @@ from settings.http import HttpSettings
 
 _FRONTEND = re.compile(r"^frontend http_frontend\n    bind .*\n", re.MULTILINE)
 _OTHER_BIND = re.compile(r"^(frontend prometheus|listen stats)\n( +)bind \S*:(\d+)$", re.MULTILINE)
+_CONNECT_TIMEOUT = re.compile(r"^( *timeout connect) \S+$", re.MULTILINE)
+_CONNECT_MS = 300
+"""To a replica on this machine. HAProxy waits as long, and a second at most, before it asks again
+after a replica has refused: with Serve's 5 s a caller waits a second for the other replica.
+"""
 _OTHER_CONNECTIONS = 128
 """For health checks, metrics and the administration socket, beside those of callers."""
 _OTHER_FILES = 256
@@ -70,8 +75,8 @@ def limits(settings: HttpSettings) -> str:
 
 
 def limited(configuration: str, lines: str) -> str:
-    """The configuration with these lines in the frontend of callers, and with metrics and
-    statistics for this machine alone. Raises FrontendNotFound.
+    """The configuration with these lines in the frontend of callers, with metrics and statistics
+    for this machine alone, and with no long wait for a replica. Raises FrontendNotFound.
     """
     if lines in configuration:
         return configuration
@@ -80,6 +85,9 @@ def limited(configuration: str, lines: str) -> str:
         raise FrontendNotFound(
             "no `frontend prometheus` and `listen stats` to keep to this machine"
         )
+    configuration, found = _CONNECT_TIMEOUT.subn(rf"\1 {_CONNECT_MS}ms", configuration)
+    if not found:
+        raise FrontendNotFound("no `timeout connect` to shorten")
     frontend = _FRONTEND.search(configuration)
     if frontend is None:
         raise FrontendNotFound("no `frontend http_frontend` to which the limits could be added")

@@ -51,6 +51,13 @@ def test_only_what_changes_nothing_is_asked_of_another_replica_once_it_was_sent(
     assert "http-request disable-l7-retry if !METH_GET\n" in limits(HttpSettings())
 
 
+def test_a_replica_that_refuses_is_soon_given_up(configuration: Path) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings()))
+    assert [line.strip() for line in text.splitlines() if "timeout connect" in line] == [
+        "timeout connect 300ms"
+    ]
+
+
 def test_metrics_and_statistics_are_for_this_machine_alone(configuration: Path) -> None:
     text = limited(configuration.read_text(), limits(HttpSettings()))
     binds = [line.split()[1] for line in text.splitlines() if line.strip().startswith("bind ")]
