@@ -22,6 +22,7 @@ from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.dispatch.dispatcher import Dispatcher
 from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.gone_endpoints import GoneEndpoints
 from actors.dispatch.names import worker_prefix
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.ray_calls import RayCalls
@@ -144,21 +145,16 @@ async def run_dispatcher(settings: Settings) -> None:
     messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     writer = JobWriter(PersistentLog(messaging.log))
+    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
     running_jobs = RunningJobs(settings.owners)
     ray_calls = RayCalls(at_once=settings.dispatch.ray_calls)
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
-        config = worker_config(settings, endpoint)
         return EndpointDispatcher(
             endpoint,
             queue=messaging.queue,
             writer=writer,
-            pool=WorkerPool(
-                endpoint,
-                prefix=worker_prefix(config),
-                cluster=RayCluster(config, calls=ray_calls),
-                settings=settings.dispatch,
-            ),
+            pool=_worker_pool(settings, endpoint, ray_calls),
             running_jobs=running_jobs,
             hold_renew_s=settings.workers.lease_s / 3,
             max_dispatch_failures=settings.dispatch.max_dispatch_failures,
@@ -168,14 +164,31 @@ async def run_dispatcher(settings: Settings) -> None:
     dispatcher = Dispatcher(
         holder=_holder(),
         leases=Leases(database),
-        endpoints=Endpoints(database),
-        default_endpoint=default_endpoint(settings.default_endpoint),
+        endpoints=endpoints,
+        default_endpoint=default,
         open_endpoint=open_endpoint,
+        gone_endpoints=GoneEndpoints(
+            endpoints=endpoints,
+            queue=messaging.queue,
+            writer=writer,
+            cluster=RayCluster(worker_config(settings, default), calls=ray_calls),
+            grace_s=settings.dispatch.endpoint_gone_s,
+        ),
         lease_s=settings.dispatch.dispatcher_lease_s,
         period_s=settings.dispatch.endpoints_period_s,
     )
     await messaging.connected()
     await dispatcher.run()
+
+
+def _worker_pool(settings: Settings, endpoint: Endpoint, ray_calls: RayCalls) -> WorkerPool:
+    config = worker_config(settings, endpoint)
+    return WorkerPool(
+        endpoint,
+        prefix=worker_prefix(config),
+        cluster=RayCluster(config, calls=ray_calls),
+        settings=settings.dispatch,
+    )
 
 
 async def run_callbacks(settings: Settings) -> None:

@@ -97,6 +97,16 @@ class JobQueue(Protocol):
         Fewer than `most` only if there are no more. Raises LogUnavailable.
         """
 
+    async def endpoints(self) -> set[str]:
+        """Every endpoint that has entries, or whose lanes were read. Raises LogUnavailable."""
+
+    async def forget(self, endpoint: str) -> None:
+        """Remove what was made to read the lanes of an endpoint; entries stay.
+
+        Whoever reads a lane meanwhile gets LogUnavailable, and may begin again. Raises
+        LogUnavailable.
+        """
+
     def lane(self, endpoint: str, lane: int) -> AbstractAsyncContextManager[EntryReader]:
         """Take one lane's entries. Raises LogUnavailable."""
 

@@ -42,6 +42,9 @@ class DispatchSettings(Group):
     """How long a dispatcher may be silent before another one takes over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
+    endpoint_gone_s: PositiveFloat = 60.0
+    """How long after the row of an endpoint is gone its jobs fail and its workers are closed, in
+    case the row comes back."""
     ray_calls: PositiveInt = 8
     """How many calls of Ray that block the dispatcher makes at the same time."""
     requeue_period_s: PositiveFloat = 60.0

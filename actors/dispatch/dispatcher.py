@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.gone_endpoints import GoneEndpoints
 from events.errors import DatabaseUnavailable
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases
@@ -34,15 +35,21 @@ class Dispatcher:
         endpoints: Endpoints,
         default_endpoint: Endpoint,
         open_endpoint: Callable[[Endpoint], EndpointDispatcher],
+        gone_endpoints: GoneEndpoints,
         lease_s: float,
         period_s: float,
     ) -> None:
-        """`default_endpoint`: from the settings, which win over its row at every start."""
+        """`default_endpoint`: from the settings, which win over its row at every start.
+
+        `gone_endpoints`: what becomes of endpoints that have no row any more.
+        """
         self._holder = holder
         self._leases = leases
         self._endpoints = endpoints
         self._default_endpoint = default_endpoint
         self._open_endpoint = open_endpoint
+        self._gone_endpoints = gone_endpoints
+        self._removing: asyncio.Task[None] | None = None
         self._lease_s = lease_s
         self._period_s = period_s
         self._lease_until = 0.0
@@ -85,15 +92,19 @@ class Dispatcher:
                 logger.error("endpoint loop ended", exc_info=task.exception())
             if task.done() or rows.get(endpoint_id) != dispatcher.endpoint:
                 await self._stop(endpoint_id)
-            if endpoint_id not in rows:
-                await dispatcher.close()
         for endpoint_id, endpoint in rows.items():
             if endpoint_id not in self._running:
                 dispatcher = self._open_endpoint(endpoint)
                 task = asyncio.create_task(dispatcher.run(), name=endpoint_id)
                 self._running[endpoint_id] = (dispatcher, task)
+        if self._removing is None:
+            self._removing = asyncio.create_task(self._gone_endpoints.run())
 
     async def _stop_all(self) -> None:
+        if self._removing is not None:
+            self._removing.cancel()
+            await asyncio.gather(self._removing, return_exceptions=True)
+            self._removing = None
         for endpoint_id in list(self._running):
             await self._stop(endpoint_id)
 

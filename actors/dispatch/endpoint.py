@@ -104,10 +104,6 @@ class EndpointDispatcher:
                     self._running_jobs.add(held.owner, self.endpoint)
                     run.add_done_callback(partial(self._note_done, held.owner))
 
-    async def close(self) -> None:
-        """The endpoint is gone, and with it its workers."""
-        await self._pool.close()
-
     async def _demand(self) -> int:
         """While the queue cannot be counted, as many as there were."""
         with suppress(LogUnavailable):

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from actors.worker.config import WorkerConfig
 
+ALL_WORKERS = "worker:"
+"""How the names of all workers begin."""
+
 
 def endpoint_prefix(endpoint_id: str) -> str:
     """How the names of all workers of an endpoint begin."""
-    return f"worker:{endpoint_id}:"
+    return f"{ALL_WORKERS}{endpoint_id}:"
+
+
+def endpoint_of(worker: str) -> str:
+    """The id of the endpoint whose worker has this name."""
+    return worker.split(":")[1]
 
 
 def worker_prefix(config: WorkerConfig) -> str:

@@ -119,11 +119,6 @@ class WorkerPool:
                 task.cancel()
             await asyncio.gather(*self._keeping.values(), return_exceptions=True)
 
-    async def close(self) -> None:
-        """The endpoint is gone: so are its workers, and what runs on them."""
-        for name in await self._cluster.workers(endpoint_prefix(self._endpoint.id)):
-            await self._cluster.remove(name)
-
     async def _take_over(self) -> None:
         """A predecessor's workers that are made alike are ours now."""
         for name in await self._cluster.workers(self._prefix):

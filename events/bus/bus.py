@@ -17,6 +17,7 @@ from events.bus.connection import keeping_cancellation
 from events.bus.errors import (
     DISCONNECTED,
     FULL,
+    NO_CONSUMER,
     WRONG_LAST_SEQUENCE,
     NoAnswer,
     WrongLastSequence,
@@ -131,6 +132,28 @@ class Bus(Reads):
             max_waiting=64,
         )
         await self.call(self._js.add_consumer(spec.stream, config))
+
+    async def consumers(self, stream: str) -> list[str]:
+        """Names of all consumers of a stream. Raises LogUnavailable."""
+        found: list[str] = []
+        total = 1
+        while len(found) < total:
+            subject = f"$JS.API.CONSUMER.NAMES.{stream}"
+            answer = await self.ask(subject, {"offset": len(found)})
+            names, total = answer.get("consumers") or [], answer["total"]
+            if not names:
+                break  # some were deleted meanwhile
+            found += names
+        return found
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        """Nothing happens if there is none. Raises LogUnavailable."""
+        try:
+            await self.call(self._js.delete_consumer(stream, name))
+        except LogUnavailable as error:
+            cause = error.__cause__
+            if not isinstance(cause, Exception) or code_of(cause) != NO_CONSUMER:
+                raise
 
     async def add_follower(self, stream: str, *, after: int) -> str:
         """An ephemeral consumer that needs no acks, from after `after` on; its name."""

@@ -18,6 +18,7 @@ from events.bus.streams import (
     ConsumerSpec,
     callbacks_consumer,
     due_subject,
+    endpoint_of_consumer,
     endpoint_subjects,
     lane_consumer,
     queue_subject,
@@ -108,6 +109,19 @@ class JetStreamJobQueue:
         subjects = endpoint_subjects(endpoint)
         messages = await self._bus.listing(QUEUE, subjects, after=after, count=most)
         return [_queued_job(message) for message in messages]
+
+    async def endpoints(self) -> set[str]:
+        subjects = await self._bus.pending(QUEUE, "queue.>")
+        consumers = await self._bus.consumers(QUEUE)
+        return {subject.split(".")[1] for subject in subjects} | {
+            endpoint for endpoint in map(endpoint_of_consumer, consumers) if endpoint is not None
+        }
+
+    async def forget(self, endpoint: str) -> None:
+        consumers = await self._bus.consumers(QUEUE)
+        for consumer in consumers:
+            if endpoint_of_consumer(consumer) == endpoint:
+                await self._bus.delete_consumer(QUEUE, consumer)
 
     @asynccontextmanager
     async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[JetStreamEntries]:

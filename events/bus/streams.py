@@ -71,6 +71,12 @@ def lane_consumer(endpoint: str, lane: int, *, lease_s: float) -> ConsumerSpec:
     return ConsumerSpec(QUEUE, f"{endpoint}-{lane}", subject, lease_s, max_ack_pending=-1)
 
 
+def endpoint_of_consumer(name: str) -> str | None:
+    """Whose lane a consumer of the queue reads; None where an operator made it."""
+    endpoint, _, lane = name.rpartition("-")
+    return endpoint if endpoint and lane.isdecimal() else None
+
+
 def callbacks_consumer(*, most_held: int, hold_s: float) -> ConsumerSpec:
     return ConsumerSpec(CALLBACKS, "callbacks", DUE_WILDCARD, hold_s, most_held)
 

@@ -146,6 +146,8 @@ class MemoryJobQueue:
     def __init__(self, *, lease_s: float = 30.0) -> None:
         self._lease_s = lease_s
         self._messages = _Messages()
+        self._read: set[str] = set()
+        """Endpoints whose lanes were read."""
 
     async def add(
         self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
@@ -172,8 +174,16 @@ class MemoryJobQueue:
         ]
         return found[:most]
 
+    async def endpoints(self) -> set[str]:
+        keys = [each.key for each in self._messages.by_sequence.values()]
+        return self._read | {str(key[0]) for key in keys if isinstance(key, tuple)}
+
+    async def forget(self, endpoint: str) -> None:
+        self._read.discard(endpoint)
+
     @asynccontextmanager
     async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[MemoryEntries]:
+        self._read.add(endpoint)
         yield MemoryEntries(self._messages, (endpoint, lane), hold_s=self._lease_s)
 
     def entry(self, job_id: str, token: str) -> QueueEntry:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
 from events.bus.queues import JetStreamJobQueue
+from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import utc_now
 from events.memory.queues import MemoryJobQueue
@@ -188,3 +190,22 @@ async def test_it_tells_of_what_is_queued_without_taking_it(queue: JobQueue) -> 
         assert await queue.queued("default", after=0, most=9) == [first, second, third]
         await entry.ack()
     assert await queue.queued("default", after=0, most=9) == [second, third]
+
+
+async def test_it_knows_the_endpoints_that_have_entries_or_readers(queue: JobQueue) -> None:
+    await queue.add("has-entries", LANE, "a-job")
+    async with queue.lane("default", LANE), queue.lane("default", LANE + 1):
+        assert await queue.endpoints() == {"has-entries", "default"}
+    await queue.forget("default")
+    await queue.forget("unknown")
+    assert await queue.endpoints() == {"has-entries"}
+
+
+async def test_an_endpoint_that_was_forgotten_is_read_again(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        await queue.forget("default")
+        with suppress(LogUnavailable):
+            await entries.next(most=1, timeout_s=0.5)
+    async with queue.lane("default", LANE) as entries:
+        assert (await taken(entries)).job_id == "a-job"

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from actors.dispatch.dispatcher import Dispatcher
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases
 from events.store.records import Endpoint
+from events.store.tables import ENDPOINTS
 from tests.support.database import database_in
 from tests.support.polling import eventually
 
@@ -27,7 +29,6 @@ class FakeEndpointDispatcher:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.is_running = False
-        self.is_closed = False
         self.failing = asyncio.Event()
 
     async def run(self) -> None:
@@ -38,15 +39,28 @@ class FakeEndpointDispatcher:
         finally:
             self.is_running = False
 
-    async def close(self) -> None:
-        self.is_closed = True
+
+class FakeGoneEndpoints:
+    """Notes whether it is at work."""
+
+    def __init__(self) -> None:
+        self.is_running = False
+
+    async def run(self) -> None:
+        self.is_running = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_running = False
 
 
 class Bench:
     def __init__(self, database: Database) -> None:
+        self.database = database
         self.endpoints = Endpoints(database)
         self.leases = Leases(database)
         self.opened: list[FakeEndpointDispatcher] = []
+        self.gone: Any = FakeGoneEndpoints()
 
     @asynccontextmanager
     async def dispatching(self, holder: str = "one") -> AsyncIterator[Dispatcher]:
@@ -56,6 +70,7 @@ class Bench:
             endpoints=self.endpoints,
             default_endpoint=DEFAULT,
             open_endpoint=self._open,
+            gone_endpoints=self.gone,
             lease_s=1.0,
             period_s=0.01,
         )
@@ -70,6 +85,10 @@ class Bench:
     def _open(self, endpoint: Endpoint) -> Any:
         self.opened.append(FakeEndpointDispatcher(endpoint))
         return self.opened[-1]
+
+    async def remove_row(self, id: str) -> None:
+        """As an operator does."""
+        await self.database.execute(sa.delete(ENDPOINTS).where(ENDPOINTS.c.id == id))
 
     def running(self) -> list[str]:
         return sorted(each.endpoint.id for each in self.opened if each.is_running)
@@ -96,7 +115,18 @@ async def test_a_row_that_changed_is_dispatched_anew(bench: Bench) -> None:
         await bench.endpoints.put(changed)
         await eventually(lambda: bench.opened[-1].endpoint == changed and bench.running())
         assert bench.running() == ["default"]
-        assert not any(each.is_closed for each in bench.opened)
+
+
+async def test_a_row_that_is_gone_is_dispatched_no_more(
+    bench: Bench,
+) -> None:
+    await bench.endpoints.put(Endpoint("fast"))
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default", "fast"])
+        await bench.remove_row("fast")
+        await eventually(lambda: bench.running() == ["default"])
+        assert bench.gone.is_running
+    assert not bench.gone.is_running
 
 
 async def test_only_the_holder_of_the_lease_dispatches(bench: Bench) -> None:

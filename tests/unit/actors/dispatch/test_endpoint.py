@@ -246,10 +246,3 @@ async def test_a_successor_finds_the_job_that_still_runs(bench: Bench) -> None:
         await eventually(lambda: len(actor.entries) == 2, within_s=10 * LEASE_S)
         assert bench.cluster.running(job_id) is actor
     assert bench.cluster.killed == []
-
-
-async def test_an_endpoint_that_is_gone_takes_its_workers_along(bench: Bench) -> None:
-    async with bench.dispatching() as dispatcher:
-        await eventually(lambda: bench.cluster.actors)
-    await dispatcher.close()
-    assert bench.cluster.groups == {}

@@ -1,0 +1,109 @@
+"""GoneEndpoints: what is left of endpoints whose rows are gone, whoever dispatched them.
+
+Their jobs end, and so do their workers and the readers of their lanes. What is left is found where
+it is: on the queue and in the cluster. So it does not matter which dispatcher knew the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from actors.dispatch.cluster import ActorUnavailable, Cluster
+from actors.dispatch.names import ALL_WORKERS, endpoint_of, endpoint_prefix
+from actors.job_error import end_job
+from events.decisions import GiveUp
+from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
+from events.log import JobWriter
+from events.queue import JobQueue, QueuedJob
+from events.store.endpoints import Endpoints
+
+logger = logging.getLogger(__name__)
+
+_JOBS_AT_ONCE = 32
+_PASSING = (LogUnavailable, ReadTimeout, DatabaseUnavailable, ActorUnavailable)
+"""What is not reached now is looked for again."""
+
+
+class GoneEndpoints:
+    def __init__(
+        self,
+        *,
+        endpoints: Endpoints,
+        queue: JobQueue,
+        writer: JobWriter,
+        cluster: Cluster,
+        grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`writer`: on a log that waits out outages. `cluster`: of any endpoint.
+
+        `grace_s`: how long an endpoint is left alone in case its row comes back.
+        """
+        self._endpoints = endpoints
+        self._queue = queue
+        self._writer = writer
+        self._cluster = cluster
+        self._grace_s = grace_s
+        self._clock = clock
+        self._gone_since: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.sweep()
+            except _PASSING as error:
+                fields = {"action": "remove_endpoint", "error": str(error)}
+                logger.warning("could not look for endpoints that are gone", extra=fields)
+            except Exception:
+                logger.exception("endpoint not removed", extra={"action": "remove_endpoint"})
+            await asyncio.sleep(self._grace_s / 4)
+
+    async def sweep(self) -> None:
+        """Remove what has been gone for the grace period.
+
+        Raises LogUnavailable, ReadTimeout, DatabaseUnavailable, ActorUnavailable.
+        """
+        workers = await self._cluster.workers(ALL_WORKERS)
+        left = await self._queue.endpoints() | {endpoint_of(worker) for worker in workers}
+        gone = left - {endpoint.id for endpoint in await self._endpoints.all()}
+        now = self._clock()
+        self._gone_since = {id: self._gone_since.get(id, now) for id in sorted(gone)}
+        for endpoint, since in self._gone_since.items():
+            if now - since >= self._grace_s:
+                await self._remove(endpoint)
+
+    async def _remove(self, endpoint: str) -> None:
+        """Jobs first: one that runs has ended before its worker goes, and is no failed attempt."""
+        jobs = 0
+        while page := await self._queue.queued(endpoint, after=0, most=_JOBS_AT_ONCE):
+            if await self._endpoints.get(endpoint) is not None:
+                return  # it is back
+            await asyncio.gather(*(self._end_job(endpoint, queued) for queued in page))
+            jobs += len(page)
+        for worker in await self._cluster.workers(endpoint_prefix(endpoint)):
+            await self._cluster.remove(worker)
+        await self._queue.forget(endpoint)
+        fields = {"action": "remove_endpoint", "endpoint": endpoint, "jobs": jobs}
+        logger.warning("endpoint is gone", extra=fields)
+
+    async def _end_job(self, endpoint: str, queued: QueuedJob) -> None:
+        try:
+            job = await self._writer.load(queued.job_id)
+            if job is not None:
+                await self._writer.execute(GiveUp(_message(endpoint)), job)
+        except _PASSING:
+            raise
+        except Exception as error:  # noqa: BLE001 - `end_job` logs it
+            await end_job(queued.job_id, error, writer=self._writer, action="remove_endpoint")
+        await self._queue.remove(endpoint, queued.lane, queued.job_id)
+
+
+def _message(endpoint: str) -> str:
+    return (
+        f"The endpoint {endpoint!r} was removed before this job had ended. Submit it again to "
+        "another endpoint."
+    )

@@ -1,0 +1,167 @@
+"""What becomes of an endpoint whose row is gone, whoever dispatched it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from actors.dispatch.gone_endpoints import GoneEndpoints
+from events.decisions import Cancel, Submit
+from events.ids import new_id
+from events.job import Job
+from events.log import JobWriter
+from events.memory.log import MemoryLog
+from events.memory.queues import MemoryJobQueue
+from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.records import Endpoint
+from events.store.tables import ENDPOINTS
+from events.types import Cancelled, Failed
+from tests.support.database import database_in
+from tests.support.dispatch import FakeCluster
+from tests.support.events import submitted
+
+GRACE_S = 60.0
+
+
+class Bench:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.endpoints = Endpoints(database)
+        self.queue = MemoryJobQueue()
+        self.writer = JobWriter(MemoryLog())
+        self.cluster = FakeCluster()
+        self.now_s = 0.0
+        self.gone = self.another()
+
+    def another(self) -> GoneEndpoints:
+        """As a dispatcher has it that starts now."""
+        return GoneEndpoints(
+            endpoints=self.endpoints,
+            queue=self.queue,
+            writer=self.writer,
+            cluster=self.cluster,
+            grace_s=GRACE_S,
+            clock=lambda: self.now_s,
+        )
+
+    async def after(self, seconds: float) -> None:
+        self.now_s += seconds
+        await self.gone.sweep()
+
+    async def remove_row(self, id: str) -> None:
+        """As an operator does."""
+        await self.database.execute(sa.delete(ENDPOINTS).where(ENDPOINTS.c.id == id))
+
+    async def submit(self, endpoint: str, *, lane: int = 3) -> str:
+        job_id = new_id()
+        await self.writer.submit(job_id, Submit(submitted(endpoint=endpoint, lane=lane)))
+        await self.queue.add(endpoint, lane, job_id)
+        return job_id
+
+    async def dispatched(self, endpoint: str) -> None:
+        """It was dispatched once: its lanes were read, and it has a worker."""
+        async with self.queue.lane(endpoint, 3):
+            await self.cluster.place(f"worker:{endpoint}:d1:0")
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with database_in(tmp_path) as database:
+        yield Bench(database)
+
+
+async def test_nothing_is_left_of_an_endpoint_that_is_gone(bench: Bench) -> None:
+    await bench.dispatched("fast")
+    jobs = [await bench.submit("fast", lane=lane % 64) for lane in range(100)]
+    await bench.after(0)
+    await bench.after(GRACE_S - 1)
+    assert await bench.queue.depth("fast") == len(jobs)
+    await bench.after(1)
+    for job_id in jobs:
+        end = (await bench.job(job_id)).end
+        assert isinstance(end, Failed)
+        assert "'fast' was removed" in end.message
+        assert "Submit it again" in end.message
+    assert await bench.queue.endpoints() == set()
+    assert bench.cluster.groups == {}
+
+
+async def test_an_endpoint_that_has_a_row_is_let_alone(bench: Bench) -> None:
+    await bench.endpoints.put(Endpoint("fast-2"))
+    for endpoint in ("fast", "fast-2"):
+        await bench.dispatched(endpoint)
+    kept, lost = await bench.submit("fast-2"), await bench.submit("fast")
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    assert (await bench.job(kept)).end is None
+    assert (await bench.job(lost)).end is not None
+    assert await bench.queue.endpoints() == {"fast-2"}
+    assert set(bench.cluster.groups) == {"worker:fast-2:d1:0"}
+
+
+async def test_a_row_that_comes_back_in_time_is_in_time(bench: Bench) -> None:
+    job_id = await bench.submit("fast")
+    await bench.after(0)
+    await bench.endpoints.put(Endpoint("fast"))
+    await bench.after(GRACE_S)
+    await bench.remove_row("fast")
+    await bench.after(1)
+    await bench.after(GRACE_S - 1)
+    assert (await bench.job(job_id)).end is None
+    await bench.after(1)
+    assert (await bench.job(job_id)).end is not None
+
+
+async def test_it_is_found_by_a_dispatcher_that_never_knew_it(bench: Bench) -> None:
+    await bench.dispatched("fast")
+    await bench.after(0)
+    bench.gone = bench.another()
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    assert bench.cluster.groups == {}
+    assert await bench.queue.endpoints() == set()
+
+
+async def test_a_job_that_comes_to_the_queue_later_ends_too(bench: Bench) -> None:
+    await bench.dispatched("fast")
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    late = await bench.submit("fast")
+    await bench.after(1)
+    await bench.after(GRACE_S)
+    assert (await bench.job(late)).end is not None
+
+
+async def test_a_job_that_ended_otherwise_keeps_its_end(bench: Bench) -> None:
+    job_id = await bench.submit("fast")
+    await bench.writer.execute(Cancel(), await bench.job(job_id))
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    assert isinstance((await bench.job(job_id)).end, Cancelled)
+    assert await bench.queue.job_ids() == set()
+
+
+async def test_a_row_that_comes_back_meanwhile_saves_the_jobs_that_are_left(bench: Bench) -> None:
+    jobs = [await bench.submit("fast") for _ in range(100)]
+    await bench.after(0)
+    remove = bench.queue.remove
+
+    async def remove_and_bring_back(endpoint: str, lane: int, job_id: str) -> None:
+        await remove(endpoint, lane, job_id)
+        await bench.endpoints.put(Endpoint("fast"))
+
+    bench.queue.remove = remove_and_bring_back  # type: ignore[method-assign]
+    await bench.after(GRACE_S)
+    ends = await asyncio.gather(*(bench.job(job_id) for job_id in jobs))
+    assert 0 < sum(job.end is None for job in ends) < len(jobs)
+    assert await bench.queue.endpoints() == {"fast"}
