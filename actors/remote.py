@@ -25,6 +25,7 @@ from actors.worker.device_turn import DeviceTurn
 from actors.worker.engine_host import EngineHost, EngineState, Order
 from actors.worker.job import RunOutcome
 from actors.worker.process_memory import limit_memory, memory_bytes
+from actors.worker.run_mark import remove_stale_marks
 from actors.worker.watchdog import Watchdog, exit_later
 from engine.engine import load_torch
 from engine.reports import EngineEvent
@@ -150,6 +151,7 @@ class JobProcess:
         """`engines`: names of this worker's EngineProcesses."""
         set_up_logging()
         forget_secrets(os.environ)
+        remove_stale_marks()
         self._config = config
         self._engine = RemoteEngine(*engines)
         self._parts: JobActorParts | None = None

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 _ACTIVE, _WAITS = b"1", b"0"
+_PREFIX = "darkroom-run-"
+"""Of the names of the files. The id of the process that made it follows."""
 
 
 class RunMark:
@@ -44,7 +46,7 @@ class RunMark:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    descriptor, name = tempfile.mkstemp(prefix="darkroom-run-")
+    descriptor, name = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(_WAITS)
@@ -52,6 +54,23 @@ def _new_file() -> Iterator[Path]:
     finally:
         with suppress(OSError):
             Path(name).unlink()
+
+
+def remove_stale_marks() -> None:
+    """Those of job actors that were killed before they could."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid, _, _ = path.name.removeprefix(_PREFIX).partition("-")
+        with suppress(OSError, ValueError):
+            if not _is_alive(int(pid)):
+                path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class RunMarkWriter:

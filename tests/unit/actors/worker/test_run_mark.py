@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.worker.run_mark import RunMark, RunMarkWriter
+from actors.worker.run_mark import RunMark, RunMarkWriter, remove_stale_marks
 
 
 def test_a_run_is_active_once_an_engine_has_taken_it() -> None:
@@ -78,3 +78,18 @@ def test_what_it_says_outlives_a_process_that_is_killed() -> None:
         ended = subprocess.run(command, check=False, timeout=30)
         assert ended.returncode == -signal.SIGKILL
         assert not mark.is_active
+
+
+def test_marks_of_processes_that_have_ended_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    (tmp_path / f"darkroom-run-{process.pid}-a").touch()
+    (tmp_path / "darkroom-run-other").touch()
+    with RunMark.new() as mark:
+        remove_stale_marks()
+        assert mark.path.exists()
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left == {mark.path.name, "darkroom-run-other"}
