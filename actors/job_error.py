@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from engine.machine_error import is_machine_error
 from events.decisions import WHAT_TO_DO, GiveUp
 from events.errors import HistoryGone, JobOfLaterVersion, JobUnreadable
 from events.log import JobWriter
@@ -19,7 +20,8 @@ def could_not_handle(error: Exception) -> str:
 async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: str) -> bool:
     """Log `error`, and end the job that it is about. True where nothing more is to be done for it.
 
-    False where a later version can read the job, which is left to it. One that is damaged is not
+    False where a later version can read the job, which is left to it, and where the machine failed:
+    then its entry comes again after its lease. One that is damaged is not
     ended either: nobody can say what the event that is lost had made of it.
 
     Raises what the log raises where it cannot be reached.
@@ -27,6 +29,9 @@ async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: s
     fields = {"action": action, "job_id": job_id}
     if isinstance(error, JobOfLaterVersion):
         logger.info("job is left to a later version", extra=fields)
+        return False
+    if is_machine_error(error):
+        logger.error("the machine failed", exc_info=error, extra=fields)
         return False
     logger.error("job could not be handled", exc_info=error, extra=fields)
     try:

@@ -15,11 +15,19 @@ from engine.activity import Activity, OnActive, ignore_active
 from engine.admission import Admission, EngineMemory
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Member
-from engine.errors import Cancelled, DeviceFailed, EngineError
+from engine.errors import (
+    Cancelled,
+    DeviceFailed,
+    EngineError,
+    MachineFailed,
+    ModelsUnavailable,
+    OutOfMemory,
+)
 from engine.executor import execute
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.machine_error import is_machine_error
 from engine.meter import Meter
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent
@@ -241,14 +249,22 @@ class Engine:
         self._open.discard(run)
         self._members.pop(run, None)
         self._admission.leave(run)
-        if error is not None and self._device is not None:
-            error = self._device.diagnosed(error)
+        if error is not None:
+            error = self._diagnosed(error)
         if isinstance(error, DeviceFailed) and error.is_lost:
             self._close()  # or the other runs would fail, too
         try:
             run.end(error)
         except Exception:  # noqa: BLE001 - a submitter's callback must not end the device thread
             _log.exception("callback failed", extra={"action": "run_end"})
+
+    def _diagnosed(self, error: Exception) -> Exception:
+        """The error of a run that has left, with what may be the reason besides the run."""
+        if is_machine_error(error) and not isinstance(error, ModelsUnavailable):
+            return MachineFailed(f"The machine failed: {error}")
+        if isinstance(error, OutOfMemory) and self._members:
+            return OutOfMemory(str(error), beside_others=True)
+        return error if self._device is None else self._device.diagnosed(error)
 
 
 def _wake() -> None:

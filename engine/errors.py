@@ -10,6 +10,7 @@ EngineError
 ├── OutOfMemory            the device has too little memory for the work
 ├── NodeFailed             a node's body raised
 ├── DeviceFailed           the device failed, whatever it was asked for
+├── MachineFailed          the machine lacked files, threads or room on a disk
 └── Cancelled              the run was cancelled
 
 Every error survives pickling, because it travels from the engine's process to the job's.
@@ -110,8 +111,13 @@ class TooLarge(EngineError):
 class OutOfMemory(EngineError):
     """The device's memory does not hold this job: lower the width, height or batch size."""
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or type(self).__doc__)
+    def __init__(self, message: str | None = None, beside_others: bool = False) -> None:
+        """`beside_others`: other runs were there, and may have held the memory."""
+        self.beside_others = beside_others
+        super().__init__(message or type(self).__doc__, beside_others)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 _ALLOCATORS = ("out of memory", "not enough memory", "can't allocate memory", "bad_alloc")
@@ -149,6 +155,10 @@ class DeviceFailed(EngineError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class MachineFailed(EngineError):
+    """The machine lacked files, threads or room on a disk, whatever it was asked for."""
 
 
 class Cancelled(EngineError):

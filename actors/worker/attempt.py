@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -14,11 +13,20 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, Order
+from actors.worker.heartbeat import Heartbeat
 from actors.worker.lease import Lease, Loss
 from actors.worker.plan import Plan, plan_text
 from actors.worker.result_file import encode_result
 from actors.worker.run_mark import RunMark
-from engine.errors import DeviceFailed, EngineError, InputFileUnavailable, ModelsUnavailable
+from engine.errors import (
+    DeviceFailed,
+    EngineError,
+    InputFileUnavailable,
+    MachineFailed,
+    ModelsUnavailable,
+    OutOfMemory,
+)
+from engine.machine_error import is_machine_error
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from events.decisions import (
     Command,
@@ -54,6 +62,8 @@ class AttemptLimits:
     """How long its first answer may take, for it may have to start."""
     heartbeat_s: float = 1.0
     longest_store_pause_s: float = 10.0
+    longest_machine_pause_s: float = 60.0
+    """How long a job whose machine failed is held at most before it is given back."""
 
 
 class Attempt:
@@ -81,9 +91,12 @@ class Attempt:
         self._report_progress = report_progress
         self._limits = limits
         self._now = now
-        self._heard_at = time.monotonic()
-        self._may_work_s = limits.start_s
-        """How long after that the engine may be at what it does."""
+        self._heartbeat = Heartbeat(
+            engine,
+            period_s=limits.heartbeat_s,
+            silence_s=limits.silence_s,
+            start_s=limits.start_s,
+        )
 
     async def run(self, lease: Lease) -> Job:
         """The job afterwards. Neither ended nor another's: it wants another attempt."""
@@ -91,7 +104,7 @@ class Attempt:
             tasks = {
                 asyncio.create_task(self._work(mark), name="work"),
                 asyncio.create_task(self._hold_lease(lease), name="lease"),
-                asyncio.create_task(self._listen(), name="heartbeat"),
+                asyncio.create_task(self._heartbeat.listen(), name="heartbeat"),
             }
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -100,9 +113,20 @@ class Attempt:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             for task in done:
-                if loss := task.result():
-                    await self._give_up(loss, mark)
+                await self._follow(task, lease, mark)
         return self._job
+
+    async def _follow(self, task: asyncio.Task[Loss | None], lease: Lease, mark: RunMark) -> None:
+        """What follows from the end of one of the attempt's tasks."""
+        try:
+            loss = task.result()
+        except Exception as error:
+            if not is_machine_error(error):
+                raise
+            await self._spare(error, lease, mark)
+        else:
+            if loss is not None:
+                await self._give_up(loss, mark)
 
     # The work.
 
@@ -119,6 +143,8 @@ class Attempt:
                 longest_pause_s=self._limits.longest_store_pause_s,
                 fields={"action": "read_models", "job_id": self._job.id},
             )
+        except MachineFailed:
+            raise  # see `run`
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineTaken as error:
@@ -153,6 +179,19 @@ class Attempt:
         blame = Blame.SUSPECT if mark.is_active else Blame.BYSTANDER
         await self._write(FailAttempt(self._actor, message, final=False, blame=blame))
 
+    async def _spare(self, error: Exception, lease: Lease, mark: RunMark) -> None:
+        """The machine failed, not the job. Where it goes on to fail, the pauses grow."""
+        fields = {"action": "machine_failed", "job_id": self._job.id}
+        logger.error("the machine failed", exc_info=error, extra=fields)
+        text = str(error) if isinstance(error, MachineFailed) else f"The machine failed: {error}"
+        await self._write(FailAttempt(self._actor, text, final=False, blame=Blame.BYSTANDER))
+        if self._job.end is not None:
+            return
+        doubled = 2.0 ** min(self._job.spared_attempts - 1, 30)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(doubled, self._limits.longest_machine_pause_s)):
+                await self._give_up(await self._hold_lease(lease), mark)
+
     async def _read_input_files(self) -> dict[str, bytes]:
         """Raises InputFileUnavailable."""
         files = self._job.submitted.input_files or {}
@@ -182,7 +221,9 @@ class Attempt:
                 await self._complete()
             case Errored(error=ModelsUnavailable() as error):
                 raise error
-            case Errored(error=DeviceFailed() as error):
+            case Errored(error=MachineFailed() as error):
+                raise error
+            case Errored(error=DeviceFailed() | OutOfMemory(beside_others=True) as error):
                 text, blame = str(error), Blame.SUSPECT
                 await self._write(FailAttempt(self._actor, text, final=False, blame=blame))
             case Errored(error=error):
@@ -228,26 +269,11 @@ class Attempt:
 
     async def _hold_lease(self, lease: Lease) -> Loss:
         return await lease.keep(
-            self._job, is_silent=self._is_silent, seconds_left=self._seconds_left
+            self._job, is_silent=self._heartbeat.is_silent, seconds_left=self._seconds_left
         )
-
-    def _is_silent(self) -> bool:
-        return time.monotonic() - self._heard_at > self._patience_s
-
-    @property
-    def _patience_s(self) -> float:
-        return self._may_work_s + self._limits.silence_s
 
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()
-
-    async def _listen(self) -> None:
-        """Note when the engine last answered, and what it said."""
-        while True:
-            with suppress(EngineDied):  # the run itself says so, and better
-                state = await self._engine.check()
-                self._heard_at, self._may_work_s = time.monotonic(), state.seconds_left
-            await asyncio.sleep(self._limits.heartbeat_s)
 
     async def _give_up(self, loss: Loss, mark: RunMark) -> None:
         logger.info("gave up", extra={"action": "give_up", "job_id": self._job.id, "why": loss})
@@ -261,5 +287,5 @@ class Attempt:
                 await self._write(FailAttempt(self._actor, text, final=True))
             case Loss.SILENT:
                 await self._engine.kill()
-                text = f"The engine did not answer for {self._patience_s:.3g} s."
+                text = f"The engine did not answer for {self._heartbeat.patience_s:.3g} s."
                 await self._break_off(text, mark)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from actors.worker.run_mark import RunMarkWriter
 from engine.activity import Activity, ActivityKind, TimeLimits
 from engine.engine import Engine
-from engine.errors import DeviceFailed, EngineError
+from engine.errors import DeviceFailed, EngineError, MachineFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
@@ -89,8 +89,8 @@ class EngineHost:
         self._limits = limits
         self._runs: dict[str, tuple[int, Run]] = {}
         """By job: attempt and run."""
-        self._device_failures: list[str] = []
-        """The job of each run since the last success that the device failed."""
+        self._failures: list[str] = []
+        """The job of each run since the last success that device or machine failed."""
         self._begun: dict[tuple[str, int], bool] = {}
         """Whether the device has worked for each of the last runs, by job and attempt."""
 
@@ -180,9 +180,9 @@ class EngineHost:
 
     def _note_end(self, event: EngineEvent, order: Order) -> None:
         if isinstance(event, Finished):
-            self._device_failures.clear()
-        elif _is_device_failure(event):
-            self._device_failures.append(order.job_id)
+            self._failures.clear()
+        elif isinstance(event, Errored) and isinstance(event.error, DeviceFailed | MachineFailed):
+            self._failures.append(order.job_id)
         elif isinstance(event, Errored) and self._engine.has_stopped:
             raise EngineDied("The engine has stopped.")
 
@@ -200,10 +200,10 @@ class EngineHost:
 
     @property
     def is_broken(self) -> bool:
-        """Only another process can help: the engine has stopped, or the device failed run after
-        run, and not those of one job alone.
+        """Only another process can help: the engine has stopped, or device or machine failed run
+        after run, and not those of one job alone.
         """
-        failures = self._device_failures
+        failures = self._failures
         is_faulty = len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS
         return is_faulty or self._engine.has_stopped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from engine.activity import ActivityKind
 from engine.batcher import Batcher, Request, Turn
 from engine.engine import Engine
-from engine.errors import Cancelled, EngineError
+from engine.errors import Cancelled, EngineError, MachineFailed, OutOfMemory
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
@@ -132,3 +133,45 @@ def test_a_node_that_does_not_close_ends_no_other_run(
     stuck.run.cancel()
     assert ended_by_the_engine(stuck)
     assert isinstance(submitted(engine, graph).wait(), Finished)
+
+
+def fails_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setitem(BODIES, "ImageInvert", fails)
+
+
+def test_a_machine_that_fails_is_not_an_error_of_the_node(
+    engine: Engine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_with(OSError(errno.EMFILE, "Too many open files"), monkeypatch)
+    run = submitted(engine, graph)
+    engine.start()
+    end = run.wait()
+    assert isinstance(end, Errored)
+    assert isinstance(end.error, MachineFailed)
+    assert "Too many open files" in str(end.error)
+
+
+def test_memory_that_runs_out_beside_another_run_may_be_the_others(
+    engine: Engine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def begins(context: object, **_: object) -> Generator[Request, Any, None]:
+        begun.set()
+        return waits(context)
+
+    monkeypatch.setitem(BODIES, "ImageInvert", begins)
+    neighbour = submitted(engine, graph)
+    engine.start()
+    assert begun.wait(timeout=30)
+    fails_with(MemoryError(), monkeypatch)
+    ends = [submitted(engine, graph).wait()]
+    assert neighbour.run is not None
+    neighbour.run.cancel()
+    neighbour.wait()
+    ends.append(submitted(engine, graph).wait())
+    errors = [end.error for end in ends if isinstance(end, Errored)]
+    assert [isinstance(e, OutOfMemory) and e.beside_others for e in errors] == [True, False]
