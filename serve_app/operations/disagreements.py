@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import get_args
@@ -33,6 +33,9 @@ class Kind(StrEnum):
     FILE_OF_NOTHING = "file_of_nothing"
     DELIVERY_OF_UNKNOWN_JOB = "delivery_of_unknown_job"
     ENTRY_OF_UNKNOWN_JOB = "entry_of_unknown_job"
+    SEGMENT_DAMAGED = "segment_damaged"
+    SEGMENT_MISSING = "segment_missing"
+    ARCHIVED_TWICE = "archived_twice"
     ENTRY_OF_ENDED_JOB = "entry_of_ended_job"
 
 
@@ -44,6 +47,10 @@ class Disagreement:
     job_id: str | None = None
     file: str | None = None
     """Its key in the image store."""
+
+
+Check = Callable[[Sequence[str]], Awaitable[list[Disagreement]]]
+"""What disagrees about some jobs or files. May be asked again: it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

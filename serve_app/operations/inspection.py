@@ -28,9 +28,10 @@ class Inspection:
 async def inspect_job(places: Places, job_id: str, *, with_request: bool) -> Inspection | None:
     """None for a job that no place knows. Raises what the places raise."""
     row = (await places.rows.jobs([job_id])).get(job_id)
-    stored = await stored_of(places, job_id)
-    if row is None and not stored.events and not stored.deliveries:
+    found = await stored_of(places, [job_id])
+    if row is None and not found:
         return None
+    stored = found.get(job_id, ArchivedJob(job_id, ()))
     events, deliveries = _decoded(job_id, stored.events), _decoded(job_id, stored.deliveries)
     job = fold_readable(events)
     now = {

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from events.archive.segment import ArchivedJob
 from events.delivery import fold_delivery
 from events.job import Job
+from events.log import StoredEvent
 from events.store.maintenance.contents import JobRow
 from serve_app.operations.disagreements import (
     Disagreement,
-    JobHistory,
     Kind,
     decoded,
     in_row,
     job_history,
 )
 from serve_app.operations.file_check import FileCheck
-from serve_app.operations.places import Places, together
+from serve_app.operations.places import Places, stored_of, together
 
 
 class JobCheck:
@@ -26,24 +27,28 @@ class JobCheck:
         self._places = places
         self._files = files
 
-    async def check(self, job_ids: Sequence[str]) -> list[Disagreement]:
+    async def in_log(self, job_ids: Sequence[str]) -> list[Disagreement]:
+        """Jobs of which the log has something."""
         checkpoint = await self._places.read_model.checkpoint()
         rows = await self._places.rows.jobs(job_ids)  # after the checkpoint, before the events
-        stored = await self._places.log.stored(job_ids)
+        stored = await stored_of(self._places, job_ids)
         return await together(
-            self._check(job_history(job_id, events), rows.get(job_id), checkpoint)
-            for job_id, events in stored.items()
+            self.job(stored[job_id], rows.get(job_id), checkpoint=checkpoint)
+            for job_id in job_ids
+            if job_id in stored and stored[job_id].events
         )
 
-    async def _check(
-        self, history: JobHistory, row: JobRow | None, checkpoint: int
+    async def job(
+        self, stored: ArchivedJob, row: JobRow | None, *, checkpoint: int
     ) -> list[Disagreement]:
+        """`stored` was read after `row`, and `row` after `checkpoint`."""
+        history = job_history(stored.job_id, stored.events)
         job = history.job
         if job is None:
             return list(history.disagreements)
         return [
             *in_row(job.id, row, history.events, checkpoint=checkpoint),
-            *await (self._open(job) if job.end is None else self._ended(job)),
+            *await (self._open(job) if job.end is None else self._ended(job, stored.deliveries)),
             *await together(
                 self._files.named(
                     image.key, size_bytes=image.size_bytes, digest=image.digest, job_id=job.id
@@ -58,11 +63,10 @@ class JobCheck:
         text = "It has not ended, and no queue has it."
         return [Disagreement(Kind.OPEN_WITHOUT_ENTRY, text, job.id)]
 
-    async def _ended(self, job: Job) -> list[Disagreement]:
+    async def _ended(self, job: Job, deliveries: Sequence[StoredEvent]) -> list[Disagreement]:
         if job.submitted.callback_url is None:
             return []
-        stored = await self._places.deliveries.stored([job.id])
-        events, unreadable = decoded(job.id, stored.get(job.id, ()), place="delivery's log")
+        events, unreadable = decoded(job.id, deliveries, place="delivery's log")
         if unreadable or fold_delivery(events).ended or await self._places.callbacks.has(job):
             return []
         text = f"It ended, its callback did not ({len(events)} events), and no queue has it."

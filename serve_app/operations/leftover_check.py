@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from events.job import Job
 from events.log import utc_now
 from serve_app.operations.disagreements import Disagreement, Kind, decoded, gap, job_history
-from serve_app.operations.places import Places, together
+from serve_app.operations.places import Places, stored_of, together
 
 _ENTRY_OUTLIVES_JOB = timedelta(seconds=60)
 """An entry is acknowledged after the end is stored, at the latest when it is delivered again."""
@@ -20,19 +20,21 @@ class LeftoverCheck:
         self._now = now
 
     async def rows(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Jobs that have a row."""
+        """Jobs that have a row; `ArchiveCheck` is about those whose rows name a segment."""
         stored = await self._places.log.stored(job_ids)
-        rows = await self._places.rows.jobs([each for each in job_ids if each not in stored])
+        archived = await self._places.rows.segments_of(job_ids)
+        elsewhere = stored.keys() | archived.keys()
+        rows = await self._places.rows.jobs([each for each in job_ids if each not in elsewhere])
         text = "The read model has a row of it, and it has no events."
         return [Disagreement(Kind.ROW_WITHOUT_EVENTS, text, job_id) for job_id in rows]
 
     async def deliveries(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Jobs whose delivery has events."""
-        stored = await self._places.deliveries.stored(job_ids)
-        unknown = await self._unknown(list(stored))
+        """Jobs of whose delivery the log has something."""
+        unknown = await self._unknown(job_ids)
         found = []
-        for job_id, messages in stored.items():
-            if job_id in unknown:
+        for job_id, stored in (await stored_of(self._places, job_ids)).items():
+            messages = stored.deliveries
+            if messages and job_id in unknown:
                 text = f"Its delivery has {len(messages)} events, and there is no such job."
                 found.append(Disagreement(Kind.DELIVERY_OF_UNKNOWN_JOB, text, job_id))
                 continue
@@ -42,8 +44,8 @@ class LeftoverCheck:
 
     async def entries(self, job_ids: Sequence[str]) -> list[Disagreement]:
         """Jobs that have an entry on the job queue."""
-        stored = await self._places.log.stored(job_ids)
-        jobs = [job_history(job_id, events).job for job_id, events in stored.items()]
+        found = (await stored_of(self._places, job_ids)).values()
+        jobs = [job_history(each.job_id, each.events).job for each in found]
         return [
             *await self._unknown_entries(job_ids, queue="job queue"),
             *await together(self._entry(job) for job in jobs if job is not None),

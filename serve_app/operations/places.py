@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from events.archive.archive import Archive
+from events.archive.archive import Archive, SegmentRef
 from events.archive.segment import ArchivedJob
 from events.bus.bus import Bus
 from events.bus.contents import (
@@ -27,7 +27,7 @@ from events.store.read_model import ReadModel
 from serve_app.local.nats_server import last_url
 from settings.log import LogSettings
 from settings.stores import SQLITE_FILE, StoreSettings
-from storage.images import ImageStore
+from storage.images import ImageNotFound, ImageStore
 
 T = TypeVar("T")
 
@@ -109,14 +109,28 @@ async def _database(stores: StoreSettings) -> AsyncGenerator[Database]:
         await database.close()
 
 
-async def stored_of(places: Places, job_id: str) -> ArchivedJob:
-    """All that log and archive have of a job. Raises what the places raise, SegmentBroken."""
-    events = (await places.log.stored([job_id])).get(job_id, ())
-    deliveries = (await places.deliveries.stored([job_id])).get(job_id, ())
-    in_log = ArchivedJob(job_id, events, deliveries)
-    ref = await places.segments.find(job_id)
-    archived = None if ref is None else await places.archive.read(ref, job_id)
-    return in_log if archived is None else archived.joined(in_log)
+async def stored_of(places: Places, job_ids: Collection[str]) -> dict[str, ArchivedJob]:
+    """All that log and archive have of these jobs; one of which they have nothing is left out.
+
+    Raises LogUnavailable, DatabaseUnavailable, ImageStoreUnavailable, SegmentBroken.
+    """
+    events = await places.log.stored(job_ids)
+    deliveries = await places.deliveries.stored(job_ids)
+    found = {
+        job_id: ArchivedJob(job_id, events.get(job_id, ()), deliveries.get(job_id, ()))
+        for job_id in {*events, *deliveries}
+    }
+    for job_id, ref in (await places.rows.segments_of(job_ids)).items():
+        if ref is not None and (archived := await archived_in(places, ref, job_id)) is not None:
+            found[job_id] = archived.joined(found.get(job_id, archived))
+    return found
+
+
+async def archived_in(places: Places, ref: SegmentRef, job_id: str) -> ArchivedJob | None:
+    """None where the segment does not have it, or is gone."""
+    with suppress(ImageNotFound):
+        return await places.archive.read(ref, job_id)
+    return None
 
 
 async def together(looks: Iterable[Awaitable[list[T]]]) -> list[T]:

@@ -98,7 +98,7 @@ class Rebuilding:
         found = [ref async for ref in self._places.archive.segments() if ref not in self._scanned]
         for start in range(0, len(found), _BATCH):
             refs = found[start : start + _BATCH]
-            states = await self._tables.segment_states([ref.id for ref in refs])
+            states = await self._places.rows.segment_states([ref.id for ref in refs])
             for ref in refs:
                 if states.get(ref.id, SegmentState.WHOLE) in _STORED:
                     await self._scan(ref, is_known=ref.id in states)

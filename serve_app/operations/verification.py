@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from events.log import utc_now
-from serve_app.operations.disagreements import Disagreement, Kind
+from serve_app.operations.archive_check import ArchiveCheck
+from serve_app.operations.disagreements import Check, Disagreement, Kind
 from serve_app.operations.file_check import FileCheck
 from serve_app.operations.job_check import JobCheck
 from serve_app.operations.leftover_check import LeftoverCheck
 from serve_app.operations.places import Places
 from serve_app.operations.projection_check import ProjectionCheck
-
-Check = Callable[[Sequence[str]], Awaitable[list[Disagreement]]]
-"""What disagrees about some jobs or files. May be asked again: it changes nothing."""
 
 _BATCH = 64
 
@@ -56,6 +54,7 @@ class Verification:
         self._sleep = sleep
         self._files = FileCheck(places, digests=digests)
         self._jobs = JobCheck(places, self._files)
+        self._archive = ArchiveCheck(places, self._jobs)
         self._leftovers = LeftoverCheck(places, now=now)
 
     async def run(self) -> AsyncGenerator[Disagreement]:
@@ -86,19 +85,23 @@ class Verification:
 
     async def _walk(self) -> AsyncGenerator[tuple[Check, Sequence[str]]]:
         places, leftovers = self._places, self._leftovers
-        for check, pages in (
+        walks: tuple[tuple[Check, AsyncGenerator[list[str]]], ...] = (
             (ProjectionCheck(places).check, _once()),
-            (self._jobs.check, places.log.job_ids()),
+            (self._jobs.in_log, places.log.job_ids()),
             (leftovers.rows, places.rows.job_ids()),
+            (self._archive.rows, places.rows.job_ids()),
             (leftovers.deliveries, places.deliveries.job_ids()),
             (leftovers.entries, places.queue.job_ids()),
             (leftovers.callback_entries, places.callbacks.job_ids()),
             (self._files.uploads, places.rows.upload_keys()),
             (self._files.stored, self._old_files()),
-        ):
+        )
+        for check, pages in walks:
             async for page in pages:
                 for start in range(0, len(page), _BATCH):
                     yield check, page[start : start + _BATCH]
+        async for looked_at in self._archive.walk():
+            yield looked_at
 
     async def _old_files(self) -> AsyncGenerator[list[str]]:
         async for files in self._places.images.files():

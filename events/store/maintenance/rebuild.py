@@ -104,11 +104,6 @@ class Rebuild:
         heat = sa.update(_NEW_JOBS).where(*mine).values(archived_at=None, hot_since=since)
         await self._database.execute(heat)
 
-    async def segment_states(self, ids: Collection[str]) -> dict[str, str]:
-        """The states of those of these segments that the table of segments has."""
-        query = sa.select(SEGMENTS.c.id, SEGMENTS.c.state).where(SEGMENTS.c.id.in_(ids))
-        return {row.id: row.state for row in await self._database.fetch(query)}
-
     async def swap(self, position: int, *, log_end: int) -> bool:
         """Put the new tables in the place of the old ones, which are projected up to `position`.
 
