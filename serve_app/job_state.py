@@ -14,7 +14,8 @@ from serve_app.services import Services
 async def current_job(services: Services, job_id: str) -> Job | None:
     """None for an unknown job; else it as far as this version can read it, to be shown.
 
-    Raises LogUnavailable, ReadTimeout, JobUnreadable where it has no row either.
+    Raises LogUnavailable, ReadTimeout, JobUnreadable where it has no row either, and
+    DatabaseUnavailable where it may be archived.
     """
     row = await _row(services, job_id)
     if row is not None and row.end is not None:
@@ -27,6 +28,22 @@ async def current_job(services: Services, job_id: str) -> Job | None:
         return row
     # Where nothing of it can be shown, the fold says why.
     return fold_readable(events) or row or fold(events)
+
+
+async def ended_job(services: Services, job_id: str) -> Job | None:
+    """The job of this id if it has ended; None where the log has all of it, or there is none.
+
+    Whoever submits under an id that others may have used asks this first: an archived job has left
+    the log, which would take another one under its id. Raises DatabaseUnavailable where only the
+    database can tell, LogUnavailable.
+    """
+    try:
+        row = await services.read_model.job(job_id)
+    except DatabaseUnavailable:
+        if await services.log.last(job_id) is None:
+            raise
+        return None
+    return row if row is not None and row.end is not None else None
 
 
 async def _row(services: Services, job_id: str) -> Job | None:

@@ -14,7 +14,7 @@ from engine.errors import EngineError
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import ENDPOINT_ID, derived_id, lane_of, new_id
-from events.job import Job, fold
+from events.job import Job
 from events.job_cost import JobCost
 from events.store.records import Endpoint
 from events.types import Submitted, sizes_of
@@ -29,6 +29,7 @@ from serve_app.access.permissions import require_endpoint
 from serve_app.access.ttl_cache import TtlCache
 from serve_app.access.unprojected import NoteStored
 from serve_app.checks import Checks
+from serve_app.job_state import current_job, ended_job
 from serve_app.refusals import EndpointNotFound, IdempotencyConflict, QueueFull, RequestRefused
 from serve_app.services import Services
 
@@ -80,8 +81,8 @@ class Acceptance:
         """The job, stored now or by the same request before.
 
         A repeat gets its job even where a check would refuse it by now. The append itself finds a
-        repeat, so the log is read only after a refusal. That spares every other request a read, and
-        only the append reports a frozen log, as OutcomeUnknown.
+        repeat of a job that is in the log, so that is read only after a refusal. That spares every
+        other request a read, and only the append reports a frozen log, as OutcomeUnknown.
 
         Raises RequestRefused, GraphInvalid, ParametersInvalid, ModelsUnavailable,
         AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout,
@@ -92,7 +93,8 @@ class Acceptance:
             submitted = await self._check(request)
             job = await self._store(job_id, submitted, request)
         except _REFUSALS:
-            earlier = None if request.idempotency_key is None else await self._read(job_id)
+            key = request.idempotency_key
+            earlier = None if key is None else await current_job(self._services, job_id)
             if earlier is None:
                 raise
             job = earlier
@@ -202,6 +204,11 @@ class Acceptance:
 
     async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
         command = Submit(submitted)
+        if request.idempotency_key is not None:
+            # Directly before the append: it must come while the log would still know the job.
+            earlier = await ended_job(self._services, job_id)
+            if earlier is not None:
+                return earlier
         try:
             async with self._place(request, submitted) as stored:
                 outcome = await self._services.writer.submit(
@@ -222,6 +229,3 @@ class Acceptance:
             fields = {"action": "accept", "job_id": job_id, "flavour": submitted.flavour}
             logger.info("job accepted", extra=fields)
         return outcome.job
-
-    async def _read(self, job_id: str) -> Job | None:
-        return fold(await self._services.log.read(job_id))

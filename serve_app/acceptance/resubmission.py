@@ -7,6 +7,7 @@ from events.ids import derived_id
 from events.job import Job
 from events.log import utc_now
 from events.types import Failed
+from serve_app.job_state import ended_job
 from serve_app.refusals import EndpointNotFound, JobNotResubmittable
 from serve_app.services import Services
 
@@ -27,13 +28,15 @@ async def resubmit(services: Services, job: Job) -> Job:
     # Their files are kept for as long as the new job may need them.
     await services.uploads.use(submitted.owner, list(submitted.input_files or ()), utc_now())
     retry = submitted.model_copy(update={"retry_of": job.id})
-    outcome = await services.writer.submit(
-        _retry_id(services.secret, job), Submit(retry), traceparent=job.traceparent
-    )
-    assert outcome.job is not None  # it was added, or it was there
-    if outcome.job.erased:
+    retry_id = _retry_id(services.secret, job)
+    again = await ended_job(services, retry_id)
+    if again is None:
+        outcome = await services.writer.submit(retry_id, Submit(retry), traceparent=job.traceparent)
+        assert outcome.job is not None  # it was added, or it was there
+        again = outcome.job
+    if again.erased:
         raise JobNotResubmittable("It was submitted again, and that job was erased.")
-    return outcome.job
+    return again
 
 
 def _retry_id(secret: bytes, job: Job) -> str:

@@ -143,8 +143,8 @@ class House:
         )
         await self.deliveries.append(event, expected=expected)
 
-    async def running_job(self, **changes: Any) -> str:
-        job_id = new_id()
+    async def running_job(self, *, job_id: str | None = None, **changes: Any) -> str:
+        job_id = job_id or new_id()
         await self.writer.submit(job_id, Submit(submitted(**changes)))
         start = Start("a", max_attempts=9, max_attempts_total=9, now=self.clock())
         await self.writer.execute(start, await self.load(job_id))
