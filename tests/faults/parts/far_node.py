@@ -27,8 +27,7 @@ class FarNode:
         """Returns at once: the node joins when it is ready."""
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            *(f"--address={self._address}", "--node-ip-address=127.0.0.1"),
-            *(f"--num-cpus={CPUS}", "--disable-usage-stats"),
+            *(f"--address={self._address}", f"--num-cpus={CPUS}", "--disable-usage-stats"),
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -87,8 +87,12 @@ class Machine:
         lines = reversed(self.service.output.splitlines())
         address = next(line.split()[-1] for line in lines if line.startswith("Ray "))
         log = self.folder / "far-node.log"
-        self.far_node = FarNode(address, environment=self.service.environment, log=log)
+        environment = {**self.service.environment, "RAY_AUTH_MODE": "token"}
+        self.far_node = FarNode(address, environment=environment, log=log)
         self.far_node.start()
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            while await asyncio.to_thread(self.ray().nodes) < 2:
+                await asyncio.sleep(0.5)
         database = Database(self.database_url)
         try:
             await Endpoints(database).put(Endpoint(FAR, cpus=WORKER_CPUS, jobs_per_worker=3))
