@@ -22,6 +22,15 @@ _CONNECT_MS = 300
 """To a replica on this machine. HAProxy waits as long, and a second at most, before it asks again
 after a replica has refused: with Serve's 5 s a caller waits a second for the other replica.
 """
+_NO_APPLICATION = re.compile(
+    r"^(backend default_backend\n +)http-request return status 404 .*$", re.MULTILINE
+)
+"""What HAProxy answers while Serve has not told it of any replica yet, as after its own death."""
+_NOT_YET = (
+    "http-request return status 503 content-type application/json hdr Retry-After 2 "
+    """string '{"error": {"type": "unavailable", "message": "The service starts. Try again.", """
+    """"details": "", "extra_info": {}}, "node_errors": {}}'"""
+)
 _OTHER_CONNECTIONS = 128
 """For health checks, metrics and the administration socket, beside those of callers."""
 _OTHER_FILES = 256
@@ -76,7 +85,8 @@ def limits(settings: HttpSettings) -> str:
 
 def limited(configuration: str, lines: str) -> str:
     """The configuration with these lines in the frontend of callers, with metrics and statistics
-    for this machine alone, and with no long wait for a replica. Raises FrontendNotFound.
+    for this machine alone, with no long wait for a replica, and without a 404 for what is there
+    once it knows of a replica. Raises FrontendNotFound.
     """
     if lines in configuration:
         return configuration
@@ -88,6 +98,9 @@ def limited(configuration: str, lines: str) -> str:
     configuration, found = _CONNECT_TIMEOUT.subn(rf"\1 {_CONNECT_MS}ms", configuration)
     if not found:
         raise FrontendNotFound("no `timeout connect` to shorten")
+    configuration, found = _NO_APPLICATION.subn(rf"\1{_NOT_YET}", configuration)
+    if found != 1:
+        raise FrontendNotFound("no `backend default_backend` that answers 404")
     frontend = _FRONTEND.search(configuration)
     if frontend is None:
         raise FrontendNotFound("no `frontend http_frontend` to which the limits could be added")

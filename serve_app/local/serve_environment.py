@@ -37,6 +37,8 @@ def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int
     os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
+        # A HAProxy that died is found after three of these; Serve's default is 10.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         # Serve listens with SO_REUSEPORT: on its usual ports two instances would get each other's

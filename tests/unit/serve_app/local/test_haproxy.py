@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_metrics_and_statistics_are_for_this_machine_alone(configuration: Path) 
     assert len(binds) == 3
     other = [bind for bind in binds if not bind.endswith(":8000")]
     assert [bind.rpartition(":")[0] for bind in other] == ["127.0.0.1"] * 2
+
+
+def test_a_path_is_not_said_to_be_unknown_before_any_replica_is_known(configuration: Path) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings()))
+    backend = text.split("\nbackend default_backend\n")[1].splitlines()[0]
+    assert "status 503" in backend
+    assert "hdr Retry-After 2" in backend
+    body = json.loads(backend.split("'")[1])
+    assert body["error"]["type"] == "unavailable"
+    assert "status 404" not in text
 
 
 def test_no_number_for_each_address_is_any_number() -> None:
