@@ -23,6 +23,7 @@ from tests.faults.parts.inside.sitecustomize import FORBIDDEN
 from tests.faults.parts.nats_servers import PASSWORD, NatsServers
 from tests.faults.parts.processes import MARK, Processes, RayState
 from tests.support.database import Postgres, postgres_server
+from tests.support.polling import eventually
 from tests.support.service import Service
 
 FAR = "far"
@@ -90,9 +91,7 @@ class Machine:
         environment = {**self.service.environment, "RAY_AUTH_MODE": "token"}
         self.far_node = FarNode(address, environment=environment, log=log)
         self.far_node.start()
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            while await asyncio.to_thread(self.ray().nodes) < 2:
-                await asyncio.sleep(0.5)
+        await eventually(lambda: self.ray().nodes() == 2, within_s=_START_TIMEOUT_S)
         database = Database(self.database_url)
         try:
             await Endpoints(database).put(Endpoint(FAR, cpus=WORKER_CPUS, jobs_per_worker=3))
