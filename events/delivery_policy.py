@@ -29,6 +29,8 @@ class SendResult:
     retry_after_s: float | None = None
     refused: bool = False
     """The address is not allowed; nothing was dialled."""
+    stalled: bool = False
+    """This process stood still meanwhile: no try, for the receiver may have answered."""
 
     @property
     def is_taken(self) -> bool:
@@ -41,7 +43,9 @@ class SendResult:
     @property
     def answered(self) -> bool | None:
         """Whether the receiver works, whatever it said of this callback; None: it was not asked."""
-        return None if self.refused else self.status is not None and self.status < 500
+        if self.refused or self.stalled:
+            return None
+        return self.status is not None and self.status < 500
 
     def __str__(self) -> str:
         return self.error or f"the receiver answered {self.status}"

@@ -56,6 +56,9 @@ class CallbackSettings(Group):
     other keys."""
     max_redeliveries: NonNegativeInt = 100
     """How often the callback of one job may be asked for once more; 0 is any number."""
+    max_errors: PositiveInt = 10
+    """How often an error of the service itself, which may pass, keeps a delivery from being made
+    before it is given up."""
     repair_batch: PositiveInt = 5000
     """How many deliveries that have not ended are looked at in each round of the repair, which
     puts lost ones back on their queue."""

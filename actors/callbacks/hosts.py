@@ -160,8 +160,9 @@ class Hosts:
         host = self._hosts.pop(name, None) or self._new_host()
         self._hosts[name] = host
         if len(self._hosts) > _MOST_REMEMBERED:
-            idle = next(name for name, host in self._hosts.items() if host.inside == 0)
-            del self._hosts[idle]
+            idle = next((name for name, host in self._hosts.items() if host.inside == 0), None)
+            if idle is not None:
+                del self._hosts[idle]
         return host
 
     def _new_host(self) -> _Host:

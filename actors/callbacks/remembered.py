@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from events.errors import ServiceError
+
+logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -50,11 +52,15 @@ class Remembered(Generic[V]):
     async def _ask(self, name: str, known: V) -> V:
         value = known
         try:
-            with suppress(ServiceError):
-                value = await self._ask_for(name)
+            value = await self._ask_for(name)
+        except ServiceError:
+            pass
+        except Exception:  # it must not end the delivery of whoever asked
+            logger.exception("not known", extra={"action": "remember"})
         finally:
             del self._asking[name]
-        if len(self._values) >= _MOST_REMEMBERED:
-            self._values.clear()
+        self._values.pop(name, None)
+        if len(self._values) >= _MOST_REMEMBERED:  # not all: the database may be away
+            del self._values[next(iter(self._values))]
         self._values[name] = (self._clock() + _TTL_S, value)
         return value

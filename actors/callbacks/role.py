@@ -28,7 +28,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from actors.callbacks.allowed_hosts import AllowedHosts
@@ -56,8 +58,23 @@ _NOT_ALLOWED = SendResult(
 )
 _LATER_VERSION_S = 60.0
 """How long a delivery waits that a later version can read."""
-_CLOCKS_DIFFER_S = 1.0
-"""An entry that comes early by less than this is due: it comes by the server's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """An entry as it came."""
+
+    entry: QueueEntry
+    ahead: timedelta
+    """How far the queue's clock is ahead of ours, as far as can be told: it was stored just now."""
+
+    @classmethod
+    def of(cls, entry: QueueEntry) -> _Arrival:
+        return cls(entry, max(entry.stored_at - utc_now(), timedelta()))
+
+    def is_early(self, time: datetime) -> bool:
+        """Whether neither clock has come to `time`."""
+        return time > max(utc_now(), self.entry.stored_at)
 
 
 class Callbacks:
@@ -92,6 +109,8 @@ class Callbacks:
         self._held: dict[str, QueueEntry] = {}
         """By job. A second entry of a job that is being handled is ignored, and comes again."""
         self._room = asyncio.Event()
+        self._errors: Counter[str] = Counter()
+        """By job: how often an error that nobody foresaw kept its delivery from being made."""
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -123,16 +142,25 @@ class Callbacks:
         """An entry that is not acknowledged comes again after `hold_s`."""
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
-            await self._deliver(entry)
+            await self._deliver(_Arrival.of(entry))
+            del self._errors[entry.job_id]
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobDamaged):
                 logger.warning("callback goes back", extra={**fields, "error": str(error)})
+            elif self._may_pass(entry, error):
+                logger.exception("callback goes back", extra=fields)
             else:
                 logger.exception("callback given up", extra=fields)
                 await self._drop(entry, error)
         finally:
             del self._held[entry.job_id]
             self._room.set()
+
+    def _may_pass(self, entry: QueueEntry, error: Exception) -> bool:
+        """Whether it may be the machine's error, not one that comes of the job each time."""
+        self._errors[entry.job_id] += 1
+        is_last = self._errors[entry.job_id] >= self._settings.max_errors
+        return not is_last and not isinstance(error, JobDamaged)
 
     async def _drop(self, entry: QueueEntry, error: Exception) -> None:
         """End one delivery that cannot be made, as far as its events can be read.
@@ -149,38 +177,46 @@ class Callbacks:
             if job is not None:
                 delivery = await self._writer.load(entry.job_id)
                 await self._writer.execute(GiveUpDelivery(message), job, delivery)
-        except Exception as unreadable:  # noqa: BLE001 - whatever its events hold
-            fields["error"] = type(unreadable).__name__
+        except Exception as unended:  # noqa: BLE001 - whatever its events hold
+            fields["error"] = type(unended).__name__
             logger.warning("callback could not be ended", extra=fields)
+            if isinstance(unended, ServiceError) and not isinstance(unended, JobDamaged):
+                return  # it comes again
+        del self._errors[entry.job_id]
         await entry.ack()
 
-    async def _deliver(self, entry: QueueEntry) -> None:
+    async def _deliver(self, arrival: _Arrival) -> None:
         """Raises LogUnavailable, LogFull if the entry could not be parked."""
         try:
-            until = await self._come_to_end(entry.job_id)
+            until = await self._come_to_end(arrival)
         except JobOfLaterVersion:  # whose role may meet it the next time
             until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
         if until is not None:
-            await self._queue.park(entry.job_id, until)
-        await entry.ack()
+            await self._park(arrival, until)
+        await arrival.entry.ack()
 
-    async def _come_to_end(self, job_id: str) -> datetime | None:
-        """When to come again; None if there is nothing left to do."""
+    async def _park(self, arrival: _Arrival, until: datetime) -> None:
+        await self._queue.park(arrival.entry.job_id, until + arrival.ahead)
+
+    async def _come_to_end(self, arrival: _Arrival) -> datetime | None:
+        """When to come again; None if it is parked already, or nothing is left to do."""
+        job_id = arrival.entry.job_id
         delivery = await self._writer.load(job_id)
         job = None if delivery.ended else fold(await self._jobs.read(job_id))
         url = job.submitted.callback_url if job else None
         if job is None or job.end is None or url is None:
             return None
-        return await self._work(job, url, delivery)
-
-    async def _work(self, job: Job, url: str, delivery: Delivery) -> datetime | None:
-        """Deliver, unless it is too early or not its turn. Return when to come again."""
-        early = timedelta(seconds=_CLOCKS_DIFFER_S)
-        if delivery.retry_at is not None and delivery.retry_at - utc_now() > early:
+        if delivery.retry_at is not None and arrival.is_early(delivery.retry_at):
             return delivery.retry_at
+        return await self._work(arrival, job, url, delivery)
+
+    async def _work(
+        self, arrival: _Arrival, job: Job, url: str, delivery: Delivery
+    ) -> datetime | None:
+        """Deliver, unless it is not its turn. See `_come_to_end`."""
         target = self._sender.target(url)
         if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
-            return await self._follow(job, delivery, _NOT_ALLOWED)
+            return await self._follow(arrival, job, delivery, _NOT_ALLOWED)
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
         receiver = _receiver(target) if target else url
         async with self._hosts.turn(receiver, job.id) as turn:
@@ -189,16 +225,26 @@ class Callbacks:
         if result is None:
             until = utc_now() + timedelta(seconds=turn.wait_s)
             return await self._withhold(job, delivery, until) if turn.is_withheld else until
-        next_at = await self._follow(job, delivery, result)
+        next_at = await self._follow(arrival, job, delivery, result)
         for job_id in self._hosts.call(receiver):
             await self._queue.park(job_id, AT_ONCE)
         return next_at
 
-    async def _follow(self, job: Job, delivery: Delivery, result: SendResult) -> datetime | None:
-        """Record a try. Return when to come again."""
+    async def _follow(
+        self, arrival: _Arrival, job: Job, delivery: Delivery, result: SendResult
+    ) -> datetime | None:
+        """Record a try, and park the next one. See `_come_to_end`."""
+        if result.stalled:
+            return AT_ONCE
         delivery = await self._record(job, delivery, result)
-        # Neither ended nor to be retried: somebody asked for it again while this try was made.
-        return None if delivery.ended else delivery.retry_at or utc_now()
+        if delivery.ended:
+            return None
+        if delivery.retry_at is None:  # somebody asked for it again while this try was made
+            return AT_ONCE
+        await self._park(arrival, delivery.retry_at)
+        # Whoever asked for it again parked it, too: if that was before, it has been replaced.
+        asked_again = (await self._writer.load(job.id)).position != delivery.position
+        return AT_ONCE if asked_again else None
 
     async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> SendResult:
         body = result_of(job, self._url_for).body()

@@ -35,6 +35,8 @@ from settings.version import VERSION
 _MOST_IDLE_POOLS = 128
 _KEEP_ALIVE_S = 10.0
 _LONGEST_ERROR = 200
+_STALLED = 2.0
+"""A try that ended so many of its time-outs after its start was not ended by its time-out."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
 _FAILURES = (
@@ -145,7 +147,8 @@ class Sender:
             error = self._describe(failure)
         latency_s = time.monotonic() - began
         if answer is None:
-            return SendResult(latency_s, error=error)
+            stalled = latency_s > _STALLED * self._settings.timeout_s
+            return SendResult(latency_s, error=error, stalled=stalled)
         return SendResult(latency_s, status=answer.status, retry_after_s=_retry_after_s(answer))
 
     @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Hashable
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -193,19 +193,20 @@ class MemoryJobQueue:
 class MemoryCallbackQueue:
     """Keeps the promises of `events.queue.CallbackQueue`, but only while the process lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._clock = clock
         self._messages = _Messages()
         self.parked: dict[str, datetime] = {}
         """When each parked delivery is due."""
 
     async def add(self, job_id: str) -> None:
         if not self._messages.has(_DUE, job_id):
-            self._messages.store(_Message(_DUE, job_id, 0.0))
+            self._store(job_id)
 
     async def park(self, job_id: str, until: datetime) -> None:
         self.parked[job_id] = until
         asyncio.get_running_loop().call_later(
-            max((until - utc_now()).total_seconds(), 0.0), self._release, job_id, until
+            max((until - self._clock()).total_seconds(), 0.0), self._release, job_id, until
         )
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
@@ -222,4 +223,7 @@ class MemoryCallbackQueue:
         """Make it due, unless it was parked anew meanwhile."""
         if self.parked.get(job_id) == until:
             del self.parked[job_id]
-            self._messages.store(_Message(_DUE, job_id, 0.0))
+            self._store(job_id)
+
+    def _store(self, job_id: str) -> None:
+        self._messages.store(_Message(_DUE, job_id, 0.0, stored_at=self._clock()))
