@@ -12,7 +12,7 @@ UV := uv==0.13.9
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
-SUITES := tests/faults tests/hostile
+SUITES := tests/faults tests/hostile tests/skew
 LIVE := tests/acceptance tests/integration
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
 ARGS ?=
@@ -22,7 +22,7 @@ SEED ?= 7
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test faults hostile check docs format bench lock audit sbom clean
+.PHONY: help install demo up test faults skew hostile check docs format bench lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -35,7 +35,7 @@ demo: $(INSTALLED) ## start everything, make pictures of both flavours, stop
 up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
-test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the next two, with the reason of each one skipped
+test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the next three, with the reason of each one skipped
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
 		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%)
@@ -46,6 +46,9 @@ endif
 
 faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze parts of a running service; DURATION=1800 SEED=7: under load
 	$(BIN)/$(if $(DURATION),python -m tests.faults.run --duration $(DURATION) --seed $(SEED),pytest -rs tests/faults) $(ARGS)
+
+skew: $(INSTALLED) $(CHECKPOINT) ## run the release before this version beside it, as in a rolling update and a rollback
+	$(BIN)/pytest -rs tests/skew $(ARGS)
 
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
 	$(BIN)/pytest -rs tests/hostile $(ARGS)

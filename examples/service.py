@@ -38,6 +38,8 @@ class Service:
     ) -> None:
         self.data_dir = data_dir
         self.log_path = log_path
+        self.source = ROOT
+        """The checkout that runs, if Python finds it first."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {
@@ -79,7 +81,7 @@ class Service:
         with ExitStack() as stack:
             log = stack.enter_context(self.log_path.open("ab")) if self.log_path else None
             self._process = subprocess.Popen(
-                [DARKROOM, "up"], env=self.environment, stdout=log, stderr=log, cwd=ROOT
+                [DARKROOM, "up"], env=self.environment, stdout=log, stderr=log, cwd=self.source
             )
         return self._process
 
