@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -29,6 +28,8 @@ _STRETCH = 256
 _AT_ONCE = 32
 _JOB_TIMEOUT_S = 10.0
 _LOOK_AGAIN = timedelta(seconds=5)
+_LATER_VERSION = timedelta(minutes=1)
+"""When a job is looked at again that only a later version can read."""
 _FORGET = timedelta(minutes=10)
 """What is known of the queue is read anew so often: a stream that was lost begins again at 1."""
 _PASSING = (LogUnavailable, ReadTimeout)
@@ -141,9 +142,17 @@ class Deadlines:
         except (TimeoutError, *_PASSING):
             return self._now() + _LOOK_AGAIN
         except Exception as error:  # noqa: BLE001 - `end_job` logs it
-            with suppress(*_PASSING):
-                await end_job(entry.job_id, error, writer=self._writer, action="expire")
+            return await self._give_up(entry.job_id, error)
+
+    async def _give_up(self, job_id: str, error: Exception) -> datetime | None:
+        try:
+            is_done = await end_job(job_id, error, writer=self._writer, action="expire")
+        except _PASSING:
+            return self._now() + _LOOK_AGAIN
+        except Exception:
+            logger.exception("job could not be ended", extra={"action": "expire", "job_id": job_id})
             return None
+        return None if is_done else self._now() + _LATER_VERSION
 
     async def _end_if_due(self, entry: QueuedJob) -> datetime | None:
         deadline, now = await self._deadline(entry), self._now()

@@ -78,19 +78,22 @@ class GoneEndpoints:
 
     async def _remove(self, endpoint: str) -> None:
         """Jobs first: one that runs has ended before its worker goes, and is no failed attempt."""
-        jobs = 0
-        while page := await self._queue.queued(endpoint, after=0, most=_JOBS_AT_ONCE):
+        after = jobs = 0
+        while page := await self._queue.queued(endpoint, after=after, most=_JOBS_AT_ONCE):
             if await self._endpoints.get(endpoint) is not None:
                 return  # it is back
-            await asyncio.gather(*(self._end_job(endpoint, queued) for queued in page))
-            jobs += len(page)
-        for worker in await self._cluster.workers(endpoint_prefix(endpoint)):
+            ended = await asyncio.gather(*(self._end_job(endpoint, queued) for queued in page))
+            after, jobs = page[-1].position, jobs + sum(ended)
+        workers = await self._cluster.workers(endpoint_prefix(endpoint))
+        for worker in workers:
             await self._cluster.remove(worker)
         await self._queue.forget(endpoint)
-        fields = {"action": "remove_endpoint", "endpoint": endpoint, "jobs": jobs}
-        logger.warning("endpoint is gone", extra=fields)
+        if jobs or workers:
+            fields = {"endpoint": endpoint, "jobs": jobs, "workers": len(workers)}
+            logger.warning("endpoint is gone", extra={"action": "remove_endpoint", **fields})
 
-    async def _end_job(self, endpoint: str, queued: QueuedJob) -> None:
+    async def _end_job(self, endpoint: str, queued: QueuedJob) -> bool:
+        """False if only a later version can read the job, and end it."""
         try:
             job = await self._writer.load(queued.job_id)
             if job is not None:
@@ -98,8 +101,11 @@ class GoneEndpoints:
         except _PASSING:
             raise
         except Exception as error:  # noqa: BLE001 - `end_job` logs it
-            await end_job(queued.job_id, error, writer=self._writer, action="remove_endpoint")
+            writer, action = self._writer, "remove_endpoint"
+            if not await end_job(queued.job_id, error, writer=writer, action=action):
+                return False
         await self._queue.remove(endpoint, queued.lane, queued.job_id)
+        return True
 
 
 def _message(endpoint: str) -> str:

@@ -90,10 +90,12 @@ class WorkerPool:
     def trouble(self) -> str | None:
         """Why no worker is ready, for whoever waits for one; None if one is."""
         workers = self._workers.values()
-        if any(worker.is_ready for worker in workers):
+        troubles = [worker.startup.trouble for worker in workers]
+        # One that makes its next job actor is ready, unless its kind has not come up before.
+        is_one_ready = not self._last_trouble and any(worker.is_ready for worker in workers)
+        if None in troubles or is_one_ready:
             return None
-        troubles = [worker.startup.trouble for worker in workers if worker.startup.trouble]
-        said = self._last_trouble or next(iter(troubles), "none is open")
+        said = self._last_trouble or next(filter(None, troubles), "none is open")
         return f"No worker got ready: {said}."
 
     async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
@@ -157,10 +159,7 @@ class WorkerPool:
     async def _close_failed(self) -> None:
         """Give back the place of a worker that does not come up, for others and for another try."""
         for index, worker in list(self._workers.items()):
-            if worker.is_ready:
-                self._pauses.forget(index)
-                self._last_trouble = None
-            elif worker.startup.has_failed and not worker.is_busy:
+            if worker.startup.has_failed and not worker.is_busy:
                 self._last_trouble = worker.startup.trouble
                 fields = {
                     "action": "worker_give_up",
@@ -170,6 +169,9 @@ class WorkerPool:
                 }
                 logger.warning("worker does not get ready", extra=fields)
                 await self._close(index)
+            elif worker.startup.trouble is None:
+                self._pauses.forget(index)
+                self._last_trouble = None
 
     async def _close_unwanted(self, wanted: int) -> None:
         """Of workers that are not ready, those without a place go first, then the last opened."""

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _JOBS_PER_ACTOR_ON_GPU = 1
 _JOBS_PER_ACTOR_ON_CPU = 50
+_NO_JOB_ACTOR = ActorUnavailable("none of its job actors has started")
 
 
 class Worker:
@@ -118,11 +119,18 @@ class Worker:
             self.is_ready = False
             self.startup.silent(error)
         else:
-            self.startup.answered()
+            self._note_answer()
             if not self.is_ready:
                 self.is_ready = True
                 self._on_change()
         return engine
+
+    def _note_answer(self) -> None:
+        """An engine without any job actor is of no use to anybody."""
+        if all(slot.state is SlotState.STARTING for slot in self.slots):
+            self.startup.silent(_NO_JOB_ACTOR)
+        else:
+            self.startup.answered()
 
     async def _place(self) -> float:
         self.startup.waits_for_room()

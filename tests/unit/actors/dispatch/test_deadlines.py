@@ -8,7 +8,7 @@ import pytest
 
 from actors.dispatch.deadlines import Deadlines
 from events.decisions import Cancel, Submit
-from events.errors import LogUnavailable
+from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
@@ -178,15 +178,21 @@ async def test_a_queue_that_was_away_or_begun_anew_is_read_again(bench: Bench) -
     assert await bench.has_timed_out(job_id)
 
 
-async def test_an_error_about_one_job_keeps_no_other_waiting(bench: Bench) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), JobDamaged(), JobOfLaterVersion()])
+async def test_an_error_about_one_job_keeps_no_other_waiting(
+    bench: Bench, error: Exception
+) -> None:
     bad, good = await bench.submit(10), await bench.submit(10)
     load = bench.writer.load
 
     async def failing_load(job_id: str) -> Job | None:
         if job_id == bad:
-            raise RuntimeError("its events cannot be folded")
+            raise error
         return await load(job_id)
 
     bench.writer.load = failing_load  # type: ignore[method-assign]
     await bench.after(11)
     assert await bench.has_timed_out(good)
+    bench.writer.load = load  # type: ignore[method-assign]
+    await bench.after(60)  # as a version does that can read it
+    assert await bench.has_timed_out(bad) == isinstance(error, JobOfLaterVersion)

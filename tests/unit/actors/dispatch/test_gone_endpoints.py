@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from actors.dispatch.gone_endpoints import GoneEndpoints
 from events.decisions import Cancel, Submit
+from events.errors import JobOfLaterVersion
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter
@@ -165,3 +166,22 @@ async def test_a_row_that_comes_back_meanwhile_saves_the_jobs_that_are_left(benc
     ends = await asyncio.gather(*(bench.job(job_id) for job_id in jobs))
     assert 0 < sum(job.end is None for job in ends) < len(jobs)
     assert await bench.queue.endpoints() == {"fast"}
+
+
+async def test_a_job_that_only_a_later_version_can_read_is_left_to_it(bench: Bench) -> None:
+    later, other = await bench.submit("fast"), await bench.submit("fast")
+    load = bench.writer.load
+
+    async def load_what_is_known(job_id: str) -> Job | None:
+        if job_id == later:
+            raise JobOfLaterVersion
+        return await load(job_id)
+
+    bench.writer.load = load_what_is_known  # type: ignore[method-assign]
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    assert (await bench.job(other)).end is not None
+    assert await bench.queue.job_ids() == {later}
+    bench.writer.load = load  # type: ignore[method-assign]
+    await bench.after(1)
+    assert (await bench.job(later)).end is not None

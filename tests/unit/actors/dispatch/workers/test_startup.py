@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from actors.dispatch.cluster import ActorUnavailable, EngineGone, EngineRestarts
+from actors.dispatch.names import slot_name
 from actors.dispatch.startup import Pauses, Startup
 from events.types import Failed
 from tests.support.dispatch import WORKER, Bench, FakeCluster
@@ -93,6 +94,19 @@ async def test_a_worker_whose_engine_never_answers_gives_its_place_back(
     (await cluster.engine(WORKER)).answers = False
     async with kept(new_pool(cluster, settings={"worker_start_s": 0.05}), Demand(1)):
         await eventually(lambda: cluster.removed == [WORKER], within_s=5)
+
+
+async def test_a_worker_whose_job_actors_never_start_gives_its_place_back(
+    cluster: FakeCluster,
+) -> None:
+    cluster.broken = {slot_name(WORKER, 0), slot_name(WORKER, 1)}
+    settings = {"worker_start_s": 0.05, "worker_retry_first_s": 0.05}
+    async with kept(new_pool(cluster, settings=settings), Demand(1)) as pool:
+        await eventually(lambda: cluster.removed == [WORKER], within_s=5)
+        assert pool.trouble() == "No worker got ready: none of its job actors has started."
+        cluster.broken = set()
+        await eventually(lambda: pool.idle_slot(None), within_s=5)
+        await eventually(lambda: pool.trouble() is None, within_s=5)
 
 
 async def test_a_cluster_that_is_away_for_a_while_ends_no_pool(cluster: FakeCluster) -> None:
