@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from actors.callbacks.own_addresses import interface_addresses, own_services
 from actors.worker.attempt import AttemptLimits, ReportProgress
@@ -23,6 +24,7 @@ from events.archive.archive import Archive
 from events.archive.history import History
 from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer
+from events.bus.health import tell_log_size
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
@@ -85,6 +87,8 @@ class Messaging:
     report_progress: ReportProgress
     connected: Callable[[], Awaitable[None]]
     """Returns once there is a connection and the streams are there."""
+    tell_log_size: Callable[[], Coroutine[None, None, None]]
+    """Says, once it is connected, where the log has another size than the settings."""
 
 
 def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
@@ -99,6 +103,7 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         routed_events=JetStreamConsumer(bus, router_consumer()),
         report_progress=ProgressReporter(bus).report,
         connected=bus.wait_connected,
+        tell_log_size=partial(tell_log_size, bus, configured=settings.max_bytes),
     )
 
 

@@ -88,6 +88,7 @@ async def run_results(settings: Settings) -> None:
     )
     images = ImageStore(settings.stores.effective_images_url)
     async with asyncio.TaskGroup() as group:
+        group.create_task(messaging.tell_log_size())
         group.create_task(results.run())
         group.create_task(_janitor(settings, messaging, database, images).run())
         group.create_task(_archiver(settings, messaging, database, images).run())

@@ -48,6 +48,11 @@ class Bus(Reads):
         limit = info.config.max_bytes or -1
         return info.state.bytes / limit if limit > 0 else 0.0
 
+    async def max_bytes(self, stream: str) -> int:
+        """How large the stream may become; -1 where it has no limit. Raises LogUnavailable."""
+        info = await self.call(self._js.stream_info(stream))
+        return info.config.max_bytes or -1
+
     async def pending(self, stream: str, subjects: str) -> dict[str, int]:
         """Messages per subject, of which one answer tells 100,000. Raises LogUnavailable."""
         found: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -11,12 +12,32 @@ from events.bus.errors import NoAnswer
 from events.bus.last_known import LastKnown
 from events.bus.streams import JOBS
 from events.errors import LogFull, LogUnavailable
+from events.retry import pause
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _FILL_PERIOD_S = 1.0
 _CANARY_SUBJECT = "canary.ready"
 _CANARY_TIMEOUT_S = 2.0
+
+
+async def tell_log_size(bus: Bus, *, configured: int) -> None:
+    """Say once where the log has another `max_bytes` than the settings: no start changes it."""
+    while True:
+        await bus.wait_connected()
+        try:
+            actual = await bus.max_bytes(JOBS)
+        except LogUnavailable:
+            await pause(1)
+            continue
+        if actual != configured:
+            logger.warning(
+                "the log keeps the size that it has; see the operations guide to change it",
+                extra={"action": "prepare", "max_bytes": actual, "configured": configured},
+            )
+        return
 
 
 @dataclass(slots=True)

@@ -39,7 +39,10 @@ class StreamSetup:
         return ready
 
     async def _prepare_stream(self, js: JetStreamContext, spec: StreamSpec) -> None:
-        """Updated only once: a process that reconnects must not undo what a newer one has set."""
+        """Updated only once: a process that reconnects must not undo what a newer one has set.
+
+        The size of the log is its operator's from the moment that it is there.
+        """
         config = self._stream_config(spec)
         try:
             await js.add_stream(config)
@@ -47,7 +50,8 @@ class StreamSetup:
             if error.err_code != _STREAM_EXISTS_OTHERWISE:
                 raise
             if spec.name not in self._updated:
-                await js.update_stream(config)
+                there = (await js.stream_info(spec.name)).config
+                await js.update_stream(config.evolve(max_bytes=there.max_bytes))
         self._updated.add(spec.name)
 
     def _stream_config(self, spec: StreamSpec) -> nats.js.api.StreamConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from nats.aio.client import Client
 
 from events.bus.bus import Bus
+from events.bus.health import tell_log_size
 from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import CANARY, JOBS, QUEUE, STREAMS
 from events.errors import LogUnavailable
@@ -112,12 +114,34 @@ async def test_a_reconnected_bus_leaves_a_newer_configuration_alone(
     nats_server: NatsServer, bus: Bus
 ) -> None:
     """During a deploy the processes of both versions are connected."""
-    newer = Bus(nats_server.url, name="newer", log_max_bytes=10_000_000)
-    newer.start()
-    await asyncio.wait_for(newer.wait_connected(), 10)
-    await newer.close()
     async with operator(nats_server) as client:
-        await client.jetstream().delete_stream(QUEUE)
+        js = client.jetstream()
+        config = (await js.stream_info(JOBS)).config
+        await js.update_stream(config.evolve(duplicate_window=60.0))
+        await js.delete_stream(QUEUE)
         await eventually(lambda: stores(bus, "queue.a.1.b"), within_s=5)
-        info = await client.jetstream().stream_info(JOBS)
-    assert info.config.max_bytes == 10_000_000
+        info = await js.stream_info(JOBS)
+    assert info.config.duplicate_window == 60.0
+
+
+@pytest.mark.parametrize("size_bytes", [20_000_000, 5_000_000])
+async def test_no_start_changes_the_size_of_the_log(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, size_bytes: int
+) -> None:
+    async def started() -> None:
+        bus = Bus(nats_server.url, name="role", log_max_bytes=10_000_000)
+        bus.start()
+        await tell_log_size(bus, configured=10_000_000)
+        await bus.close()
+
+    with caplog.at_level(logging.WARNING, "events.bus.health"):
+        await started()
+        assert caplog.messages == []
+        async with operator(nats_server) as client:
+            js = client.jetstream()
+            config = (await js.stream_info(JOBS)).config
+            assert config.max_bytes == 10_000_000
+            await js.update_stream(config.evolve(max_bytes=size_bytes))
+            await started()
+            assert (await js.stream_info(JOBS)).config.max_bytes == size_bytes
+    assert ["keeps the size" in message for message in caplog.messages] == [True]
