@@ -184,6 +184,7 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
         options=device_options(config.engine, config.endpoint, device=device),
         max_rows=config.engine.max_rows,
         job_memory_bytes=config.engine.job_memory_bytes,
+        exclusive_s=config.workers.exclusive_timeout_s,
         limits=limits,
     )
     engine.start()

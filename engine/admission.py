@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -32,6 +35,8 @@ class _Place(Generic[T]):
     is_exclusive: bool
     overtakes: int = 0
     """How many runs have passed it in the queue."""
+    started_at: float = 0.0
+    """When it came on the device, by the monotonic clock."""
 
 
 class Admission(Generic[T]):
@@ -41,11 +46,20 @@ class Admission(Generic[T]):
 
     A run that fits beside those that run may pass one that does not. Each run is passed a limited
     number of times, so that a large one comes to its turn. An exclusive run is never passed: it
-    starts when no other run is left, and keeps all others back until it has ended.
+    starts when no other run is left, and keeps all others back until it has ended, for
+    `exclusive_s` at most: then it is a run like the others.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        *,
+        exclusive_s: float = math.inf,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._budget_bytes = budget_bytes
+        self._exclusive_s = exclusive_s
+        self._now = now
         self._waiting: list[_Place[T]] = []
         self._running: list[_Place[T]] = []
 
@@ -67,6 +81,13 @@ class Admission(Generic[T]):
         self._waiting = [place for place in self._waiting if place.run != run]
         self._running = [place for place in self._running if place.run != run]
 
+    @property
+    def joined(self) -> list[T]:
+        """The exclusive runs on the device that others are beside."""
+        if len(self._running) < 2:
+            return []
+        return [place.run for place in self._running if place.is_exclusive]
+
     def admit(self) -> T | None:
         """The next run that may start, or None. It counts as running from then on."""
         passed: list[_Place[T]] = []
@@ -75,6 +96,7 @@ class Admission(Generic[T]):
                 for other in passed:
                     other.overtakes += 1
                 self._waiting.remove(place)
+                place.started_at = self._now()
                 self._running.append(place)
                 return place.run
             if place.is_exclusive or place.overtakes >= _MOST_OVERTAKES:
@@ -82,10 +104,13 @@ class Admission(Generic[T]):
             passed.append(place)
         return None
 
+    def _is_left_alone(self, place: _Place[T]) -> bool:
+        return place.is_exclusive and self._now() < place.started_at + self._exclusive_s
+
     def _fits(self, place: _Place[T]) -> bool:
         if not self._running:
             return True
-        if place.is_exclusive or any(other.is_exclusive for other in self._running):
+        if place.is_exclusive or any(map(self._is_left_alone, self._running)):
             return False
         needed_bytes = sum(each.need_bytes for each in (*self._running, place))
         return not self._budget_bytes or needed_bytes <= self._budget_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]
 _STOP_TIMEOUT_S = 60.0
+_ADMIT_PERIOD_S = 1.0
 
 
 def load_torch() -> None:
@@ -53,7 +55,8 @@ class Engine:
     To make an engine is cheap; `start` imports torch. `max_rows` is the largest number of latents
     in one UNet call; there are fewer when memory is short. `limits` apply during a run as well,
     because the sizes of files and of other nodes' outputs are not known before. Runs wait for their
-    turn while they and those that run would need more than `job_memory_bytes` together.
+    turn while they and those that run would need more than `job_memory_bytes` together. An
+    exclusive run keeps the others back for `exclusive_s` at most.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Engine:
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         max_rows: int = 32,
         job_memory_bytes: int = 2 * 2**30,
+        exclusive_s: float = math.inf,
         limits: Limits | None = None,
     ) -> None:
         self._models = models
@@ -72,12 +76,12 @@ class Engine:
         self._batcher = Batcher()
         self._device: Device | None = None
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
-        self._admission: Admission[Run] = Admission(job_memory_bytes)
+        self._admission: Admission[Run] = Admission(job_memory_bytes, exclusive_s=exclusive_s)
         self._waiting: dict[Run, Callable[[], None]] = {}
         """What starts each run that waits for its turn."""
         self._members: dict[Run, Member] = {}
-        self._open: set[Run] = set()
-        """The runs that were submitted and have not ended."""
+        self._open: dict[Run, Callable[[], None]] = {}
+        """The runs that have not ended, and what tells an exclusive one that others are there."""
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._submit_lock = threading.Lock()
@@ -108,6 +112,7 @@ class Engine:
         is_exclusive: bool = False,
         input_files: Mapping[str, bytes] | None = None,
         on_active: OnActive = ignore_active,
+        on_joined: Callable[[], None] = lambda: None,
         max_untaken: int = 0,
     ) -> Run:
         """Start a run of a graph. Any thread may call this; it never waits for the device.
@@ -115,10 +120,12 @@ class Engine:
         `on_event` is called on the device thread, so it must not block. `first_index` has the index
         of each output node's first image; without it, images are counted in the order of the graph.
         A run that `is_alone` shares no device call with others. One that `is_exclusive` starts when
-        no other run is left, and no other starts until it has ended. `input_files` has the bytes
-        of each file that the graph reads. `on_active` is called on the device thread, too; see
-        `OnActive`. While a run has `max_untaken` results that were not taken by `Run.take_result`,
-        no node of it starts; 0 is any number. Raises EngineError once the engine has stopped.
+        no other run is left, and no other starts until it has ended or has had its time; then
+        `on_joined` is called, on the device thread, and again for each run that starts beside it.
+        `input_files` has the bytes of each file that the graph reads. `on_active` is called on the
+        device thread, too; see `OnActive`. While a run has `max_untaken` results that were not
+        taken by `Run.take_result`, no node of it starts; 0 is any number. Raises EngineError once
+        the engine has stopped.
         """
         run = Run(
             graph,
@@ -131,7 +138,7 @@ class Engine:
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            self._open.add(run)
+            self._open[run] = on_joined
             start = partial(self._join, run, input_files or {}, on_active, is_alone=is_alone)
             self._inbox.put(lambda: self._enter(run, start, is_exclusive=is_exclusive))
         return run
@@ -170,7 +177,10 @@ class Engine:
         """Run all commands that have come. Wait for one if no request waits for the device."""
         if self._batcher.idle:
             self._batcher.activity.rest()
-            self._inbox.get()()
+            try:
+                self._inbox.get(timeout=_ADMIT_PERIOD_S if self._waiting else None)()
+            except Empty:
+                return
         while True:
             try:
                 command = self._inbox.get_nowait()
@@ -203,6 +213,8 @@ class Engine:
     def _admit(self) -> None:
         """Start every run that may start now."""
         while not self._stopped.is_set() and (run := self._admission.admit()) is not None:
+            for joined in self._admission.joined:
+                self._open[joined]()
             start = self._waiting.pop(run)
             try:
                 start()
@@ -246,7 +258,7 @@ class Engine:
             self._end(run, error)
 
     def _end(self, run: Run, error: Exception | None) -> None:
-        self._open.discard(run)
+        self._open.pop(run, None)
         self._members.pop(run, None)
         self._admission.leave(run)
         if error is not None:

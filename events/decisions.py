@@ -66,6 +66,8 @@ class FailAttempt:
     message: str
     final: bool
     blame: Blame | None = None
+    is_joined: bool = False
+    """Other jobs may have been on the engine, even where the attempt was to be exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ def _write(
         case FailAttempt(message=message, blame=blame):
             if not job.is_attempted:
                 return ()
-            if job.is_exclusive and blame is Blame.SUSPECT:
+            if job.is_exclusive and blame is Blame.SUSPECT and not command.is_joined:
                 blame = None  # no other job was there
             return (AttemptFailed(attempt=job.attempts, message=message, blame=blame),)
         case Complete(images=images):

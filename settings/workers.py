@@ -16,6 +16,9 @@ class WorkerSettings(Group):
     max_attempts_total: PositiveInt = 100
     """How many attempts at a job may fail in which something was done for it, whatever ended them.
     Each job that breaks the engine takes attempts of its neighbours, so this is a large number."""
+    exclusive_timeout_s: PositiveFloat = 600.0
+    """How long a job that may have broken an engine has one for itself; then others run beside it
+    again, and what breaks off is not charged to it."""
     lease_s: PositiveFloat = 30.0
     """How long the actor of a job may be silent before the job goes to another one."""
     lease_renew_s: PositiveFloat = 5.0

@@ -170,14 +170,22 @@ class Attempt:
         )
         async with aclosing(self._engine.run(order)) as events:
             async for event in events:
-                await self._take(event, plan)
+                await self._take(event, plan, mark)
                 if self._job.end is not None:
                     return
 
     async def _break_off(self, message: str, mark: RunMark) -> None:
         """The engine ended under the job, which may or may not be the reason."""
-        blame = Blame.SUSPECT if mark.is_active else Blame.BYSTANDER
-        await self._write(FailAttempt(self._actor, message, final=False, blame=blame))
+        if mark.is_active:
+            await self._suspect(message, mark)
+        else:
+            blame = Blame.BYSTANDER
+            await self._write(FailAttempt(self._actor, message, final=False, blame=blame))
+
+    async def _suspect(self, message: str, mark: RunMark) -> None:
+        joined, blame = mark.may_be_joined, Blame.SUSPECT
+        failed = FailAttempt(self._actor, message, final=False, blame=blame, is_joined=joined)
+        await self._write(failed)
 
     async def _spare(self, error: Exception, lease: Lease, mark: RunMark) -> None:
         """The machine failed, not the job. Where it goes on to fail, the pauses grow."""
@@ -211,7 +219,7 @@ class Attempt:
     async def _complete(self) -> None:
         await self._write(Complete(self._actor, images=len(self._job.images)))
 
-    async def _take(self, event: EngineEvent, plan: Plan) -> None:
+    async def _take(self, event: EngineEvent, plan: Plan, mark: RunMark) -> None:
         match event:
             case Progress(done=done, total=total):
                 await self._report_progress(self._job.id, done=done, total=total)
@@ -224,8 +232,7 @@ class Attempt:
             case Errored(error=MachineFailed() as error):
                 raise error
             case Errored(error=DeviceFailed() | OutOfMemory(beside_others=True) as error):
-                text, blame = str(error), Blame.SUSPECT
-                await self._write(FailAttempt(self._actor, text, final=False, blame=blame))
+                await self._suspect(str(error), mark)
             case Errored(error=error):
                 await self._write(FailAttempt(self._actor, str(error), final=True))
 

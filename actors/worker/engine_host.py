@@ -157,6 +157,7 @@ class EngineHost:
                 is_alone=order.is_alone,
                 is_exclusive=order.is_exclusive,
                 on_active=set_active,
+                on_joined=mark.note_joined,
                 max_untaken=_MAX_UNTAKEN,
             )
         except EngineError as error:

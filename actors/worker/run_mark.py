@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-_ACTIVE, _WAITS = b"1", b"0"
+_ACTIVE, _BESIDE_OTHERS, _WAITS = b"1", b"2", b"0"
 _PREFIX = "darkroom-run-"
 """Of the names of the files. The id of the process that made it follows."""
 
@@ -38,10 +38,18 @@ class RunMark:
     @property
     def is_active(self) -> bool:
         """Whether the device works for the run, or did when the engine died, or nobody knows."""
+        return self._read() != _WAITS
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether others are beside a run that was to be exclusive, or nobody knows."""
+        return self._read() != _ACTIVE
+
+    def _read(self) -> bytes:
         try:
-            return self.path.read_bytes() != _WAITS
+            return self.path.read_bytes()
         except OSError:
-            return True
+            return b""
 
 
 @contextmanager
@@ -82,6 +90,7 @@ class RunMarkWriter:
         A file that is not there is left alone: its job actor is on another machine, or dead.
         """
         self._byte: mmap.mmap | None = None
+        self._active = _ACTIVE
         with suppress(OSError), path.open("r+b") as file:
             self._byte = mmap.mmap(file.fileno(), 1)
         self.set_active(True)
@@ -91,7 +100,15 @@ class RunMarkWriter:
         byte = self._byte
         if byte is not None:
             with suppress(ValueError):  # closed
-                byte[:] = _ACTIVE if is_active else _WAITS
+                byte[:] = self._active if is_active else _WAITS
+
+    def note_joined(self) -> None:
+        """Others are beside the run from now on."""
+        byte, self._active = self._byte, _BESIDE_OTHERS
+        if byte is not None:
+            with suppress(ValueError):  # closed
+                if byte[:] == _ACTIVE:
+                    byte[:] = self._active
 
     def close(self) -> None:
         if self._byte is not None:

@@ -99,3 +99,20 @@ def test_without_a_budget_all_run_beside_each_other() -> None:
     for name in ("a", "b"):
         unlimited.enter(name, 2**60)
     assert [unlimited.admit(), unlimited.admit()] == ["a", "b"]
+
+
+def test_an_exclusive_run_keeps_the_others_back_for_its_time_alone() -> None:
+    now = 0.0
+    runs: Admission[str] = Admission(0, exclusive_s=10, now=lambda: now)
+    runs.enter("lone", 1, is_exclusive=True)
+    now = 100.0  # it waited
+    assert runs.admit() == "lone"
+    runs.enter("b", 1)
+    now = 109.9
+    assert runs.admit() is None
+    assert runs.joined == []
+    now = 110.0
+    assert runs.admit() == "b"
+    assert runs.joined == ["lone"]
+    runs.enter("another", 1, is_exclusive=True)
+    assert runs.admit() is None

@@ -175,3 +175,24 @@ def test_memory_that_runs_out_beside_another_run_may_be_the_others(
     ends.append(submitted(engine, graph).wait())
     errors = [end.error for end in ends if isinstance(end, Errored)]
     assert [isinstance(e, OutOfMemory) and e.beside_others for e in errors] == [True, False]
+
+
+def test_others_join_an_exclusive_run_that_does_nothing_once_its_time_is_over(
+    tmp_path: Path, graph: Graph
+) -> None:
+    """It waits for its results to be taken, say, while the image store is away."""
+    engine = Engine(models=ModelsFolder(tmp_path), exclusive_s=0.2)
+    joined = threading.Event()
+    options = {"is_exclusive": True, "on_joined": joined.set, "max_untaken": 1}
+    two = PROMPT | {"4": node("SaveImage", images=["1", 0], filename_prefix="y")}
+    full = validate(two, Catalogue(ModelsFolder(tmp_path)), Limits())
+    lone, other = submitted(engine, full, **options), submitted(engine, graph)
+    engine.start()
+    try:
+        assert isinstance(other.wait(), Finished)
+        assert joined.is_set()
+        assert lone.run is not None
+        lone.run.take_result()
+        assert isinstance(lone.wait(), Finished)
+    finally:
+        engine.stop()

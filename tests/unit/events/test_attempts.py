@@ -115,3 +115,10 @@ def test_an_attempt_fails_once() -> None:
     """Its actor said so and died, and then whoever saw that says it in its name."""
     late = FailAttempt("a", "Its process ended.", final=False, blame=Blame.SUSPECT)
     assert decide(late, folded(WAITS_AGAIN)) == ()
+
+
+def test_a_job_that_others_have_joined_is_not_charged() -> None:
+    job = folded([*RUNS, Started(attempt=2, actor="a", exclusive=True)])
+    joined = FailAttempt("a", "It died.", final=False, blame=Blame.SUSPECT, is_joined=True)
+    kept = AttemptFailed(attempt=2, message="It died.", blame=Blame.SUSPECT)
+    assert decide(joined, job) == (kept,)

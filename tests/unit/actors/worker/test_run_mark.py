@@ -93,3 +93,16 @@ def test_marks_of_processes_that_have_ended_are_removed(
         assert mark.path.exists()
         left = {path.name for path in tmp_path.iterdir()}
     assert left == {mark.path.name, "darkroom-run-other"}
+
+
+def test_a_run_that_others_have_joined_says_so_while_the_device_works_for_it() -> None:
+    with RunMark.new() as mark, closing(RunMarkWriter(mark.path)) as writer:
+        assert not mark.may_be_joined
+        writer.note_joined()
+        assert (mark.is_active, mark.may_be_joined) == (True, True)
+        writer.set_active(False)
+        assert not mark.is_active
+        writer.set_active(True)
+        assert (mark.is_active, mark.may_be_joined) == (True, True)
+        mark.path.unlink()
+        assert (mark.is_active, mark.may_be_joined) == (True, True)
