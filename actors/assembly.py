@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 
 from actors.callbacks.own_addresses import interface_addresses, own_services
@@ -20,8 +19,6 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions, UnetOptions
-from events.archive.archive import Archive
-from events.archive.history import History
 from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer
 from events.bus.health import tell_log_size
@@ -35,13 +32,7 @@ from events.log import EventConsumer, EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
-from events.store.archiving.hot_jobs import HotJobs
-from events.store.archiving.segments import Segments
-from events.store.archiving.writer import ArchiveWriter
-from events.store.database import Database
-from events.store.read_model import ReadModel
 from events.store.records import Endpoint
-from events.store.removal import Removal
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.log import LogSettings
@@ -105,42 +96,6 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         connected=bus.wait_connected,
         tell_log_size=partial(tell_log_size, bus, configured=settings.max_bytes),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Archiving:
-    """The archive, the tables that it goes by, and who writes to both."""
-
-    archive: Archive
-    segments: Segments
-    hot_jobs: HotJobs
-    writer: ArchiveWriter
-
-    def history(self, *, log: EventLog, deliveries: EventLog) -> History:
-        return History(
-            log=log, deliveries=deliveries, archive=self.archive, find=self.segments.find
-        )
-
-    def removal(
-        self, images: ImageStore, read_model: ReadModel, *, log: EventLog, deliveries: EventLog
-    ) -> Removal:
-        return Removal(
-            log=log,
-            deliveries=deliveries,
-            images=images,
-            read_model=read_model,
-            archive=self.archive,
-            segments=self.segments,
-            archive_writer=self.writer,
-        )
-
-
-def open_archive(
-    database: Database, images: ImageStore, *, now: Callable[[], datetime] = utc_now
-) -> Archiving:
-    archive, segments, hot_jobs = Archive(images), Segments(database), HotJobs(database)
-    writer = ArchiveWriter(archive=archive, segments=segments, hot_jobs=hot_jobs, now=now)
-    return Archiving(archive, segments, hot_jobs, writer)
 
 
 def default_endpoint(settings: EndpointSettings) -> Endpoint:

@@ -6,12 +6,12 @@ import asyncio
 import os
 import socket
 
+from actors.archiving import open_archive
 from actors.assembly import (
     Messaging,
     address_rule,
     connect,
     default_endpoint,
-    open_archive,
     url_maker,
     worker_config,
 )

@@ -19,10 +19,10 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import DeploymentActorConfig
 
+from actors.archiving import open_archive
 from actors.assembly import (
     address_rule,
     default_endpoint,
-    open_archive,
     open_bus,
     open_deliveries,
     open_log,

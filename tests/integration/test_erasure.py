@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.assembly import open_archive, open_deliveries
+from actors.archiving import open_archive
+from actors.assembly import open_deliveries
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.results import Results
 from actors.worker.attempt import AttemptLimits

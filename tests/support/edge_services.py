@@ -9,7 +9,7 @@ from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
 
-from actors.assembly import open_archive
+from actors.archiving import open_archive
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from actors.assembly import open_archive
+from actors.archiving import open_archive
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans

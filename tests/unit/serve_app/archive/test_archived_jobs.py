@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actors.assembly import open_archive
+from actors.archiving import open_archive
 from actors.upkeep.archiver import Archiver
 from events.archive.history import ArchivedJobs
 from events.decisions import FailAttempt
