@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from events.delivery import fold_delivery
-from events.errors import JobDamaged, JobOfLaterVersion, ServiceError
+from events.errors import JobDamaged, JobOfLaterVersion, SegmentBroken, ServiceError
 from events.log import EventLog
 from events.queue import CallbackQueue
 from events.store.unsettled import UnsettledJob, UnsettledJobs
+from storage.images import ImageNotFound, ImageStoreError
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class LostCallbacks:
                 if count := await self.put_back():
                     fields["count"] = count
                     logger.warning("callbacks had lost their entries", extra=fields)
-            except ServiceError as error:
+            except (ServiceError, ImageStoreError) as error:
                 logger.warning("could not re-queue", extra={**fields, "error": str(error)})
             except Exception:
                 logger.exception("could not re-queue", extra=fields)
@@ -66,7 +67,7 @@ class LostCallbacks:
     async def put_back(self) -> int:
         """One round: put lost entries back; how many.
 
-        Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout.
+        Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout, ImageStoreUnavailable.
         """
         count, looked_at = 0, 0
         place = before = await self._unsettled.place()
@@ -106,12 +107,12 @@ class LostCallbacks:
 
     async def _end(self, job_id: str) -> datetime | None:
         """When its delivery ended; None if it has not, or cannot be read."""
-        events = await self._deliveries.read(job_id)
         try:
+            events = await self._deliveries.read(job_id)
             return events[-1].time if fold_delivery(events).ended else None
         except JobOfLaterVersion:  # the version that reads it may take the entry
             return None
-        except JobDamaged:  # it must not stop the others
+        except (JobDamaged, SegmentBroken, ImageNotFound):  # it must not stop the others
             if job_id not in self._unreadable:
                 fields = {"action": "requeue", "job_id": job_id}
                 logger.exception("unreadable delivery", extra=fields)

@@ -49,6 +49,7 @@ from events.queue import AT_ONCE, CallbackQueue, QueueEntry
 from events.result import UrlFor, result_of
 from events.retry import keep_trying
 from settings.callbacks import CallbackSettings
+from storage.images import ImageStoreError
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Callbacks:
             await self._deliver(_Arrival.of(entry))
             del self._errors[entry.job_id]
         except Exception as error:
-            if isinstance(error, ServiceError) and not isinstance(error, JobDamaged):
+            if _is_outage(error):
                 logger.warning("callback goes back", extra={**fields, "error": str(error)})
             elif self._may_pass(entry, error):
                 logger.exception("callback goes back", extra=fields)
@@ -180,7 +181,7 @@ class Callbacks:
         except Exception as unended:  # noqa: BLE001 - whatever its events hold
             fields["error"] = type(unended).__name__
             logger.warning("callback could not be ended", extra=fields)
-            if isinstance(unended, ServiceError) and not isinstance(unended, JobDamaged):
+            if _is_outage(unended):
                 return  # it comes again
         del self._errors[entry.job_id]
         await entry.ack()
@@ -285,6 +286,12 @@ class Callbacks:
             },
         )
         return delivery
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether it says nothing about the job, and passes with what is out of reach."""
+    is_ours = isinstance(error, ServiceError | ImageStoreError)
+    return is_ours and not isinstance(error, JobDamaged)
 
 
 def _receiver(target: Target) -> str:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from events.delivery import RequestRedelivery
 from events.delivery_policy import SendResult
-from events.errors import HistoryGone
+from events.errors import DatabaseUnavailable, HistoryGone, SegmentBroken
 from events.job import fold
 from events.log import DeliveryWriter, utc_now
 from events.memory.queues import MemoryCallbackQueue
 from events.queue import AT_ONCE
 from events.types import CallbackExhausted, RedeliveryRequested
+from storage.images import ImageStoreUnavailable
 from tests.support.callbacks.bench import SETTINGS, Bench
 from tests.support.polling import eventually
 
@@ -29,6 +30,15 @@ async def test_an_error_that_nobody_foresaw_may_pass(tmp_path: Path) -> None:
     async with bench.others_are_sent(tmp_path):
         await eventually(lambda: bench.is_delivered(job_id))
     assert await bench.tries(job_id) == 1
+
+
+async def test_what_is_out_of_reach_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench()
+    job_id = await bench.ended_job(ADDRESS)
+    for error in (ImageStoreUnavailable(), SegmentBroken(), DatabaseUnavailable()):
+        bench.sender.outcomes += [error] * SETTINGS.max_errors
+    async with bench.running(tmp_path):
+        await eventually(lambda: bench.is_delivered(job_id))
 
 
 async def test_what_cannot_be_given_up_now_is_given_up_later(tmp_path: Path) -> None:

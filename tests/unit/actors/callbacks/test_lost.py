@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.callbacks.lost import LostCallbacks
+from events.errors import SegmentBroken
 from events.ids import new_id
 from events.job import fold
 from events.memory.queues import MemoryCallbackQueue
@@ -23,6 +24,7 @@ from events.types import (
     Flavour,
     RedeliveryRequested,
 )
+from storage.images import ImageNotFound
 from tests.support.database import database_in
 from tests.support.events import MORNING, History, submitted
 from tests.support.failing_log import FailingLog
@@ -175,6 +177,31 @@ async def test_a_redelivery_while_it_is_looked_at_leaves_it_unsettled(bench: Ben
     bench.queue = AskedForMeanwhile()
     assert await bench.repair().put_back() == 0
     assert await bench.unsettled() == [job_id]
+
+
+class WithBrokenSegments(FailingLog):
+    """As the log and the archive together."""
+
+    broken = ""
+    error: Exception = SegmentBroken()
+
+    async def read(self, job_id: str) -> list[Event]:
+        if job_id == self.broken:
+            raise self.error
+        return await super().read(job_id)
+
+
+@pytest.mark.parametrize("error", [SegmentBroken(), ImageNotFound()])
+async def test_one_whose_segment_is_broken_or_gone_stops_no_other(
+    bench: Bench, error: Exception
+) -> None:
+    bench.deliveries = deliveries = WithBrokenSegments()
+    deliveries.broken, lost = bench.ended(), bench.ended()
+    deliveries.error = error
+    await bench.project()
+    assert await bench.repair().put_back() == 1
+    assert await bench.queue.job_ids() == {lost}
+    assert await bench.unsettled() == [deliveries.broken, lost]
 
 
 async def test_one_that_cannot_be_read_stops_no_other(bench: Bench) -> None:
