@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,13 +24,6 @@ from tests.support.failing_log import FailingLog
 from tests.support.polling import eventually
 
 LANE = 3
-
-
-class NothingLost:
-    """No callback has lost its entry."""
-
-    async def put_back(self) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -82,14 +74,12 @@ async def test_its_entry_stays_where_it_cannot_be_read_any_more(
 
 @asynccontextmanager
 async def routing(log: FailingLog, queue: MemoryJobQueue, model: ReadModel) -> AsyncGenerator[None]:
-    nothing_lost: Any = NothingLost()
     router = Router(
         events=MemoryConsumer(log),
         writer=JobWriter(log),
         queue=queue,
         callbacks=MemoryCallbackQueue(),
         read_model=model,
-        lost_callbacks=nothing_lost,
         requeue_period_s=0.01,
     )
     task = asyncio.create_task(router.run())
