@@ -49,6 +49,7 @@ from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.replica import Replica
+from serve_app.role_holder import Roles
 from serve_app.services import Services
 from settings.settings import Settings
 from settings.stores import StoreSettings
@@ -61,10 +62,6 @@ _DEFAULT_REPLICAS = 2
 _MAX_ONGOING_REQUESTS = 4096
 _RETRIES = 1_000_000
 """Serve has no number for "without end"."""
-
-
-class Roles:
-    """Holds the deployment-scoped actors; does nothing itself."""
 
 
 def build(args: dict[str, Any]) -> Application:
