@@ -159,8 +159,13 @@ class SigmasShape:
         return 4 * (self.steps + 1)
 
 
-Shape: TypeAlias = BatchShape | ConditioningShape | SigmasShape | str | int | None
-"""What an output is. A sampler is its name, an upscale model its factor, a model None."""
+@dataclass(frozen=True, slots=True)
+class MergedModel:
+    """A model with LoRAs merged into it, or what holds one: it has weights of its own."""
+
+
+Shape: TypeAlias = BatchShape | ConditioningShape | SigmasShape | MergedModel | str | int | None
+"""What an output is. A sampler is its name, an upscale model its factor, another model None."""
 
 
 def text_tokens(text: str) -> int:

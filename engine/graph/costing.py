@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.graph.cost import (
@@ -14,6 +14,7 @@ from engine.graph.cost import (
     Cost,
     Estimate,
     ImageShape,
+    MergedModel,
     Shape,
     bytes_of,
     saturated,
@@ -50,6 +51,8 @@ _MESSAGES = {
     "taken; combine fewer conditionings",
     "max_tokens": "its conditioning has {value} tokens, at most {most} are taken; shorten the "
     "text, or concatenate fewer",
+    "max_merged_models": "the job holds {value} models with LoRAs merged into them here, at most "
+    "{most} are taken; use fewer different LoRAs, or let each of them be done before the next",
     "max_outputs": "with it the job saves {value} images and latents, at most {most} are taken; "
     "save fewer, or send several jobs",
     "max_live_bytes": "the job holds {value} bytes at once here, at most {most} are taken; lower "
@@ -81,6 +84,8 @@ class Ledger:
         self._shapes: dict[str, Sequence[Shape]] = {}
         self._consumers = Counter(source for node in graph.nodes for source in node.sources)
         self._scratch: dict[str, int] = {}
+        self._merged: set[str] = set()
+        """The nodes whose outputs are alive and hold a merged model."""
         self.node_bytes: dict[str, int] = {}
         """What the outputs and the body of each started node take."""
         self._work, self._live_bytes, self._result_bytes = 0.0, 0, 0
@@ -115,11 +120,14 @@ class Ledger:
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended."""
         estimate = self._types[node.class_type].estimated(self._inputs(node))
+        estimate = replace(estimate, shapes=self._with_merged(node, estimate.shapes))
         self._shapes[node.id] = estimate.shapes
         self._scratch[node.id] = saturated(estimate.scratch_bytes)
         self._work = min(self._work + estimate.work, float(MOST))
-        self.node_bytes[node.id] = _size(estimate.shapes) + self._scratch[node.id]
-        self._hold(self.node_bytes[node.id])
+        size_bytes = _size(estimate.shapes) + self._scratch[node.id]
+        self._hold(size_bytes)
+        # No merged model is made ahead of its turn, while others are still alive.
+        self.node_bytes[node.id] = MOST if self._is_merging(node) else size_bytes
         self._note(node, estimate)
 
     def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:
@@ -130,11 +138,11 @@ class Ledger:
             self._shapes[node.id] = shapes
             self._peaks["max_live_bytes"].offer(self._live_bytes, node)
         if not self._consumers[node.id]:
-            self._hold(-_size(self._shapes[node.id]))
+            self._let_go(node.id)
         for source in node.sources:
             self._consumers[source] -= 1
             if not self._consumers[source]:
-                self._hold(-_size(self._shapes[source]))
+                self._let_go(source)
 
     def _inputs(self, node: Node) -> dict[str, Any]:
         inputs = dict(node.literals)
@@ -145,14 +153,31 @@ class Ledger:
             inputs[name] = self._shapes[source.node_id][source.output]
         return inputs
 
+    def _with_merged(self, node: Node, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Its outputs, of which those without a size hold the merged models that it was given."""
+        if not any(source in self._merged for source in node.sources):
+            return tuple(shapes)
+        return tuple(MergedModel() if shape is None else shape for shape in shapes)
+
+    def _is_merging(self, node: Node) -> bool:
+        """Whether it makes a merged model, or passes one on."""
+        return any(isinstance(shape, MergedModel) for shape in self._shapes[node.id])
+
     def _hold(self, size_bytes: int) -> None:
         self._live_bytes += size_bytes
+
+    def _let_go(self, node_id: str) -> None:
+        self._hold(-_size(self._shapes[node_id]))
+        self._merged.discard(node_id)
 
     def _note(self, node: Node, estimate: Estimate) -> None:
         peaks = self._peaks
         peaks["max_cost"].offer(estimate.work, node)
         peaks["max_live_bytes"].offer(saturated(self._live_bytes), node)
         peaks["max_conditioning_rows"].offer(estimate.rows, node)
+        if self._is_merging(node):
+            self._merged.add(node.id)
+            peaks["max_merged_models"].offer(len(self._merged), node)
         if estimate.results:
             saved = peaks["max_outputs"].value + estimate.results
             peaks["max_outputs"].offer(min(saved, MOST), node)

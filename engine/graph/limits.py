@@ -33,6 +33,8 @@ class Limits:
     """The rows of conditioning of one sampler."""
     max_tokens: int = 65_536
     """The tokens of one conditioning."""
+    max_merged_models: int = 4
+    """The models with LoRAs merged into them that are alive at once."""
     max_outputs: int = 256
     """The images and latents that a job saves."""
 

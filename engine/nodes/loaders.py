@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import Estimate
+from engine.graph.cost import Estimate, MergedModel
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
@@ -25,11 +25,11 @@ def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((None, None), work=work.LOAD)
+    return Estimate((MergedModel(), MergedModel()), work=work.LOAD)
 
 
 def _model_lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((None,), work=work.LOAD)
+    return Estimate((MergedModel(),), work=work.LOAD)
 
 
 def load_part_estimate(_inputs: Mapping[str, Any]) -> Estimate:

@@ -127,6 +127,7 @@ class Endpoint:
             "max_live_bytes": settings.max_live_bytes,
             "max_conditioning_rows": settings.max_conditioning_rows,
             "max_tokens": settings.max_tokens,
+            "max_merged_models": settings.max_merged_models,
             "max_outputs": settings.max_outputs,
         }
 

@@ -29,6 +29,7 @@ _FIELD_OF_LIMIT = {
     "max_live_bytes": "width",
     "max_conditioning_rows": "prompt",
     "max_tokens": "prompt",
+    "max_merged_models": "prompt",
     "max_outputs": "batch_size",
 }
 """The member of a diffusion request that brings a job below a limit."""

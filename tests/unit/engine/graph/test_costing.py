@@ -28,6 +28,7 @@ OFF = {
     "max_live_bytes": 0,
     "max_conditioning_rows": 0,
     "max_tokens": 0,
+    "max_merged_models": 0,
     "max_outputs": 0,
 }
 
@@ -224,6 +225,10 @@ def test_a_swelling_graph_is_refused_with_node_number_and_limit(
 @pytest.mark.parametrize("limit", OFF)
 def test_a_limit_of_0_is_off(limit: str, catalogue: Catalogue) -> None:
     prompt = combined(60) | {"other": save("image"), "image": empty_image(4096)}
+    lora = {"lora_name": TINY, "strength_model": 1.0}
+    prompt["l1"] = node("LoraLoaderModelOnly", model=["4", 0], **lora)
+    prompt["l2"] = node("LoraLoaderModelOnly", model=["l1", 0], **lora)
+    prompt["3"]["inputs"]["model"] = ["l2", 0]
     broken = refusal_of(prompt, catalogue, **OFF | {limit: 1}).extra_info["limit"]
     assert broken == limit
     assert graph_of(prompt, catalogue, **OFF).cost.outputs == 2
