@@ -61,6 +61,8 @@ async def test_a_stream_that_only_a_writer_misses_is_made_again(
         lambda bus: bus.pending(QUEUE, "queue.>"),
         lambda bus: bus.count(QUEUE, "queue.>", timeout_s=2),
         lambda bus: bus.listing(QUEUE, "queue.>", after=0, count=2),
+        lambda bus: bus.consumers(QUEUE),
+        lambda bus: bus.delete_consumer(QUEUE, "default-1"),
         lambda bus: bus.purge(QUEUE, "queue.a.1.b"),
         lambda bus: bus.last(QUEUE, "queue.a.1.b"),
         lambda bus: bus.fill(QUEUE),
@@ -145,3 +147,12 @@ async def test_no_start_changes_the_size_of_the_log(
             await started()
             assert (await js.stream_info(JOBS)).config.max_bytes == size_bytes
     assert ["keeps the size" in message for message in caplog.messages] == [True]
+
+
+async def test_a_consumer_that_is_gone_already_is_deleted(bus: Bus) -> None:
+    queue = JetStreamJobQueue(bus, lease_s=30)
+    async with queue.lane("default", 1):
+        assert await bus.consumers(QUEUE) == ["default-1"]
+    for _ in range(2):
+        await bus.delete_consumer(QUEUE, "default-1")
+    assert await bus.consumers(QUEUE) == []
