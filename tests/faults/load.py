@@ -77,6 +77,8 @@ class Load:
         self.open: dict[str, Request] = {}
         """Accepted jobs of which no end was seen yet, nor an erasure."""
         self.accepted: dict[str, Request] = {}
+        self._erased: set[str] = set()
+        """Jobs that this caller asked to erase: from then on they may be unknown."""
 
     async def run(self, duration_s: float) -> None:
         """Submit for so long, then return; what was begun goes on until `settle`."""
@@ -94,9 +96,12 @@ class Load:
             await asyncio.wait(self._following, timeout=within_s)
         await self._stop_following()
 
-    async def ask_all(self) -> None:
-        """Note the result of each accepted job as it is now."""
+    async def ask_all(self, *, within_s: float) -> None:
+        """Note the result of each accepted job as it is now, of as many as there is time for."""
+        give_up_at = time.monotonic() + within_s
         for job_id, request in self.accepted.items():
+            if time.monotonic() > give_up_at:
+                break
             code, status = await self._result(request, job_id)
             self._record.add("result", job_id=job_id, code=code, status=status)
 
@@ -200,6 +205,8 @@ class Load:
     async def _end(self, request: Request, job_id: str, what: str) -> None:
         """Cancel or erase it, again until the service has answered."""
         path = f"/v1/jobs/{job_id}"
+        if what == "erase":
+            self._erased.add(job_id)
         for _ in range(_MOST_REPEATS):
             call = ("POST", f"{path}/cancel") if what == "cancel" else ("DELETE", path)
             # Noted before the answer, which may be lost.
@@ -211,11 +218,15 @@ class Load:
             await asyncio.sleep(self._chance.uniform(0.5, 2))
 
     async def _follow(self, request: Request, job_id: str) -> None:
-        """Until the result says that it has ended, or that it is not found: it was erased."""
+        """Until the result says that it has ended, or that it was erased."""
         while True:
             code, status = await self._result(request, job_id, wait_s=_KNOWN_WAIT_S)
-            if code == httpx.codes.NOT_FOUND or status:
+            if status:
                 break
+            if code == httpx.codes.NOT_FOUND:
+                if job_id in self._erased:
+                    break
+                self._record.add("not_found", job_id=job_id)
             await asyncio.sleep(0.5)
         self.open.pop(job_id, None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
@@ -16,6 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nats.errors import Error as NatsError
+
+from events.errors import DatabaseUnavailable
+from examples.service import DARKROOM
+from storage.images import ImageStoreError
 from tests.faults.checker.gather import gather
 from tests.faults.checker.history import Folded, History, from_record
 from tests.faults.checker.invariants import violations
@@ -30,6 +36,8 @@ from tests.faults.table import table
 
 _SETTLE_S = 240.0
 _QUIET_S = 90.0
+_ASK_S = 120.0
+_VERIFY_S = 300.0
 _LOOK_AGAIN_S = 3.0
 """Between two looks at what the service has stored, until all that must hold does."""
 
@@ -115,17 +123,28 @@ async def _afterwards(one: Machine, load: Load, record: Record) -> History:
     began = time.monotonic()
     await load.settle(within_s=_SETTLE_S)
     _say(f"settled after {time.monotonic() - began:.0f} s, seen open: {sorted(load.open)}")
-    await load.ask_all()
-    give_up_at = time.monotonic() + _QUIET_S
-    while True:
-        history = await _gathered(one, record)
-        if check(history).holds or time.monotonic() > give_up_at:
-            break
-        await asyncio.sleep(_LOOK_AGAIN_S)
+    await load.ask_all(within_s=_ASK_S)
+    history = await _settled_history(one, record)
     history.disagreements = await asyncio.to_thread(_verified, one)
     await asyncio.to_thread(one.service.close)
     history.leftovers += await asyncio.to_thread(after_the_service, one)
     return history
+
+
+async def _settled_history(one: Machine, record: Record) -> History:
+    """Looks again until all that must hold does, or the time for that is over."""
+    give_up_at = time.monotonic() + _QUIET_S
+    while True:
+        is_last = time.monotonic() > give_up_at
+        try:
+            history = await _gathered(one, record)
+        except (NatsError, OSError, DatabaseUnavailable, ImageStoreError):
+            if is_last:
+                raise
+        else:
+            if is_last or check(history).holds:
+                return history
+        await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 async def _gathered(one: Machine, record: Record) -> History:
@@ -138,10 +157,17 @@ async def _gathered(one: Machine, record: Record) -> History:
 
 def _verified(one: Machine) -> list[str]:
     """What `darkroom verify` tells."""
-    done = one.service.command("verify", "--json", check=False)
+    done = subprocess.run(
+        [DARKROOM, "verify", "--json"],
+        env=one.service.environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_VERIFY_S,
+    )
     if done.returncode == 0:
         return []
-    return [f"exit code {done.returncode}: {done.stdout[:2000]} {done.stderr[:500]}"]
+    return [f"exit code {done.returncode}: {done.stdout[:4000]} {done.stderr[:500]}"]
 
 
 def _say(text: str) -> None:

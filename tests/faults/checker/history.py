@@ -86,6 +86,8 @@ class History:
     """Ids of jobs that a caller asked to cancel or to erase, whatever the answer was."""
     erased: list[str] = field(default_factory=list)
     """Ids of jobs of which the service said that they are erased."""
+    not_found: list[str] = field(default_factory=list)
+    """Ids of jobs that were said to be unknown after their 202, though nobody had erased them."""
     results: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """By id, after the end: status code of `GET result`, and the status in it."""
     jobs: dict[str, list[Stored]] = field(default_factory=dict)
@@ -210,5 +212,7 @@ def _add(history: History, entry: Mapping[str, Any]) -> None:
         case "fault":
             names = ("kind", "began", "ended", "hit")
             history.faults.append(Fault(**{name: entry[name] for name in names}))
+        case "not_found":
+            history.not_found.append(entry["job_id"])
         case "result":
             history.results[entry["job_id"]] = entry["code"], entry["status"]

@@ -32,6 +32,8 @@ def ends_once(run: Folded) -> Iterator[str]:
             yield f"{job_id} ({marker}) was answered with 202 and is not in the log"
     for job_id, events in run.events.items():
         yield from _ends_of(job_id, events)
+    for job_id, times in Counter(run.history.not_found).items():
+        yield f"{job_id} was answered with 202, and with 404 after that {times} times"
     for job_id, (code, status) in run.history.results.items():
         job = run.jobs.get(job_id)
         wanted = _wanted_result(job)

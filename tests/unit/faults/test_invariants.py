@@ -78,9 +78,8 @@ def stored(events: Iterable[Event]) -> list[Stored]:
 def history(*data: EventData, deliveries: Iterable[EventData] = ()) -> History:
     """One submission, answered with 202, and what became of it."""
     made = History()
-    submission = Submission(MARKER, "alice")
-    submission.answers.append(Answer(BEGAN, 202, job_id=JOB))
-    made.submissions[MARKER] = submission
+    accepted = Answer(BEGAN, 202, job_id=JOB)
+    made.submissions[MARKER] = Submission(MARKER, "alice", answers=[accepted])
     with_job(made, events_of(data))
     if deliveries:
         made.deliveries[JOB] = stored(events_of(deliveries))
@@ -134,10 +133,17 @@ def wrong_result() -> History:
     return made
 
 
+def unknown_meanwhile() -> History:
+    made = history(*GOOD)
+    made.not_found = [JOB]
+    return made
+
+
 @pytest.mark.parametrize(
     "made",
     [
         lost(),
+        unknown_meanwhile(),
         twice(),
         wrong_result(),
         history(SUBMITTED, STARTED),
@@ -145,7 +151,7 @@ def wrong_result() -> History:
         history(SUBMITTED, STARTED, DONE, image(0)),
         history(SUBMITTED, STARTED, image(0), image(0), DONE),
     ],
-    ids=["lost", "twice", "result", "open", "two ends", "after its end", "image twice"],
+    ids=["lost", "unknown", "twice", "result", "open", "two ends", "after its end", "image twice"],
 )
 def test_a_202_that_does_not_end_once_breaks_i1(made: History) -> None:
     assert broken(made) == {"I1"}
