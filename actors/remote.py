@@ -22,7 +22,7 @@ from actors.logs import set_up_logging
 from actors.remote_engine import RemoteEngine
 from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.device_turn import DeviceTurn
-from actors.worker.engine_host import EngineHost, EngineState, Order
+from actors.worker.engine_host import EngineDied, EngineHost, EngineState, Order
 from actors.worker.job import RunOutcome
 from actors.worker.process_memory import limit_memory, memory_bytes
 from actors.worker.run_mark import remove_stale_marks
@@ -84,6 +84,11 @@ class EngineProcess:
         return os.environ.get(_VISIBLE_DEVICES, "") if _wants_standby(self._config) else None
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+        """Raises EngineDied where it stands by: it had the device before its process was restarted,
+        and whoever found it then would wait for as long as the other one has it.
+        """
+        if not self._turn.is_held:
+            raise EngineDied("It stands by since it was restarted.")
         host = await self._host()
         try:
             async with aclosing(host.run(order)) as events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from ray.exceptions import RayActorError, RaySystemError
 
 from actors import remote_engine
+from actors.remote import EngineProcess
 from actors.remote_engine import RemoteEngine
+from actors.worker.device_turn import DeviceTurn
 from actors.worker.engine_host import EngineDied, Order
 
 ORDER = Order("a", 1, {}, None, input_files={}, mark=Path("gone"))
@@ -52,6 +55,15 @@ async def test_a_kill_that_fails_is_no_error(
     monkeypatch.setattr(remote_engine.ray, "get_actor", lambda *_: object())
     monkeypatch.setattr(remote_engine.ray, "kill", kill)
     await RemoteEngine("engine").kill()
+
+
+async def test_a_process_that_stands_by_takes_no_run() -> None:
+    """It had the device when it was found, and was restarted since."""
+    process = EngineProcess.__new__(EngineProcess)  # without what its constructor starts
+    process._turn = DeviceTurn("a worker of a test")
+    with pytest.raises(EngineDied):
+        async with aclosing(process.run(ORDER)) as events:
+            await asyncio.wait_for(anext(events), 5)
 
 
 class Method:
