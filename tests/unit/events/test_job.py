@@ -150,7 +150,7 @@ def test_only_failures_of_its_own_are_charged_to_a_job() -> None:
         ([first, failed(Blame.BYSTANDER)], 0, False),
         ([first, failed(Blame.SUSPECT)], 0, True),
         ([first, first], 0, True),  # the first broke off without a word
-        ([first, alone, alone], 1, True),
+        ([first, alone, alone], 0, True),  # and nobody saw how the second did
         ([first, alone, failed(Blame.BYSTANDER)], 0, True),
         ([first, alone, failed(None)], 1, True),
     ]:
