@@ -28,7 +28,7 @@ async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: s
     """
     fields = {"action": action, "job_id": job_id}
     if isinstance(error, JobOfLaterVersion):
-        logger.info("job is left to a later version", extra=fields)
+        logger.debug("job is left to a later version", extra=fields)  # the projection tells of it
         return False
     if is_machine_error(error):
         logger.error("the machine failed", exc_info=error, extra=fields)

@@ -101,6 +101,15 @@ def fold_readable(events: Iterable[Event]) -> Job | None:
     return fold(takewhile(is_readable, from_erasure(list(events))))
 
 
+def fold_for_submission(events: Iterable[Event], job: Job | None = None) -> Job | None:
+    """The job that has the id already, as far as it can be read: a submission adds nothing to it.
+
+    Raises JobOfLaterVersion, JobDamaged where nothing of it can be read.
+    """
+    events = list(events)
+    return fold_readable(events) or fold(events, job)
+
+
 def fold_for_erasure(events: Iterable[Event], job: Job | None = None) -> Job | None:
     """The place of the last event, and what could be read: an erasure needs no more."""
     for event in events:

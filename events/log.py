@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, get_args
 
 from events.decisions import Command, Erase, Submit, decide
 from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_delivery
 from events.errors import ReadTimeout
 from events.ids import new_id
-from events.job import Job, fold, fold_for_erasure
+from events.job import Job, fold, fold_for_erasure, fold_for_submission
 from events.types import DeliveryEvent, Event, EventData, JobEvent
 
 
@@ -219,10 +219,11 @@ class JobWriter:
         new_id: Callable[[], str] = new_id,
     ) -> None:
         self._log = log
-        self._writer: Writer[Job | None] = Writer(log, fold=fold, now=now, new_id=new_id)
-        self._eraser: Writer[Job | None] = Writer(
-            log, fold=fold_for_erasure, now=now, new_id=new_id
-        )
+        folds = {Submit: fold_for_submission, Erase: fold_for_erasure}
+        self._writers: dict[type[Command], Writer[Job | None]] = {
+            command: Writer(log, fold=folds.get(command, fold), now=now, new_id=new_id)
+            for command in get_args(Command)
+        }
 
     async def load(self, job_id: str) -> Job | None:
         """Raises LogUnavailable, ReadTimeout, JobUnreadable."""
@@ -240,9 +241,8 @@ class JobWriter:
     async def _execute(
         self, job_id: str, command: Command, job: Job | None, *, traceparent: str | None
     ) -> Outcome:
-        """Nothing is decided on what cannot be read; but what cannot be read can be erased."""
-        writer = self._eraser if isinstance(command, Erase) else self._writer
-        state, added = await writer.write(
+        """Nothing is decided on what cannot be read; but it is found again, and can be erased."""
+        state, added = await self._writers[type(command)].write(
             job_id, job, partial(decide, command), traceparent=traceparent
         )
         return Outcome(job=state, added=added)

@@ -7,7 +7,7 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.streams import job_subject
-from events.decisions import Cancel, Erase
+from events.decisions import Cancel, Erase, Submit
 from events.errors import JobDamaged
 from events.ids import new_id
 from events.job import fold_readable
@@ -42,6 +42,8 @@ async def test_of_a_damaged_job_nothing_is_decided_but_its_erasure(bus: Bus) -> 
     job = fold_readable(await log.read(job_id))
     assert job is not None
     writer = JobWriter(log)
+    again = await writer.submit(job_id, Submit(submitted()))
+    assert (again.added, again.job) == ((), job)
     with pytest.raises(JobDamaged):
         await writer.execute(Cancel(), job)
     await writer.execute(Erase(), job)
