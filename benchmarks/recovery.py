@@ -37,7 +37,7 @@ BODY = {
 }
 ASK_PERIOD_S = 0.02
 TIMEOUT_S = 120.0
-TORCH_BYTES = 350 * 1024**2
+TORCH_BYTES = 450 * 1024**2
 QUIET_S = 5.0
 """Between two kills, for what was killed to be whole again."""
 
