@@ -21,6 +21,9 @@ recorded.
 While a receiver keeps failing, its breaker withholds its callbacks (`breaker.py`). That is no try
 and uses none up, so it has a limit of its own: `CallbackWithheld` records when it began, and a
 delivery that is still withheld `DARKROOM_CALLBACK_WITHHELD_S` later is given up.
+
+What the machine does is no try either: an error that says nothing about the job, or may pass, sends
+the entry back, and a try during which this process stood still is made again.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from actors.callbacks.allowed_hosts import AllowedHosts
+from actors.callbacks.arrival import Arrival
 from actors.callbacks.breaker import BreakerLimits
 from actors.callbacks.hosts import Hosts
 from actors.callbacks.secrets import SigningSecrets
@@ -59,23 +62,6 @@ _NOT_ALLOWED = SendResult(
 )
 _LATER_VERSION_S = 60.0
 """How long a delivery waits that a later version can read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """An entry as it came."""
-
-    entry: QueueEntry
-    ahead: timedelta
-    """How far the queue's clock is ahead of ours, as far as can be told: it was stored just now."""
-
-    @classmethod
-    def of(cls, entry: QueueEntry) -> _Arrival:
-        return cls(entry, max(entry.stored_at - utc_now(), timedelta()))
-
-    def is_early(self, time: datetime) -> bool:
-        """Whether neither clock has come to `time`."""
-        return time > max(utc_now(), self.entry.stored_at)
 
 
 class Callbacks:
@@ -143,7 +129,7 @@ class Callbacks:
         """An entry that is not acknowledged comes again after `hold_s`."""
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
-            await self._deliver(_Arrival.of(entry))
+            await self._deliver(Arrival.of(entry))
             del self._errors[entry.job_id]
         except Exception as error:
             if _is_outage(error):
@@ -186,7 +172,7 @@ class Callbacks:
         del self._errors[entry.job_id]
         await entry.ack()
 
-    async def _deliver(self, arrival: _Arrival) -> None:
+    async def _deliver(self, arrival: Arrival) -> None:
         """Raises LogUnavailable, LogFull if the entry could not be parked."""
         try:
             until = await self._come_to_end(arrival)
@@ -196,10 +182,10 @@ class Callbacks:
             await self._park(arrival, until)
         await arrival.entry.ack()
 
-    async def _park(self, arrival: _Arrival, until: datetime) -> None:
+    async def _park(self, arrival: Arrival, until: datetime) -> None:
         await self._queue.park(arrival.entry.job_id, until + arrival.ahead)
 
-    async def _come_to_end(self, arrival: _Arrival) -> datetime | None:
+    async def _come_to_end(self, arrival: Arrival) -> datetime | None:
         """When to come again; None if it is parked already, or nothing is left to do."""
         job_id = arrival.entry.job_id
         delivery = await self._writer.load(job_id)
@@ -212,7 +198,7 @@ class Callbacks:
         return await self._work(arrival, job, url, delivery)
 
     async def _work(
-        self, arrival: _Arrival, job: Job, url: str, delivery: Delivery
+        self, arrival: Arrival, job: Job, url: str, delivery: Delivery
     ) -> datetime | None:
         """Deliver, unless it is not its turn. See `_come_to_end`."""
         target = self._sender.target(url)
@@ -232,7 +218,7 @@ class Callbacks:
         return next_at
 
     async def _follow(
-        self, arrival: _Arrival, job: Job, delivery: Delivery, result: SendResult
+        self, arrival: Arrival, job: Job, delivery: Delivery, result: SendResult
     ) -> datetime | None:
         """Record a try, and park the next one. See `_come_to_end`."""
         if result.stalled:
