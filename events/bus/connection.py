@@ -163,14 +163,25 @@ class Connection:
                 raise
             raise self.unavailable(error) from error
 
-    async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(
+        self,
+        subject: str,
+        question: Mapping[str, Any] | bytes,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[str, Any]:
         """What JetStream's API answers, where nats-py does not ask it. Raises LogUnavailable."""
-        request = json.dumps(question).encode()
-        reply = await self.call(self._client.request(subject, request, timeout=CALL_TIMEOUT_S))
-        answer: dict[str, Any] = json.loads(reply.data)
+        request = question if isinstance(question, bytes) else json.dumps(question).encode()
+        call = self._client.request(subject, request, timeout=timeout_s)
+        reply = await self.call(call, timeout_s=timeout_s)
+        answer: dict[str, Any] = json.loads(reply.data or b"{}")
         if "error" in answer:
             raise LogUnavailable(str(answer["error"]["description"]))
         return answer
+
+    def new_inbox(self) -> str:
+        """A subject that nobody else has."""
+        return str(self._client.new_inbox())
 
     def unavailable(self, error: Exception) -> LogUnavailable:
         """A stream that is missing is being restored, or lost, and then made again."""

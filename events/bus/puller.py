@@ -192,6 +192,7 @@ def _plain(raw: Msg) -> Message:
         subject=headers.get("Nats-Subject", raw.subject),
         data=raw.data,
         sequence=int(headers.get("Nats-Sequence", 0)),
+        ack_subject=raw.reply,
         pending=int(headers.get("Nats-Num-Pending", 0)),
         headers=headers,
     )

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -133,6 +134,12 @@ class Database:
                     # fails with "database is locked". One that says so at its start waits its turn.
                     await connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield connection
+
+    async def copy_to(self, path: Path) -> None:
+        """Write all of a SQLite database, as it is at one moment, to a new file; nobody waits."""
+        with _reached():
+            async with self._engine.connect() as connection:
+                await connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
 
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
         """An INSERT that knows ON CONFLICT, which both databases spell alike."""

@@ -22,6 +22,7 @@ from rich.table import Table
 from serve_app.cli import jobs as job_commands
 from serve_app.cli import keys as key_commands
 from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
+from serve_app.cli.backup import backup, restore
 from serve_app.cli.client import Client, run_job
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
 from serve_app.cli.inspect import inspect
@@ -40,6 +41,8 @@ app.add_typer(job_commands.app, name="jobs")
 app.command()(inspect)
 app.command()(verify)
 app.command()(rebuild)
+app.command()(backup)
+app.command()(restore)
 
 _READY_TIMEOUT_S = 120.0
 

@@ -53,7 +53,7 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
 
     Raises LogUnavailable, DatabaseUnavailable.
     """
-    async with _bus(log, stores) as bus, _database(stores) as database:
+    async with open_bus(log, stores) as bus, open_database(stores) as database:
         images = ImageStore(stores.effective_images_url)
         yield Places(
             log=log_contents(bus),
@@ -69,7 +69,8 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
 
 
 @asynccontextmanager
-async def _bus(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Bus]:
+async def open_bus(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Bus]:
+    """The connection of a command; streams are taken as they are. Raises LogUnavailable."""
     bus = Bus(_nats_url(log, stores), name="operator", prepares_streams=False)
     bus.start()
     try:
@@ -98,7 +99,8 @@ def _nats_url(log: LogSettings, stores: StoreSettings) -> str:
 
 
 @asynccontextmanager
-async def _database(stores: StoreSettings) -> AsyncGenerator[Database]:
+async def open_database(stores: StoreSettings) -> AsyncGenerator[Database]:
+    """Raises DatabaseUnavailable where there is none."""
     path = stores.data_dir / SQLITE_FILE
     if stores.database_url is None and not path.exists():
         raise DatabaseUnavailable(f"There is no database at {path}.")  # SQLite would make one

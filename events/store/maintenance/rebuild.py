@@ -90,6 +90,10 @@ class Rebuild:
         async with self._database.write() as connection:
             upsert = self._database.upsert(_NEW_JOBS, newer_by=_NEW_JOBS.c.version)
             await _execute(connection, upsert, [job_row(job) | place for job in batch.jobs])
+            if segment is not None:  # the log has the same version of some, and nothing said where
+                mine = _NEW_JOBS.c.id.in_([job.id for job in batch.jobs])
+                unplaced = sa.update(_NEW_JOBS).where(mine, _NEW_JOBS.c.segment.is_(None))
+                await connection.execute(unplaced.values(segment=segment))
             insert = self._database.insert(_NEW_IMAGES).on_conflict_do_nothing()
             await _execute(connection, insert, batch.image_rows(events))
             await _delete_images(connection, [job.id for job in batch.jobs if job.erased])

@@ -1,0 +1,170 @@
+"""A backup that is taken while jobs come and end, restored to a new folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from actors.dispatch.router import Router
+from events.bus.consumer import JetStreamConsumer
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.bus.streams import router_consumer
+from events.decisions import Complete, Start, StoreImage, Submit
+from events.ids import new_id
+from events.log import JobWriter, utc_now
+from events.store.read_model import ReadModel
+from serve_app.cli.main import app
+from serve_app.local.nats_server import NatsServer
+from storage.images import ImageStore
+from tests.support.bus import connected
+from tests.support.database import database_in
+from tests.support.events import image, submitted
+from tests.support.polling import eventually
+
+Darkroom = Callable[..., Awaitable[Result]]
+
+
+async def darkroom(data: Path, *words: str) -> Result:
+    call = CliRunner(env={"DARKROOM_DATA_DIR": str(data), "COLUMNS": "240"}).invoke
+    return await asyncio.to_thread(call, app, list(words))
+
+
+async def complete_jobs(writer: JobWriter, images: ImageStore, ended: list[str]) -> None:
+    """One after the other, until cancelled; one in two waits."""
+    while True:
+        job_id = new_id()
+        job = (await writer.submit(job_id, Submit(submitted()))).job
+        if len(ended) % 2 == 0 and job is not None:
+            start = Start("a", max_attempts=9, max_attempts_total=9, now=utc_now())
+            job = (await writer.execute(start, job)).job or job
+            key, data = f"{job_id}/1/0.png", job_id.encode()
+            await images.put(key, data)
+            digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+            stored = image(0, key=key, size_bytes=len(data), digest=digest)
+            job = (await writer.execute(StoreImage("a", stored), job)).job or job
+            await writer.execute(Complete("a", images=1), job)
+        ended.append(job_id)
+
+
+async def project(model: ReadModel, log: JetStreamLog) -> None:
+    at = await model.checkpoint()
+    async with log.reader(after=at) as reader:
+        while True:
+            if events := await reader.next(1):
+                assert await model.apply(events, expected=at)
+                at = events[-1].position
+
+
+async def test_what_was_stored_before_a_backup_is_there_after_a_restore(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("a secret of this installation")
+    images, saved, new = (
+        ImageStore((tmp_path / "images").as_uri()),
+        tmp_path / "saved",
+        tmp_path / "n",
+    )
+    ended: list[str] = []
+    async with connected(nats_server) as bus, database_in(tmp_path) as database:
+        log = JetStreamLog(bus)
+        work = [
+            asyncio.create_task(complete_jobs(JobWriter(log), images, ended)),
+            asyncio.create_task(project(ReadModel(database), log)),
+        ]
+        await eventually(lambda: len(ended) > 30)
+        before = list(ended)
+        result = await darkroom(tmp_path, "backup", str(saved))
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert len(ended) > len(before)
+        await cancel(work)
+    nats_server.stop()
+
+    result = await darkroom(new, "restore", str(saved))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert (new / "secret").read_text() == "a secret of this installation"
+    server = NatsServer(new / "nats", preferred_port=0)
+    server.start()
+    try:
+        await run_until_all_agrees(server, new)
+        await check(server, new, before)
+    finally:
+        server.stop()
+
+
+async def run_until_all_agrees(server: NatsServer, data: Path) -> None:
+    """Router and projection, as a start of the service has them."""
+    async with connected(server) as bus, database_in(data) as database:
+        log, model = JetStreamLog(bus), ReadModel(database)
+        router = Router(
+            events=JetStreamConsumer(bus, router_consumer()),
+            writer=JobWriter(log),
+            queue=JetStreamJobQueue(bus, lease_s=30),
+            callbacks=JetStreamCallbackQueue(bus),
+            read_model=model,
+            requeue_period_s=1,
+        )
+        work = [asyncio.create_task(router.run()), asyncio.create_task(project(model, log))]
+
+        async def all_agree() -> bool:
+            return (await darkroom(data, "verify", "--images", "--settle-s", "1")).exit_code == 0
+
+        await eventually(all_agree)
+        await cancel(work)
+
+
+async def cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def check(server: NatsServer, data: Path, ids: list[str]) -> None:
+    images = ImageStore((data / "images").as_uri())
+    async with connected(server) as bus, database_in(data) as database:
+        queued = await JetStreamJobQueue(bus, lease_s=30).job_ids()
+        for number, job_id in enumerate(ids):
+            job = await ReadModel(database).job(job_id)
+            assert job is not None
+            if number % 2:
+                assert job_id in queued
+            else:
+                assert job.end is not None
+                assert await images.get(job.images[0].key) == job_id.encode()
+
+
+async def test_a_folder_that_is_in_use_is_refused(nats_server: NatsServer, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    async with connected(nats_server), database_in(tmp_path):
+        pass
+    assert (await darkroom(tmp_path, "backup", str(saved))).exit_code == 0
+    again = await darkroom(tmp_path, "backup", str(saved))
+    assert (again.exit_code, "is not empty" in again.stderr) == (1, True)
+    onto = await darkroom(tmp_path, "restore", str(saved))
+    assert (onto.exit_code, "is not empty" in onto.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("lacks", ["manifest.json", "format"])
+async def test_what_is_no_whole_backup_is_refused(
+    nats_server: NatsServer, tmp_path: Path, lacks: str
+) -> None:
+    saved, new = tmp_path / "saved", tmp_path / "new"
+    async with connected(nats_server), database_in(tmp_path):
+        pass
+    await darkroom(tmp_path, "backup", str(saved))
+    if lacks == "format":
+        (saved / "manifest.json").write_text(json.dumps({"format": "another"}))
+    else:
+        (saved / "manifest.json").unlink()
+    result = await darkroom(new, "restore", str(saved))
+    assert (result.exit_code, "Not restored" in result.stderr) == (1, True)
+    assert not new.exists()
