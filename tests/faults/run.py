@@ -125,8 +125,14 @@ async def _afterwards(one: Machine, load: Load, record: Record) -> History:
     _say(f"settled after {time.monotonic() - began:.0f} s, seen open: {sorted(load.open)}")
     await load.ask_all(within_s=_ASK_S)
     history = await _settled_history(one, record)
-    history.disagreements = await asyncio.to_thread(_verified, one)
-    await asyncio.to_thread(one.service.close)
+    try:
+        history.disagreements = await asyncio.to_thread(_verified, one)
+    except subprocess.TimeoutExpired:
+        history.disagreements = [f"it took longer than {_VERIFY_S:g} s"]
+    try:
+        await asyncio.to_thread(one.service.close)
+    except subprocess.TimeoutExpired as error:
+        history.leftovers.append(f"the service did not stop within {error.timeout:g} s")
     history.leftovers += await asyncio.to_thread(after_the_service, one)
     return history
 
