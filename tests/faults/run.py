@@ -129,6 +129,8 @@ async def _afterwards(one: Machine, load: Load, record: Record) -> History:
         history.disagreements = await asyncio.to_thread(_verified, one)
     except subprocess.TimeoutExpired:
         history.disagreements = [f"it took longer than {_VERIFY_S:g} s"]
+    if one.far_node is not None:
+        await asyncio.to_thread(one.far_node.kill)
     try:
         await asyncio.to_thread(one.service.close)
     except subprocess.TimeoutExpired as error:

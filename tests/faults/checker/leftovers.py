@@ -27,12 +27,12 @@ async def beside_the_service(machine: Machine, client: Client) -> list[str]:
 
 
 def after_the_service(machine: Machine) -> list[str]:
-    """Once it has been stopped, while the event log still runs."""
+    """Once it has been stopped, and the second node before it, while the event log still runs."""
     ours = {node.process.pid for node in machine.nats.nodes if node.process}
     found = [
         f"process {process.pid} is left: {' '.join(process.cmdline())[:120]}"
         for process in machine.processes.all()
-        if process.pid not in ours and not _is_of_far_node(machine, process.pid)
+        if process.pid not in ours
     ]
     found += [
         f"{path.relative_to(machine.temporary)} is left in the temporary folder"
@@ -92,7 +92,3 @@ def _open_files(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - a path of the kernel
     except OSError:
         return 0
-
-
-def _is_of_far_node(machine: Machine, pid: int) -> bool:
-    return machine.far_node is not None and pid in machine.far_node.pids()

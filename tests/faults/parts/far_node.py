@@ -40,19 +40,12 @@ class FarNode:
 
     def kill(self) -> int:
         """SIGKILL to the raylet and all that it started; returns how many these were."""
-        processes = self._all()
+        if self._process is None or self._process.poll() is not None:
+            return 0
+        node = psutil.Process(self._process.pid)
+        processes = [node, *node.children(recursive=True)]
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        if self._process is not None:
-            self._process.wait(10)
+        self._process.wait(10)
         return len(processes)
-
-    def pids(self) -> set[int]:
-        return {process.pid for process in self._all()}
-
-    def _all(self) -> list[psutil.Process]:
-        if self._process is None or self._process.poll() is not None:
-            return []
-        node = psutil.Process(self._process.pid)
-        return [node, *node.children(recursive=True)]
