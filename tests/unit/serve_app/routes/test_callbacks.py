@@ -116,6 +116,18 @@ class TestRedelivery:
         assert events.count(RedeliveryRequested()) == 1
         assert len(edge.callback_queue.recorded) == 2
 
+    async def test_the_repair_of_the_queue_looks_for_it_from_then_on(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        await edge.run(job_id)
+        model = edge.services.read_model
+        await model.apply(await edge.services.log.read(job_id), expected=await model.checkpoint())
+        await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
+        await model.unsettled.settle({job_id: RETRY_AT})
+        await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
+        assert [job.id for job in await model.unsettled.page(after=0, limit=9)] == [job_id]
+
     @pytest.mark.parametrize(("most", "status"), [(2, 429), (0, 202)])
     async def test_it_is_asked_for_so_often(self, tmp_path: Path, most: int, status: int) -> None:
         """A receiver of the caller's own may be fast, and the events of a job are kept."""
