@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
-from events.types import Cancelled, Completed, Failed, Started
+from events.types import Cancelled, Completed, Event, Failed, Started
 from tests.faults.checker.history import Answer, Fault, Folded
 from tests.faults.checker.invariants import charged_attempts
 
@@ -44,7 +45,7 @@ def answered_s(run: Folded, fault: Fault) -> float:
     return min(accepted, default=math.inf) - fault.began
 
 
-def _started_after(events, time: float) -> bool:
+def _started_after(events: Sequence[Event], time: float) -> bool:
     starts = [event for event in events if isinstance(event.data, Started)]
     return bool(starts) and starts[-1].time.timestamp() > time
 
@@ -67,7 +68,7 @@ def _faults(run: Folded) -> Iterator[str]:
         yield f"{kind:<18}{len(faults):>6}{len(faults) - len(hit):>8}{cells}"
 
 
-def _seconds(times, of) -> str:
+def _seconds(times: Sequence[float], of: Callable[[Sequence[float]], float]) -> str:
     finite = [time for time in times if math.isfinite(time)]
     return f"{of(finite):.1f}" if finite else "-"
 
@@ -108,7 +109,7 @@ def _named(answer: Answer) -> str:
     return " ".join(str(each) for each in (answer.status or "no answer", answer.error) if each)
 
 
-def _counted(counter: Counter) -> str:
+def _counted(counter: Counter[Any]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counter.items(), key=str))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 from nats.aio.client import Client
-from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from events.archive.archive import Archive
 from events.bus.streams import DELIVERIES, JOBS
@@ -42,7 +42,7 @@ async def stored_in(client: Client, stream: str) -> dict[str, list[Stored]]:
     """Every message of a stream, by the last token of its subject: the job's id."""
     js = client.jetstream(timeout=5)
     left = (await js.stream_info(stream)).state.messages
-    config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL, ack_policy="none")
+    config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE)
     found: dict[str, list[Stored]] = defaultdict(list)
     subscription = await js.pull_subscribe(">", stream=stream, config=config)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -194,15 +194,13 @@ def from_record(entries: Iterable[Mapping[str, Any]]) -> History:
 def _add(history: History, entry: Mapping[str, Any]) -> None:
     match entry["what"]:
         case "submit":
-            names = ("marker", "owner", "idempotency_key", "is_guilty")
-            submission = Submission(**{name: entry[name] for name in names})
+            submission = Submission(**_members(entry, Submission, but="answers"))
             history.submissions.setdefault(submission.marker, submission)
         case "answer":
-            answer = Answer(*(entry[name] for name in ("at", "status", "error", "job_id")))
+            answer = Answer(**_members(entry, Answer))
             history.submissions[entry["marker"]].answers.append(answer)
         case "call":
-            names = ("at", "job_id", "webhook_id", "is_signed", "answered")
-            history.calls.append(Call(**{name: entry[name] for name in names}))
+            history.calls.append(Call(**_members(entry, Call)))
         case "forbidden_dial":
             history.forbidden_dials.append(entry["address"])
         case "cancel" | "erase":
@@ -210,9 +208,13 @@ def _add(history: History, entry: Mapping[str, Any]) -> None:
             if entry["what"] == "erase" and entry["status"] in {200, 202}:
                 history.erased.append(entry["job_id"])
         case "fault":
-            names = ("kind", "began", "ended", "hit")
-            history.faults.append(Fault(**{name: entry[name] for name in names}))
+            history.faults.append(Fault(**_members(entry, Fault)))
         case "not_found":
             history.not_found.append(entry["job_id"])
         case "result":
             history.results[entry["job_id"]] = entry["code"], entry["status"]
+
+
+def _members(entry: Mapping[str, Any], kind: type[Any], *, but: str = "") -> dict[str, Any]:
+    """The members of an entry that `kind` has too."""
+    return {field.name: entry[field.name] for field in fields(kind) if field.name != but}
