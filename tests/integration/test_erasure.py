@@ -14,6 +14,7 @@ import pytest
 from actors.archiving import open_archive
 from actors.assembly import open_deliveries
 from actors.upkeep.janitor import Janitor
+from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
 from actors.worker.attempt import AttemptLimits
 from actors.worker.job import RunOutcome
@@ -86,15 +87,27 @@ class Bench:
 
     def janitor(self) -> Janitor:
         """A janitor whose clock is a minute ahead, so that an erasure is due again."""
+        archiving, settings = open_archive(self.database, self.images), RetentionSettings()
         return Janitor(
             holder="j",
             leases=Leases(self.database),
-            log=self.log,
+            deliveries=open_deliveries(self.bus),
             read_model=self.read_model,
+            hot_jobs=archiving.hot_jobs,
+            segments=archiving.segments,
             uploads=Uploads(self.database),
             images=self.images,
             removal=self.removal,
-            settings=RetentionSettings(),
+            orphans=Orphans(
+                log=self.log,
+                read_model=self.read_model,
+                uploads=Uploads(self.database),
+                segments=archiving.segments,
+                archive=archiving.archive,
+                images=self.images,
+                grace_s=settings.sweep_grace_s,
+            ),
+            settings=settings,
             longest_job_s=3600.0,
             longest_delivery_s=0.0,
             now=lambda: utc_now() + timedelta(minutes=1),
