@@ -48,7 +48,7 @@ def check_histories(jobs: Jobs, nats_url: str) -> None:
 
 
 def check_read_model(service: Service) -> None:
-    """Rows that the old version wrote lack what it did not know, until they are built anew."""
+    """A row that both versions wrote may differ from the events, until it is built anew."""
     verified = service.command("verify", "--json", check=False)
     assert {each["kind"] for each in json.loads(verified.stdout)} <= {"row_differs"}
     service.command("rebuild")

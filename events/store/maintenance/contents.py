@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from events.store.tables import IMAGES, JOBS, SEGMENTS, UPLOADS
 from events.types import Event
 
 _PAGE = 500
+_ADDED = {"key_id", "dead_letter", "summary", "log_bytes", "result_bytes", "settled_at"}
+"""Columns that the first version did not have; null in the rows that it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +33,50 @@ class JobRow:
     def version(self) -> int:
         return int(self.columns["version"])
 
+    @property
+    def is_older(self) -> bool:
+        """Whether an older version wrote it, which knew no summaries and no sizes."""
+        return self.columns["summary"] is None and self.columns["result_bytes"] is None
+
     def differences(self, job: Job, events: Sequence[Event]) -> list[str]:
-        """The columns that are not those of `job`, which is folded from `events`."""
+        """The columns that are not those of `job`, which is folded from `events`.
+
+        What an older version could not write is no difference.
+        """
         expected = job_row(job)
         is_archived = self.columns["segment"] or self.columns["archived_at"]
         if is_archived and self.columns["log_bytes"] == 0:
             expected["log_bytes"] = 0  # of an archived job nothing is counted
-        if job.submitted.callback_url is not None and job.end is not None:
-            del expected["settled_at"]  # when its delivery ended, which its own events do not say
-        texts = {name: expected.pop(name) for name in ("state", "summary")}
-        wrong = [name for name, value in expected.items() if self.columns[name] != value]
-        wrong += [name for name in texts if _read(self.columns[name]) != from_state(texts[name])]
+        if self.is_older or (job.submitted.callback_url is not None and job.end is not None):
+            del expected["settled_at"]  # noted by whoever found it so, which no event of it says
+        if self.is_older:
+            nulls = {name for name in _ADDED if self.columns[name] is None}
+            expected = {name: value for name, value in expected.items() if name not in nulls}
+        wrong = [name for name, value in expected.items() if not self._agrees(name, value)]
         if list(self.images) != sorted(image_rows(events, {job.id: job}), key=_index):
             wrong.append("images")
         return wrong
+
+    def _agrees(self, name: str, expected: Any) -> bool:
+        here = self.columns[name]
+        if name not in ("state", "summary"):
+            return bool(here == expected)
+        job, whole = _read(here), from_state(expected)
+        if job is None or not self.is_older:
+            return job == whole
+        # It says nothing but what it knew; why an attempt failed, later versions know of more.
+        stored = json.loads(here)
+        stored["job"].pop("last_failure", None)
+        return _is_part(stored, json.loads(expected))
+
+
+def _is_part(part: Any, whole: Any) -> bool:
+    """Whether a JSON value is `whole`, but for members that it lacks or has as null."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(_is_part(value, whole.get(name)) for name, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(part) == len(whole) and all(map(_is_part, part, whole))
+    return part is None or bool(part == whole)
 
 
 def _read(state: str | None) -> Job | None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import sqlalchemy as sa
 
 from events.ids import new_id
+from events.store.maintenance.contents import DatabaseContents
 from events.store.tables import IMAGES, JOBS
 from events.types import Completed, Event
 from tests.support.operations.installation import NOW, Installation
+
+SINCE_0_1_0 = (
+    "charged_attempts",
+    "spared_attempts",
+    "is_attempted",
+    "is_exclusive",
+    "is_suspect",
+    "dispatch_failures",
+    "log_bytes",
+)
+"""Members of a job that version 0.1.0 did not know."""
 
 # The read model.
 
@@ -38,6 +52,46 @@ async def test_a_row_that_is_not_what_the_events_say(
 async def change_row(installation: Installation, job_id: str, **columns: object) -> None:
     change = sa.update(JOBS).where(JOBS.c.id == job_id).values(**columns)
     assert await installation.database.execute(change) == 1
+
+
+@pytest.mark.parametrize("kind", ["waiting", "running", "completed", "failed", "erased"])
+async def test_a_row_of_an_older_version_lacks_what_that_did_not_know(
+    installation: Installation, kind: str
+) -> None:
+    job_id = installation.ids[kind]
+    await make_older(installation, job_id)
+    assert await installation.disagreements() == []
+    await change_row(installation, job_id, status=2 if kind == "completed" else 1)
+    assert await installation.disagreements() == [("row_differs", job_id)]
+
+
+async def test_what_an_older_version_knew_is_compared(installation: Installation) -> None:
+    job_id = installation.ids["completed"]
+    await make_older(installation, job_id, attempts=2)
+    assert await installation.disagreements() == [("row_differs", job_id)]
+
+
+async def test_a_row_of_an_older_version_may_be_archived(installation: Installation) -> None:
+    for kind in ("cancelled", "completed"):
+        await make_older(installation, installation.ids[kind])
+        await installation.archive(installation.ids[kind])
+        await change_row(installation, installation.ids[kind], settled_at=NOW)
+    assert await installation.disagreements() == []
+
+
+async def make_older(installation: Installation, job_id: str, **changes: object) -> None:
+    """As version 0.1.0 has written it."""
+    row = (await DatabaseContents(installation.database).jobs([job_id]))[job_id]
+    state = json.loads(row.columns["state"])
+    for name in SINCE_0_1_0:
+        del state["job"][name]
+    state["job"]["last_failure"] = None
+    for name in ("bare", "cost", "retry_of"):
+        del state["job"]["submitted"][name]
+    state["job"] |= changes
+    columns = ("dead_letter", "summary", "log_bytes", "result_bytes", "settled_at")
+    nulls = dict.fromkeys(columns)
+    await change_row(installation, job_id, state=json.dumps(state), **nulls)
 
 
 @pytest.mark.parametrize("kind", ["running", "completed"])
