@@ -22,6 +22,7 @@ from engine.errors import (
     EngineError,
     GraphInvalid,
     InputFileUnavailable,
+    MachineFailed,
     ModelsUnavailable,
     NodeFailed,
     OutOfMemory,
@@ -30,6 +31,7 @@ from engine.errors import (
 )
 from events.errors import (
     AddressNotAllowed,
+    ArchiveBusy,
     DatabaseUnavailable,
     HistoryGone,
     JobDamaged,
@@ -39,6 +41,7 @@ from events.errors import (
     OutcomeUnknown,
     ReadTimeout,
     RowRefused,
+    SegmentBroken,
     ServiceError,
     TextNotStorable,
 )
@@ -265,10 +268,8 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     QueueFull: _Later(429, "queue_full"),
     NoTurn: _Later(503, "busy"),
     NameServerUnavailable: _Later(503, "unavailable"),
-    LogUnavailable: _UNAVAILABLE,
-    ReadTimeout: _UNAVAILABLE,
-    DatabaseUnavailable: _UNAVAILABLE,
-    ModelsUnavailable: _UNAVAILABLE,
+    **dict.fromkeys((ArchiveBusy, DatabaseUnavailable, LogUnavailable), _UNAVAILABLE),
+    **dict.fromkeys((ModelsUnavailable, ReadTimeout), _UNAVAILABLE),
     JobOfLaterVersion: _Plain(503, "unavailable", retry_after(10)),
     LogFull: _Plain(503, "log_full", retry_after(60)),
     OutcomeUnknown: _Plain(503, "outcome_unknown", retry_after(2)),
@@ -277,8 +278,8 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ),
     # what no request causes
     JobDamaged: _Plain(500, "job_damaged"),
-    **dict.fromkeys((Cancelled, DeviceFailed, InputFileUnavailable, NodeFailed), _internal),
-    **dict.fromkeys((OutOfMemory, RowRefused, TooLarge), _internal),
+    **dict.fromkeys((Cancelled, DeviceFailed, InputFileUnavailable, MachineFailed), _internal),
+    **dict.fromkeys((NodeFailed, OutOfMemory, RowRefused, SegmentBroken, TooLarge), _internal),
     **dict.fromkeys((EngineError, ServiceError, Exception), _internal),
 }
 

@@ -14,16 +14,13 @@ from events.store.leases import Leases
 from events.store.maintenance.rebuild import Rebuild
 from serve_app.cli.terminal import console, fail
 from serve_app.operations.places import open_places
-from serve_app.operations.rebuilding import Rebuilding, Rebuilt
+from serve_app.operations.rebuilding import Rebuilding, RebuildNotDone, Rebuilt
 from settings.settings import Settings
 from storage.images import ImageStoreError
 
 _LEASE = "rebuild"
 _LEASE_S = 120.0
-
-
-class OtherRebuild(ServiceError):
-    """Another rebuild of this database runs, or died within the last two minutes."""
+_OTHER_REBUILD = "Another rebuild runs, or died within the last two minutes."
 
 
 def rebuild() -> None:
@@ -35,7 +32,7 @@ def rebuild() -> None:
     try:
         with console.status("Reading") as status:
             rebuilt = asyncio.run(_rebuild(Settings.load(), status))
-    except (ServiceError, ImageStoreError) as error:
+    except (RebuildNotDone, ServiceError, ImageStoreError) as error:
         fail(f"The read model is the old one: {error}")
     took_s = time.monotonic() - began
     jobs = rebuilt.from_log + rebuilt.from_archive
@@ -59,7 +56,7 @@ async def _rebuild(settings: Settings, status: Status) -> Rebuilt:
         if time.monotonic() >= renew_at:
             renew_at = time.monotonic() + _LEASE_S / 4
             if not await leases.acquire(_LEASE, holder, ttl_s=_LEASE_S):
-                raise OtherRebuild
+                raise RebuildNotDone(_OTHER_REBUILD)
 
     async with open_places(settings.log, settings.stores) as places:
         rebuilding = Rebuilding(places, Rebuild(database), on_batch=on_batch)

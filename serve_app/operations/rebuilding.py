@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from events.archive.archive import SegmentRef
-from events.errors import ServiceError
 from events.log import StoredEvent, utc_now
 from events.store.archiving.segments import SegmentState
 from events.store.maintenance.rebuild import Rebuild
@@ -27,8 +26,8 @@ _MOST_SWAPS = 100
 _STORED = (SegmentState.PURGING, SegmentState.WHOLE)
 
 
-class RebuildNotDone(ServiceError):
-    """The log grew faster than it was read. The old read model is in use; try again later."""
+class RebuildNotDone(Exception):
+    """The old read model is in use."""
 
 
 @dataclass(slots=True)
@@ -78,7 +77,7 @@ class Rebuilding:
             log_end = await self._places.log.last_sequence()
             if await self._tables.swap(position, log_end=log_end):
                 return
-        raise RebuildNotDone
+        raise RebuildNotDone("The log grew faster than it was read; try again later.")
 
     async def _follow(self, position: int) -> int:
         """Read the jobs that have events after `position`; the position of the last of those."""
