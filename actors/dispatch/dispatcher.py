@@ -84,6 +84,8 @@ class Dispatcher:
                 await self._endpoints.put(self._default_endpoint)
                 self._default_is_put = True
             rows = {endpoint.id: endpoint for endpoint in await self._endpoints.all()}
+            # Before anything is made for them: it is found by this once the row is removed.
+            await self._endpoints.note(rows.keys() - self._running.keys())
         except DatabaseUnavailable:
             return
         for endpoint_id, (dispatcher, task) in list(self._running.items()):

@@ -2,6 +2,10 @@
 
 Their jobs end, and so do their workers and the readers of their lanes. What is left is found where
 it is: on the queue and in the cluster. So it does not matter which dispatcher knew the endpoint.
+
+That is for endpoints of which the database knows that they had a row. A database that was lost, or
+restored from a backup that is older than an endpoint, does not say that anybody removed it: then
+workers stay, and its jobs wait for the row, each up to its deadline.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from collections.abc import Callable
 from actors.dispatch.cluster import ActorUnavailable, Cluster
 from actors.dispatch.names import ALL_WORKERS, endpoint_of, endpoint_prefix
 from actors.job_error import end_job
-from events.decisions import GiveUp
+from events.decisions import Expire, GiveUp
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
-from events.log import JobWriter
+from events.log import JobWriter, utc_now
 from events.queue import JobQueue, QueuedJob
 from events.store.endpoints import Endpoints
 
@@ -70,20 +74,18 @@ class GoneEndpoints:
         workers = await self._cluster.workers(ALL_WORKERS)
         left = await self._queue.endpoints() | {endpoint_of(worker) for worker in workers}
         gone = left - {endpoint.id for endpoint in await self._endpoints.all()}
+        noted = await self._endpoints.noted()
         now = self._clock()
         self._gone_since = {id: self._gone_since.get(id, now) for id in sorted(gone)}
         for endpoint, since in self._gone_since.items():
             if now - since >= self._grace_s:
-                await self._remove(endpoint)
+                await (self._remove(endpoint) if endpoint in noted else self._expire(endpoint))
 
     async def _remove(self, endpoint: str) -> None:
         """Jobs first: one that runs has ended before its worker goes, and is no failed attempt."""
-        after = jobs = 0
-        while page := await self._queue.queued(endpoint, after=after, most=_JOBS_AT_ONCE):
-            if await self._endpoints.get(endpoint) is not None:
-                return  # it is back
-            ended = await asyncio.gather(*(self._end_job(endpoint, queued) for queued in page))
-            after, jobs = page[-1].position, jobs + sum(ended)
+        jobs = await self._end_jobs(endpoint, GiveUp(_removed_message(endpoint)))
+        if jobs is None:
+            return  # it is back
         workers = await self._cluster.workers(endpoint_prefix(endpoint))
         for worker in workers:
             await self._cluster.remove(worker)
@@ -92,12 +94,32 @@ class GoneEndpoints:
             fields = {"endpoint": endpoint, "jobs": jobs, "workers": len(workers)}
             logger.warning("endpoint is gone", extra={"action": "remove_endpoint", **fields})
 
-    async def _end_job(self, endpoint: str, queued: QueuedJob) -> bool:
-        """False if only a later version can read the job, and end it."""
+    async def _expire(self, endpoint: str) -> None:
+        """No dispatcher has its queue, so nobody else ends what has run out of time."""
+        jobs = await self._end_jobs(endpoint, Expire(utc_now(), _unknown_message(endpoint)))
+        fields = {"action": "unknown_endpoint", "endpoint": endpoint, "jobs": jobs}
+        logger.warning("endpoint has no row, and nobody removed it", extra=fields)
+
+    async def _end_jobs(self, endpoint: str, command: GiveUp | Expire) -> int | None:
+        """How many ended; None if the endpoint is back meanwhile."""
+        after = ended = 0
+        while page := await self._queue.queued(endpoint, after=after, most=_JOBS_AT_ONCE):
+            if await self._endpoints.get(endpoint) is not None:
+                return None
+            ends = await asyncio.gather(*(self._end_job(endpoint, job, command) for job in page))
+            after, ended = page[-1].position, ended + sum(ends)
+        return ended
+
+    async def _end_job(self, endpoint: str, queued: QueuedJob, command: GiveUp | Expire) -> bool:
+        """False if it waits on, or only a later version can read the job, and end it."""
+        if isinstance(command, Expire) and queued.deadline and queued.deadline > command.now:
+            return False
         try:
             job = await self._writer.load(queued.job_id)
             if job is not None:
-                await self._writer.execute(GiveUp(_message(endpoint)), job)
+                job = (await self._writer.execute(command, job)).job
+            if job is not None and job.end is None:
+                return False
         except _PASSING:
             raise
         except Exception as error:  # noqa: BLE001 - `end_job` logs it
@@ -108,8 +130,12 @@ class GoneEndpoints:
         return True
 
 
-def _message(endpoint: str) -> str:
+def _removed_message(endpoint: str) -> str:
     return (
         f"The endpoint {endpoint!r} was removed before this job had ended. Submit it again to "
         "another endpoint."
     )
+
+
+def _unknown_message(endpoint: str) -> str:
+    return f"The service does not know the endpoint {endpoint!r} any more; tell the operator."

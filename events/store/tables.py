@@ -191,6 +191,10 @@ ENDPOINTS = _table(
     sa.Column("max_cost", sa.Double),
 )
 
+# Endpoints that had a row once. One that is here and has none was removed; where neither is, the
+# database may have been lost.
+NOTED_ENDPOINTS = _table("noted_endpoints", _key("id"))
+
 LEASES = _table(
     "leases", _key("name"), _required("holder", sa.String), _required("expires_at_s", sa.Double)
 )

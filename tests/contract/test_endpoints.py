@@ -33,3 +33,13 @@ async def test_an_endpoint_that_is_there_is_not_added_again(
     )
     await others.add_missing(Endpoint(id="default", max_workers=1))
     assert await endpoints.all() == [chosen]
+
+
+async def test_an_endpoint_that_had_a_row_once_stays_noted(
+    database: Database, other_database: Database
+) -> None:
+    endpoints, others = Endpoints(database), Endpoints(other_database)
+    assert await endpoints.noted() == set()
+    await asyncio.gather(endpoints.note(["default", "fast"]), others.note(["fast"]))
+    await endpoints.note([])
+    assert await others.noted() == {"default", "fast"}

@@ -129,6 +129,17 @@ async def test_a_row_that_is_gone_is_dispatched_no_more(
     assert not bench.gone.is_running
 
 
+async def test_an_endpoint_is_noted_before_it_is_dispatched(bench: Bench) -> None:
+    await bench.endpoints.put(Endpoint("fast"))
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default", "fast"])
+        assert await bench.endpoints.noted() == {"default", "fast"}
+        await bench.remove_row("fast")
+        await bench.endpoints.put(Endpoint("slow"))
+        await eventually(lambda: bench.running() == ["default", "slow"])
+    assert await bench.endpoints.noted() == {"default", "fast", "slow"}
+
+
 async def test_only_the_holder_of_the_lease_dispatches(bench: Bench) -> None:
     async with bench.dispatching("one"):
         await eventually(lambda: bench.running() == ["default"])

@@ -58,9 +58,10 @@ class Bench:
         """As an operator does."""
         await self.database.execute(sa.delete(ENDPOINTS).where(ENDPOINTS.c.id == id))
 
-    async def submit(self, endpoint: str, *, lane: int = 3) -> str:
+    async def submit(self, endpoint: str, *, lane: int = 3, deadline_s: float = 60.0) -> str:
         job_id = new_id()
-        await self.writer.submit(job_id, Submit(submitted(endpoint=endpoint, lane=lane)))
+        data = submitted(endpoint=endpoint, lane=lane, deadline_s=deadline_s)
+        await self.writer.submit(job_id, Submit(data))
         await self.queue.add(endpoint, lane, job_id)
         return job_id
 
@@ -77,8 +78,41 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """With a database in which the endpoint `fast` had a row once."""
     async with database_in(tmp_path) as database:
-        yield Bench(database)
+        bench = Bench(database)
+        await bench.endpoints.note(["fast"])
+        yield bench
+
+
+@pytest.mark.parametrize("has_any", [False, True], ids=["empty", "older backup"])
+async def test_a_database_that_lost_its_rows_removes_no_endpoint(
+    bench: Bench, has_any: bool
+) -> None:
+    """One that was restored, or made anew, does not say that an operator removed them."""
+    await bench.dispatched("slow")
+    job_id = await bench.submit("slow")
+    if has_any:
+        await bench.endpoints.put(Endpoint("default"))
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    await bench.after(100 * GRACE_S)
+    assert (await bench.job(job_id)).end is None
+    assert await bench.queue.endpoints() == {"slow"}
+    assert set(bench.cluster.groups) == {"worker:slow:d1:0"}
+
+
+async def test_a_job_of_an_endpoint_that_nobody_knows_ends_at_its_deadline(bench: Bench) -> None:
+    late, patient = await bench.submit("slow", deadline_s=0.01), await bench.submit("slow")
+    await asyncio.sleep(0.02)
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    end = (await bench.job(late)).end
+    assert isinstance(end, Failed)
+    assert "Timed out" in end.message
+    assert "'slow'" in end.message
+    assert (await bench.job(patient)).end is None
+    assert await bench.queue.job_ids() == {patient}
 
 
 async def test_nothing_is_left_of_an_endpoint_that_is_gone(bench: Bench) -> None:
