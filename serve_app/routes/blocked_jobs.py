@@ -22,6 +22,10 @@ router = APIRouter(
 )
 
 
+_LAST_POSITION = 2**63 - 1
+"""What a column for a position takes."""
+
+
 class BlockedJob(BaseModel):
     request_id: str
     position: int = Field(description="Of the first event that was left out, in the event log")
@@ -43,7 +47,9 @@ async def list_blocked_jobs(
     replica: ReplicaDep,
     *,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[int, Query(ge=0, description="`next_cursor` of the page before")] = 0,
+    cursor: Annotated[
+        int, Query(ge=0, le=_LAST_POSITION, description="`next_cursor` of the page before")
+    ] = 0,
 ) -> BlockedJobPage:
     """Jobs with an event that the version which runs cannot read, or whose state no row can hold.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from events.ids import new_id
 from events.types import Unknown
@@ -33,3 +34,11 @@ async def test_they_are_listed_page_by_page(edge: Edge, admin: httpx.AsyncClient
     rest = (await admin.get(BLOCKED, params={"limit": 2, "cursor": cursor})).json()
     assert [each["request_id"] for each in rest["jobs"]] == jobs[2:]
     assert "next_cursor" not in rest
+
+
+@pytest.mark.parametrize("cursor", ["-1", str(2**63), "9" * 30, "x"])
+async def test_a_cursor_that_is_no_position_is_refused(
+    admin: httpx.AsyncClient, cursor: str
+) -> None:
+    answer = await admin.get(BLOCKED, params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request")
