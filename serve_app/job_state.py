@@ -61,12 +61,20 @@ async def owned_job(
     Raises JobNotFound alike for a job that is unknown, erased, of another flavour or of another
     owner. Raises what `current_job` raises.
     """
+    job = await owned_or_erased_job(services, job_id, key)
+    if job.erased or (flavour is not None and job.submitted.flavour is not flavour):
+        raise JobNotFound
+    return job
+
+
+async def owned_or_erased_job(services: Services, job_id: str, key: ApiKey) -> Job:
+    """The job of this key's owner, even if it is erased. Raises what `owned_job` raises."""
     job = await current_job(services, job_id) if is_job_id(job_id) else None
-    if (
-        job is None
-        or job.erased
-        or job.submitted.owner != key.owner
-        or (flavour is not None and job.submitted.flavour is not flavour)
-    ):
+    if job is None:
+        raise JobNotFound
+    if job.submitted.owner != key.owner:
+        # Of an unknown job nothing is said while one of these is away.
+        await services.read_model.job(job_id)
+        await services.log.last(job_id)
         raise JobNotFound
     return job

@@ -17,9 +17,8 @@ from events.types import Cancelled, Flavour
 from serve_app.auth import CancelKey, ReadKey
 from serve_app.errors import ApiError
 from serve_app.job_end import end_job
-from serve_app.job_state import current_job, owned_job
+from serve_app.job_state import owned_job, owned_or_erased_job
 from serve_app.openapi.error_responses import documented
-from serve_app.refusals import JobNotFound
 from serve_app.replica import ReplicaDep
 from serve_app.routes.results import result_body
 
@@ -149,9 +148,7 @@ async def erase_job(
     Repeating it changes nothing.
     """
     services = replica.services
-    job = await current_job(services, id) if is_job_id(id) else None
-    if job is None or job.submitted.owner != key.owner:
-        raise JobNotFound
+    job = await owned_or_erased_job(services, id, key)
     erased = await services.removal.hide(await end_job(services, Erase(), job))
     response.status_code = 200 if erased else 202
     return EraseAnswer(erased=erased)
