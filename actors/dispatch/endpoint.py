@@ -30,6 +30,8 @@ from events.types import Blame
 logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_S = 30.0
+_RENEWALS_IN_HAND = 12
+"""How often an entry in hand is renewed before others of its lane get a chance to come."""
 _PASSING = (LogUnavailable, ReadTimeout)
 """Errors that say nothing about a job: its entry comes again."""
 
@@ -178,18 +180,27 @@ class EndpointDispatcher:
         return False
 
     async def _hold(self, lane: int, held: _Held) -> None:
-        """Keep an entry in hand until a slot takes it, or its job ends without one."""
+        """Keep an entry in hand until a slot takes it, or its job ends without one.
+
+        After some time it goes back, to be taken again behind those that were delivered before and
+        not renewed: the job that has the slot may hang, and be in this lane, too.
+        """
         self._held[lane] = held
         self._pool.wake()
         try:
-            while not held.taken.is_set():
+            for _ in range(_RENEWALS_IN_HAND):
                 await held.entry.renew()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._hold_renew_s):
                         await held.taken.wait()
-                if not held.taken.is_set() and await self._has_ended(held):
+                if held.taken.is_set():
+                    return
+                if await self._has_ended(held):
                     await held.entry.ack()
                     return
+            if not held.taken.is_set():
+                del self._held[lane]  # no slot takes it from here on
+                await held.entry.nak()
         except asyncio.CancelledError:
             if not held.taken.is_set():
                 await held.entry.nak()

@@ -107,6 +107,23 @@ async def test_an_entry_that_is_renewed_stays_with_its_holder(queue: JobQueue) -
             assert await entries.next(most=1, timeout_s=0.4 * LEASE_S) == []
 
 
+async def test_one_that_is_given_back_comes_behind_one_that_was_not_renewed(
+    queue: JobQueue,
+) -> None:
+    for job_id in ("hung", "in-hand", "new"):
+        await queue.add("default", LANE, job_id)
+    async with queue.lane("default", LANE) as entries:
+        await taken(entries)
+        in_hand = await taken(entries)
+        for _ in range(4):
+            await in_hand.renew()
+            await asyncio.sleep(0.4 * LEASE_S)
+        await in_hand.nak()
+        await asyncio.sleep(0.1)  # nobody waits until the server has it
+        found = [(await taken(entries)).job_id for _ in range(3)]
+    assert found == ["hung", "in-hand", "new"]
+
+
 async def test_a_token_opens_the_entry_in_another_process(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
     async with queue.lane("default", LANE) as entries:

@@ -240,6 +240,20 @@ async def test_an_actor_that_hangs_is_replaced_and_its_job_tried_again(
         assert bench.cluster.running(job_id) is again
 
 
+async def test_a_hung_actor_is_replaced_though_others_wait_in_its_lane(bench: Bench) -> None:
+    job_id, waiting = await bench.submit(), await bench.submit()
+    async with bench.dispatching() as dispatcher:
+        hung = await bench.running(job_id)
+        await bench.start(job_id, hung)
+        await eventually(lambda: dispatcher._held)
+        hung.hangs = True
+        again = await eventually(lambda: another(bench, job_id, hung), within_s=10 * LEASE_S)
+        assert again.writer != hung.writer
+        await bench.start(job_id, again)
+        await bench.finish(job_id)
+        await bench.running(waiting)
+
+
 async def test_a_successor_finds_the_job_that_still_runs(bench: Bench) -> None:
     job_id = await bench.submit()
     async with bench.dispatching():
