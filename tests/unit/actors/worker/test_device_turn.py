@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import errno
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
 
 from actors.worker.device_turn import DeviceTurn
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such names")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such names")
 
 HOLD = """
 import sys
@@ -21,6 +24,7 @@ sys.stdin.read()
 """
 
 
+@on_linux
 def test_one_at_a_time_has_it() -> None:
     worker = str(uuid4())
     first, second, other = DeviceTurn(worker), DeviceTurn(worker), DeviceTurn(str(uuid4()))
@@ -35,6 +39,7 @@ def test_one_at_a_time_has_it() -> None:
         turn.give_back()
 
 
+@on_linux
 def test_it_is_free_once_its_holder_was_killed() -> None:
     worker = str(uuid4())
     command = [sys.executable, "-c", HOLD, worker]
@@ -50,3 +55,29 @@ def test_it_is_free_once_its_holder_was_killed() -> None:
         waiting.join(5)
         assert turn.is_held
         turn.give_back()
+
+
+def test_where_there_are_no_such_names_the_only_process_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(socket.socket, "bind", refuse(errno.EINVAL))
+    turn = DeviceTurn(str(uuid4()))
+    assert turn.take()
+    turn.give_back()
+
+
+@on_linux
+def test_a_system_that_refuses_the_name_is_no_holder_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket.socket, "bind", refuse(errno.EPERM))
+    with pytest.raises(PermissionError):
+        DeviceTurn(str(uuid4())).wait()
+
+
+def refuse(number: int) -> Callable[..., None]:
+    def bind(*_: object) -> None:
+        raise OSError(number, "refused")
+
+    return bind
