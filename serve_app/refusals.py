@@ -158,10 +158,10 @@ class TooManyWaits(TryLater):
 class TooManyBytes(TryLater):
     """What the owner keeps takes too many bytes."""
 
-    def __init__(self, what: str, used_bytes: int, max_bytes: int) -> None:
+    def __init__(self, what: str, used_bytes: int, max_bytes: int, *, until: str) -> None:
         message = (
             f"{what} of this owner take {used_bytes:,} of {max_bytes:,} bytes. Erase jobs "
-            "(DELETE /v1/jobs/<id>), or wait until some are over their retention."
+            f"(DELETE /v1/jobs/<id>), or wait until some {until}."
         )
         super().__init__(message, retry_after_s=60)
         self.used_bytes = used_bytes
@@ -170,12 +170,14 @@ class TooManyBytes(TryLater):
 
 class TooManyLogBytes(TooManyBytes):
     def __init__(self, used_bytes: int, max_bytes: int) -> None:
-        super().__init__("The jobs", used_bytes, max_bytes)
+        until = "have ended and moved from the event log to the archive"
+        super().__init__("The jobs", used_bytes, max_bytes, until=until)
 
 
 class TooManyResultBytes(TooManyBytes):
     def __init__(self, used_bytes: int, max_bytes: int) -> None:
-        super().__init__("The results", used_bytes, max_bytes)
+        until = "are over their retention"
+        super().__init__("The results", used_bytes, max_bytes, until=until)
 
 
 class QueueFull(TryLater):

@@ -60,8 +60,8 @@ class OwnerSettings(Group):
     """How many requests of an owner may wait for a result at the same time in one HTTP process; 0
     is any number."""
     max_log_bytes: Annotated[int, Field(ge=0)] = 512 * 1024**2
-    """How many bytes of the event log an owner's jobs may take, for as long as they are kept; 0 is
-    any number."""
+    """How many bytes of the event log an owner's jobs may take, until they move to the archive; 0
+    is any number."""
     max_result_bytes: Annotated[int, Field(ge=0)] = 20 * 1024**3
     """How many bytes of images an owner's jobs may keep before new jobs are refused; 0 is any
     number."""

@@ -33,7 +33,7 @@ SettleOption = Annotated[
 def verify(
     as_json: JsonOption = False, images: ImagesOption = False, settle_s: SettleOption = 5.0
 ) -> None:
-    """Check log, read model, queues, files and callbacks against each other; change nothing.
+    """Check log, archive, read model, queues, files and callbacks; change nothing.
 
     Runs beside the service, with its settings. Exits with 0 where all agree, with 1 where
     something disagrees, with 2 where it could not look everywhere.

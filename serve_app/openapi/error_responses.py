@@ -38,9 +38,9 @@ _DESCRIPTIONS = {
     416: "The image ends before this range",
     429: "A limit of the key or its owner is reached (requests, open jobs, bytes), or "
     "the queue is full",
-    500: "An error of the service",
-    503: "The event log, the database or the name server is away, the log is full, or too many "
-    "large bodies wait",
+    500: "An error of the service, or a job that is damaged in the event log",
+    503: "The event log, the database, the image store, the models folder or the name server is "
+    "away, the log is full, the job has an event of a later version, or too many large bodies wait",
 }
 
 _HEADERS = {

@@ -174,6 +174,7 @@ async def test_large_requests_again_and_again_are_429_and_say_what_to_do(edge: E
         assert error["extra_info"]["max_bytes"] == 8 * EVENT_BYTES
         assert 0 < error["extra_info"]["used_bytes"] <= 8 * EVENT_BYTES
         assert "Erase jobs" in error["message"]
+        assert "moved from the event log to the archive" in error["message"]
         assert int(answers[-1].headers["Retry-After"]) > 0
         assert (await submit(other)).status_code == 202
 
