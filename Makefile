@@ -37,9 +37,9 @@ up: $(INSTALLED) ## run the service until Ctrl-C
 
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the next three, with the reason of each one skipped
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
-		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%)
-	$(BIN)/pytest -rs $(LIVE)
+	@$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
+		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%); first=$$?; \
+	$(BIN)/pytest -rs $(LIVE) && exit $$first
 else
 	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
 endif

@@ -186,9 +186,9 @@ def own_vectors(store: ModelStore) -> dict[str, Tensor]:
 
 
 def distances(prompts: Sequence[dict[str, Any]], store: ModelStore) -> list[float]:
-    """The largest differences of all other latents to the first."""
+    """The largest differences of all other latents to the first, as parts of its largest value."""
     found = [torch.tensor(r[0]) for r in all_latents_and_images(prompts, Catalogue(store.models))]
-    return [float((each - found[0]).abs().max()) for each in found[1:]]
+    return [float((each - found[0]).abs().max() / found[0].abs().max()) for each in found[1:]]
 
 
 def sdxl(text: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_vectors_go_to_the_text_encoder_that_they_were_trained_for(
     names = ["cat", "embedding:cat", "embedding:half", "dog"]
     same, *others = distances([sdxl(f"a {name} (sleeping:1.2)") for name in names], store)
     assert same < 1e-5
-    assert min(others) > 1e-3
+    assert min(others) > 0.01
 
 
 def test_the_webuis_text_node_reads_them(folder: Path, store: ModelStore) -> None:
@@ -223,4 +223,4 @@ def test_the_webuis_text_node_reads_them(folder: Path, store: ModelStore) -> Non
         prompt["6"] = node("WebUITextEncode", clip=["4", 1], **texts, **schedule)
     same, other = distances(prompts, store)
     assert same < 1e-5
-    assert other > 1e-3
+    assert other > 0.01
