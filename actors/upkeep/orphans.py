@@ -76,17 +76,18 @@ class Orphans:
         """Before all other files: which of those are orphans depends on it."""
         self._lacks_rows = False
         async for files in self._images.files(ARCHIVE, batch=most):
-            refs = [ref for file in self._old(files) if (ref := segment_ref(file.key))]
+            old = {file.key for file in self._old(files)}
+            refs = [ref for file in files if (ref := segment_ref(file.key))]
             known = await self._segments.known(refs)
             for ref in refs:
                 if ref.id in known:
                     continue
-                if await self._is_left_over(ref):
-                    await self._remove([ref.key])
-                else:
+                if not await self._is_left_over(ref):
                     self._lacks_rows = True
                     fields = {"action": "janitor", "key": ref.key}
                     logger.error("jobs of this segment have no rows: rebuild them", extra=fields)
+                elif ref.key in old:
+                    await self._remove([ref.key])
 
     async def _is_left_over(self, ref: SegmentRef) -> bool:
         """Whether its writer died after all: every job has a row, which names another or none."""

@@ -264,19 +264,22 @@ class TestLeftOvers:
         assert await objects(house) == [ref]
         assert len(await house.history.read(job_id)) == 5
 
-    async def test_nothing_is_swept_where_the_rows_are_lost(self, house: House) -> None:
+    @pytest.mark.parametrize("age", [timedelta(0), 300 * DAY])
+    async def test_nothing_is_swept_where_the_rows_are_lost(
+        self, house: House, age: timedelta
+    ) -> None:
         [job_id] = await archived_jobs(house, 1)
         [ref] = await objects(house)
         row: Job | None = await house.read_model.job(job_id)
         assert row is not None
         await house.read_model.remove({job_id: row.position})
         await house.segments.remove(ref)
-        await self.sweep(house)
+        await self.sweep(house, age=age)
         assert await objects(house) == [ref]
         assert await house.has_file(f"{job_id}/1/0.png")
 
-    async def sweep(self, house: House) -> None:
-        house.clock.time += 300 * DAY
+    async def sweep(self, house: House, *, age: timedelta = 300 * DAY) -> None:
+        house.clock.time += age
         janitor = house.janitor(retention_days=0)
         for _ in range(5):
             await janitor.round()
