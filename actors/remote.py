@@ -84,11 +84,7 @@ class EngineProcess:
         return os.environ.get(_VISIBLE_DEVICES, "") if _wants_standby(self._config) else None
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
-        """Raises EngineDied where it stands by: it had the device before its process was restarted,
-        and whoever found it then would wait for as long as the other one has it.
-        """
-        if not self._turn.is_held:
-            raise EngineDied("It stands by since it was restarted.")
+        """Raises EngineDied where it stands by; see `_host`."""
         host = await self._host()
         try:
             async with aclosing(host.run(order)) as events:
@@ -100,17 +96,22 @@ class EngineProcess:
                 os._exit(1)
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
-        """See `EngineHost.cancel`."""
-        return (await self._host()).cancel(job_id, attempt)
+        """See `EngineHost.cancel`. One that stands by does not know."""
+        return (await self._host()).cancel(job_id, attempt) if self._turn.is_held else None
 
     async def check(self) -> EngineState:
-        """What it does, once it has started. Raises EngineDied if it is broken."""
+        """What it does, once it has started. Raises EngineDied if it is broken, or stands by."""
         return (await self._host()).check()
 
     async def location(self) -> Location:
         return location()
 
     async def _host(self) -> EngineHost:
+        """Raises EngineDied where it stands by: it had the device before its process was restarted,
+        and whoever found it then would wait for as long as the other one has it.
+        """
+        if not self._turn.is_held:
+            raise EngineDied("It stands by since it was restarted.")
         return await asyncio.shield(asyncio.wrap_future(self._starting))
 
 

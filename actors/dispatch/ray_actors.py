@@ -16,6 +16,7 @@ from actors.dispatch.cluster import (
     EngineGone,
     EngineRestarts,
 )
+from actors.worker.engine_host import EngineDied
 from actors.worker.job import RunOutcome
 from events.queue import QueueEntry
 
@@ -75,7 +76,7 @@ class RayEngineActor:
             else:
                 await answer(self._holder.check)
         except ActorUnavailable as error:
-            if isinstance(error.__cause__, ActorUnavailableError):
+            if isinstance(error.__cause__, ActorUnavailableError | EngineDied):
                 raise EngineRestarts(str(error)) from error
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error

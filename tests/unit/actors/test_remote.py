@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
 
@@ -59,11 +60,24 @@ async def test_a_kill_that_fails_is_no_error(
 
 async def test_a_process_that_stands_by_takes_no_run() -> None:
     """It had the device when it was found, and was restarted since."""
+    with pytest.raises(EngineDied):
+        async with aclosing(standing_by().run(ORDER)) as events:
+            await asyncio.wait_for(anext(events), 5)
+
+
+async def test_a_process_that_stands_by_keeps_nobody_waiting_for_an_answer() -> None:
+    """Whoever takes it for the engine is to look for the one that has the device."""
+    process = standing_by()
+    with pytest.raises(EngineDied):
+        await asyncio.wait_for(process.check(), 1)
+    assert await asyncio.wait_for(process.cancel("a-job", 1), 1) is None
+
+
+def standing_by() -> EngineProcess:
     process = EngineProcess.__new__(EngineProcess)  # without what its constructor starts
     process._turn = DeviceTurn("a worker of a test")
-    with pytest.raises(EngineDied):
-        async with aclosing(process.run(ORDER)) as events:
-            await asyncio.wait_for(anext(events), 5)
+    process._starting = Future()
+    return process
 
 
 class Method:

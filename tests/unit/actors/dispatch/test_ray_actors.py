@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RaySystemError
+from ray.exceptions import (
+    ActorUnavailableError,
+    RayActorError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+)
 
 from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone, EngineRestarts
 from actors.dispatch.ray_actors import RayEngineActor, RayJobActor
+from actors.worker.engine_host import EngineDied
 from events.memory.queues import MemoryJobQueue
+
+STANDS_BY = RayTaskError("check", "", EngineDied("It stands by.")).as_instanceof_cause()
 
 
 class FailingMethod:
@@ -59,6 +68,8 @@ async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception)
         (RaySystemError("away"), ActorUnavailable),
         (RayActorError(), EngineGone),
         (ActorUnavailableError("it is restarted", b"a" * 16), EngineRestarts),
+        (STANDS_BY, EngineRestarts),
+        (RayTaskError("check", "", RuntimeError("unforeseen")), ActorUnavailable),
     ],
 )
 async def test_an_engine_that_is_gone_is_told_from_one_that_does_not_answer(
