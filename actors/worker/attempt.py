@@ -103,7 +103,9 @@ class Attempt:
         with RunMark.new() as mark:
             tasks = {
                 asyncio.create_task(self._work(mark), name="work"),
-                asyncio.create_task(self._hold_lease(lease), name="lease"),
+                asyncio.create_task(
+                    self._hold_lease(lease, self._heartbeat.is_silent), name="lease"
+                ),
                 asyncio.create_task(self._heartbeat.listen(), name="heartbeat"),
             }
             try:
@@ -198,7 +200,9 @@ class Attempt:
         doubled = 2.0 ** min(self._job.spared_attempts - 1, 30)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(doubled, self._limits.longest_machine_pause_s)):
-                await self._give_up(await self._hold_lease(lease), mark)
+                # Nobody listens to the engine meanwhile, so its silence says nothing.
+                loss = await self._hold_lease(lease, is_silent=lambda: False)
+                await self._give_up(loss, mark)
 
     async def _read_input_files(self) -> dict[str, bytes]:
         """Raises InputFileUnavailable."""
@@ -274,10 +278,8 @@ class Attempt:
 
     # The lease.
 
-    async def _hold_lease(self, lease: Lease) -> Loss:
-        return await lease.keep(
-            self._job, is_silent=self._heartbeat.is_silent, seconds_left=self._seconds_left
-        )
+    async def _hold_lease(self, lease: Lease, is_silent: Callable[[], bool]) -> Loss:
+        return await lease.keep(self._job, is_silent=is_silent, seconds_left=self._seconds_left)
 
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()

@@ -139,6 +139,14 @@ async def test_a_job_that_is_held_meanwhile_can_be_cancelled(bench: Bench) -> No
     assert isinstance((await bench.job()).end, Cancelled)
 
 
+async def test_a_job_that_is_held_meanwhile_kills_no_engine(bench: Bench) -> None:
+    engine = ScriptedEngine([Errored(MachineFailed("no room"))])
+    hasty = AttemptLimits(silence_s=0.02, longest_machine_pause_s=0.2)
+    assert await bench.attempt(engine, limits=hasty) is RunOutcome.RETRY
+    assert engine.kills == 0
+    assert (await bench.job()).spared_attempts == 1
+
+
 async def test_an_engine_that_was_taken_away_costs_a_job_nothing(bench: Bench) -> None:
     class Taken(ScriptedEngine):
         async def run(self, order: Order) -> Any:
