@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 
 from events.archive.archive import Archive, SegmentRef, segment_ref
+from events.archive.segment import ArchivedJob
 from events.errors import JobUnreadable, SegmentBroken
 from events.ids import is_job_id
 from events.log import EventLog, JobWriter, utc_now
@@ -36,6 +37,7 @@ class Orphans:
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """`grace_s`: how old a file must be."""
+        self._log = log
         self._writer = JobWriter(log)
         self._read_model = read_model
         self._uploads = uploads
@@ -47,7 +49,7 @@ class Orphans:
         self._files: AsyncGenerator[list[StoredFile]] | None = None
         """Where the walk has come to."""
         self._lacks_rows = False
-        """Jobs of the archive have no rows: the database was lost, and is not rebuilt yet."""
+        """Of jobs of the archive no row says so: the database was lost, and is not rebuilt yet."""
 
     async def sweep(self, most: int) -> None:
         """Remove the orphans among about `most` files; the next call goes on from there."""
@@ -85,21 +87,32 @@ class Orphans:
                 if not await self._is_left_over(ref):
                     self._lacks_rows = True
                     fields = {"action": "janitor", "key": ref.key}
-                    logger.error("jobs of this segment have no rows: rebuild them", extra=fields)
+                    logger.error("no row knows this segment: rebuild them", extra=fields)
                 elif ref.key in old:
                     await self._remove([ref.key])
 
     async def _is_left_over(self, ref: SegmentRef) -> bool:
-        """Whether its writer died after all: every job has a row, which names another or none."""
+        """Whether its writer died after all: it has nothing that is not elsewhere, too."""
         try:
             async for jobs in self._archive.batches(ref):
-                if not await self._read_model.have_rows([job.job_id for job in jobs]):
+                if not await self._are_elsewhere(jobs):
                     return False
         except SegmentBroken:
             return False
         except ImageNotFound:
             pass
         return True
+
+    async def _are_elsewhere(self, jobs: Iterable[ArchivedJob]) -> bool:
+        """In segments that are there, or in the log: rows alone may be those of an old backup."""
+        last = {job.job_id: job.events[-1].sequence for job in jobs}
+        named = await self._segments.of_jobs(last)
+        there = {ref for ref in set(named.values()) if await self._archive.has(ref)}
+        others = [job_id for job_id in last if named.get(job_id) not in there]
+        stored = await self._log.stored(others)
+        return all(
+            job_id in stored and stored[job_id][-1].sequence >= last[job_id] for job_id in others
+        )
 
     async def _orphans(self, keys: Sequence[str]) -> list[str]:
         """Files of ours that nothing refers to."""

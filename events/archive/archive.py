@@ -20,7 +20,7 @@ from events.archive.segment import (
     unpack,
 )
 from events.errors import SegmentBroken
-from storage.images import ImageStore
+from storage.images import ImageNotFound, ImageStore
 from storage.keys import ARCHIVE
 
 T = TypeVar("T")
@@ -67,6 +67,13 @@ class Archive:
             for file in files:
                 if (ref := segment_ref(file.key)) is not None:
                     yield ref
+
+    async def has(self, ref: SegmentRef) -> bool:
+        """Whether the segment is stored."""
+        with suppress(ImageNotFound):
+            await self._images.size(ref.key)
+            return True
+        return False
 
     async def read(self, ref: SegmentRef, job_id: str) -> ArchivedJob | None:
         """One job, by its index and its block; None where the segment does not have it."""

@@ -156,11 +156,6 @@ class ReadModel:
             query = sa.select(JOBS.c.id).where(mine).with_for_update()
             await _delete(connection, (await connection.execute(query)).scalars().all())
 
-    async def have_rows(self, job_ids: Collection[str]) -> bool:
-        """Whether each of these jobs has a row."""
-        query = sa.select(JOBS.c.id).where(JOBS.c.id.in_(job_ids))
-        return {row.id for row in await self._database.fetch(query)} >= set(job_ids)
-
     async def image_keys(self, job_ids: Collection[str]) -> set[str]:
         """The storage keys of the images of these jobs."""
         query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.job_id.in_(job_ids))

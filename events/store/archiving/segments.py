@@ -79,15 +79,19 @@ class Segments:
 
     async def find(self, job_id: str) -> SegmentRef | None:
         """The segment that has events of the job now; None where none has."""
+        return (await self.of_jobs([job_id])).get(job_id)
+
+    async def of_jobs(self, job_ids: Collection[str]) -> dict[str, SegmentRef]:
+        """The segments that have events of these jobs now; without those of which none has."""
         first, now = SEGMENTS.alias("first"), SEGMENTS.alias("now")
         at = sa.func.coalesce(first.c.moved_to, first.c.id)
         query = (
-            sa.select(now.c.day, now.c.partition, now.c.id)
+            sa.select(JOBS.c.id.label("job_id"), now.c.day, now.c.partition, now.c.id)
             .select_from(JOBS.join(first, first.c.id == JOBS.c.segment).join(now, now.c.id == at))
-            .where(JOBS.c.id == job_id)
+            .where(JOBS.c.id.in_(job_ids))
         )
         rows = await self._database.fetch(query)
-        return SegmentRef(*rows[0]) if rows else None
+        return {row.job_id: SegmentRef(row.day, row.partition, row.id) for row in rows}
 
     async def add(self, ref: SegmentRef, *, jobs: int, size_bytes: int, now: datetime) -> None:
         """Add a segment that is there and whole, as a rebuild finds it; its jobs' rows name it."""

@@ -27,14 +27,14 @@ from operator import attrgetter
 
 from events.archive.archive import Archive, SegmentRef
 from events.archive.segment import ArchivedJob, PackedBlock, pack, unpack
-from events.errors import ArchiveBusy
+from events.errors import ArchiveBusy, SegmentBroken
 from events.ids import new_id, partition_of
 from events.log import utc_now
 from events.store.archiving.hot_jobs import HotJob, HotJobs
 from events.store.archiving.segments import Segments, SegmentState, Written
 from events.types import Erased
 from events.wire.cloud_events import decode_stored
-from storage.images import ImageNotFound
+from storage.images import ImageNotFound, ImageStoreError
 
 Blocks = list[PackedBlock]
 
@@ -161,7 +161,12 @@ class ArchiveWriter:
     ) -> bool:
         """Where it raises, nobody knows how far it came: `recover` finds out."""
         await self._segments.begin(ref, self._now())
-        if (blocks := await make()) is not None:
+        try:
+            blocks = await make()
+        except (SegmentBroken, ImageStoreError):  # there is no object yet, and nobody waits for it
+            await self._segments.give_up(ref)
+            raise
+        if blocks is not None:
             size_bytes = await self._archive.write(ref, blocks)
             written = Written(
                 ref,
@@ -173,6 +178,7 @@ class ArchiveWriter:
             )
             if await self._segments.commit(written, self._now()):
                 return True
+            await self._archive.delete(ref)  # `recover` may have come before it was stored
         await self._segments.give_up(ref)
         await self._remove_doomed(ref.partition)
         return False
