@@ -120,7 +120,7 @@ class Archiver:
         before = self._now() - timedelta(seconds=_LEASE_S)
         await self._writer.recover(before=before)
         for ref in await self._segments.in_state(SegmentState.PURGING, since=before):
-            with _telling(ref):
+            with _telling(ref.key):
                 async for jobs in self._archive.batches(ref):
                     await self._purge(jobs)
                 await self._segments.purged(ref, self._now())
@@ -130,7 +130,7 @@ class Archiver:
         for refs in to_merge(
             small, most_bytes=self._settings.segment_bytes, today=self._now().date()
         ):
-            with _telling(*refs):
+            with _telling(refs[0].key):
                 await self._writer.merge(refs)
 
     async def _move(self, day: date, partition: int, jobs: Sequence[HotJob]) -> None:
@@ -145,19 +145,23 @@ class Archiver:
             await self._settle(await self._writer.add(day, partition, new), new)
         for job in jobs:
             if job.segment is not None:
-                await self._move_again(job, in_log[job])
+                was_read = False
+                with _telling(job.segment):
+                    await self._move_again(job, in_log[job])
+                    was_read = True
+                if not was_read:
+                    await self._hot_jobs.postpone([job], self._now())
 
     async def _move_again(self, job: HotJob, in_log: ArchivedJob) -> None:
-        """One of which the archive has something already."""
+        """One of which the archive has something already, as its row says."""
         ref = await self._segments.find(job.id)
-        if ref is None:
+        archived = None if ref is None else await self._archive.read(ref, job.id)
+        if not (ready := await self._ready({job: archived.joined(in_log) if archived else in_log})):
             return
-        archived: ArchivedJob | None = None
-        with _telling(ref):
-            archived = await self._archive.read(ref, job.id)
-        if archived is None:
-            await self._hot_jobs.postpone([job], self._now())
-        elif ready := await self._ready({job: archived.joined(in_log)}):
+        if ref is None:
+            day, partition = job.ended_at.date(), partition_of(job.id)
+            await self._settle(await self._writer.add(day, partition, ready), ready)
+        else:
             await self._settle(await self._writer.update(ref, ready), ready)
 
     async def _ready(self, jobs: Mapping[HotJob, ArchivedJob]) -> dict[HotJob, ArchivedJob]:
@@ -202,12 +206,12 @@ class Archiver:
 
 
 @contextmanager
-def _telling(*refs: SegmentRef) -> Generator[None]:
+def _telling(segment: str) -> Generator[None]:
     """One segment that cannot be read must not stop the others."""
     try:
         yield
     except (SegmentBroken, ImageNotFound) as error:
-        fields = {"action": "archive", "segment": refs[0].key, "error": str(error)}
+        fields = {"action": "archive", "segment": segment, "error": str(error)}
         logger.error("segment cannot be read", extra=fields)
 
 
