@@ -19,7 +19,7 @@ from serve_app.cli.admin_key import ADMIN_KEY_FILE
 from serve_app.cli.terminal import console, fail
 from serve_app.local.nats_server import NatsDidNotStart, NatsServer
 from serve_app.operations.backup import BackupRefused, back_up, lay_out, load_log
-from serve_app.operations.places import open_places
+from serve_app.operations.places import archive_writer, open_places
 from serve_app.operations.rebuilding import Rebuilding, Rebuilt
 from settings.log import LogSettings
 from settings.settings import Settings
@@ -75,7 +75,12 @@ async def _restore(settings: Settings, folder: Path) -> Rebuilt:
         try:
             await database.prepare()
             async with open_places(log, stores) as places:
-                rebuilding = Rebuilding(places, Rebuild(database), on_batch=_nothing)
+                rebuilding = Rebuilding(
+                    places,
+                    Rebuild(database),
+                    writer=archive_writer(places, database),
+                    on_batch=_nothing,
+                )
                 await rebuilding.run()
         finally:
             await database.close()

@@ -13,7 +13,7 @@ from events.store.database import Database
 from events.store.leases import Leases
 from events.store.maintenance.rebuild import Rebuild
 from serve_app.cli.terminal import console, fail
-from serve_app.operations.places import open_places
+from serve_app.operations.places import archive_writer, open_places
 from serve_app.operations.rebuilding import Rebuilding, RebuildNotDone, Rebuilt
 from settings.settings import Settings
 from storage.images import ImageStoreError
@@ -59,7 +59,8 @@ async def _rebuild(settings: Settings, status: Status) -> Rebuilt:
                 raise RebuildNotDone(_OTHER_REBUILD)
 
     async with open_places(settings.log, settings.stores) as places:
-        rebuilding = Rebuilding(places, Rebuild(database), on_batch=on_batch)
+        writer = archive_writer(places, database)
+        rebuilding = Rebuilding(places, Rebuild(database), writer=writer, on_batch=on_batch)
         try:
             await database.prepare()
             await on_batch()

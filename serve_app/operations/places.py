@@ -20,7 +20,9 @@ from events.bus.contents import (
 from events.errors import DatabaseUnavailable, LogUnavailable
 from events.log import LogContents
 from events.queue import QueueContents
+from events.store.archiving.hot_jobs import HotJobs
 from events.store.archiving.segments import Segments
+from events.store.archiving.writer import ArchiveWriter
 from events.store.database import Database
 from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
@@ -109,6 +111,12 @@ async def open_database(stores: StoreSettings) -> AsyncGenerator[Database]:
         yield database
     finally:
         await database.close()
+
+
+def archive_writer(places: Places, database: Database) -> ArchiveWriter:
+    """For a command that changes the archive beside the running service."""
+    hot_jobs = HotJobs(database)
+    return ArchiveWriter(archive=places.archive, segments=places.segments, hot_jobs=hot_jobs)
 
 
 async def stored_of(places: Places, job_ids: Collection[str]) -> dict[str, ArchivedJob]:

@@ -7,14 +7,16 @@ position that the new tables claim nothing is missing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 
 from events.archive.archive import SegmentRef
 from events.log import StoredEvent, utc_now
 from events.store.archiving.segments import SegmentState
+from events.store.archiving.writer import ArchiveWriter
 from events.store.maintenance.rebuild import Rebuild
 from events.types import Event
 from events.wire.cloud_events import MalformedEvent, decode, decode_stored
@@ -46,15 +48,19 @@ class Rebuilding:
         places: Places,
         tables: Rebuild,
         *,
+        writer: ArchiveWriter,
         on_batch: Callable[[], Awaitable[None]],
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """`on_batch` is called after every batch of jobs."""
         self._places = places
         self._tables = tables
+        self._writer = writer
         self._on_batch = on_batch
         self._now = now
         self._scanned: set[SegmentRef] = set()
+        self._copies: dict[tuple[date, int], set[SegmentRef]] = defaultdict(set)
+        """By day and partition, segments that have jobs of each other."""
         self.rebuilt = Rebuilt()
 
     async def run(self) -> None:
@@ -65,6 +71,8 @@ class Rebuilding:
             for start in range(0, len(page), _BATCH):
                 await self._read_log(page[start : start + _BATCH])
         await self._swap(position)
+        await self._merge_copies()
+        await self._forget_lost_segments()
         await self._drop_what_was_removed()
         await self._tables.finish()
 
@@ -126,9 +134,37 @@ class Rebuilding:
     async def _put_archived(
         self, ref: SegmentRef, jobs: Mapping[str, Sequence[StoredEvent]]
     ) -> None:
+        await self._note_copies(ref, jobs)
         await self._tables.put(_events(jobs), segment=ref.id, archived_at=self._now())
         self.rebuilt.from_archive += len(jobs)
         await self._on_batch()
+
+    async def _note_copies(self, ref: SegmentRef, job_ids: Collection[str]) -> None:
+        others = await self._tables.segments_of(job_ids)
+        if others:
+            place = (ref.day, ref.partition)
+            scanned = {each for each in self._scanned if (each.day, each.partition) == place}
+            if twice := {each for each in scanned if each.id in others}:
+                self._copies[place] |= {ref, *twice}
+
+    async def _merge_copies(self) -> None:
+        """Have each job in one segment alone: an erasure rewrites no other.
+
+        A backup that was taken during a merge has a job twice, and so has an archive whose table
+        was lost while a segment was written again.
+        """
+        for refs in self._copies.values():
+            states = await self._places.rows.segment_states([ref.id for ref in refs])
+            stored = sorted(ref for ref in refs if states.get(ref.id) in _STORED)
+            if len(stored) > 1:
+                await self._writer.merge(stored)
+
+    async def _forget_lost_segments(self) -> None:
+        """As an older database names them. A merge would look for them in vain, again and again."""
+        async for refs in self._places.segments.stored():
+            for ref in refs:
+                if not await self._places.archive.has(ref):
+                    await self._places.segments.forget(ref)
 
     async def _heat(self) -> None:
         """Archived jobs whose callback was asked for once more have deliveries in the log."""

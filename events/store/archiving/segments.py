@@ -14,7 +14,7 @@ its own row says to which, so no row of a job changes then.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from enum import StrEnum
@@ -39,6 +39,7 @@ class SegmentState(StrEnum):
 
 _STORED = (SegmentState.PURGING, SegmentState.WHOLE)
 _UNSETTLED = (SegmentState.WRITING, SegmentState.DOOMED)
+_PAGE = 500
 _REF = (SEGMENTS.c.day, SEGMENTS.c.partition, SEGMENTS.c.id)
 
 
@@ -97,6 +98,19 @@ class Segments:
         """Add a segment that is there and whole, as a rebuild finds it; its jobs' rows name it."""
         row = _row(ref, SegmentState.WHOLE, now) | {"jobs": jobs, "size_bytes": size_bytes}
         await self._database.execute(self._database.upsert(SEGMENTS).values(row))
+
+    async def stored(self) -> AsyncGenerator[list[SegmentRef]]:
+        """Every segment whose object is valid, some at a time."""
+        query = sa.select(*_REF).where(SEGMENTS.c.state.in_(_STORED)).order_by(SEGMENTS.c.id)
+        last = ""
+        while rows := await self._database.fetch(query.where(SEGMENTS.c.id > last).limit(_PAGE)):
+            last = rows[-1].id
+            yield [SegmentRef(*row) for row in rows]
+
+    async def forget(self, ref: SegmentRef) -> None:
+        """Of one whose object is lost. Nothing happens where another is in its place by now."""
+        mine = SEGMENTS.c.id == ref.id, SEGMENTS.c.state.in_(_STORED)
+        await self._database.execute(sa.delete(SEGMENTS).where(*mine))
 
     async def known(self, refs: Collection[SegmentRef]) -> set[str]:
         """The ids of those that the table has, in whatever state."""
@@ -160,7 +174,7 @@ class Segments:
         *,
         since: datetime | None = None,
         partition: int | None = None,
-        limit: int = 500,
+        limit: int = _PAGE,
     ) -> list[SegmentRef]:
         """Segments in this state; with `since`, those that have been in it for so long."""
         query = sa.select(*_REF).where(SEGMENTS.c.state == state)

@@ -217,7 +217,14 @@ def _merged(sources: Iterable[Blocks]) -> Blocks:
     """Block by block, for all of them together may be large."""
     streams = [_jobs_in(blocks) for blocks in sources]
     by_id = groupby(merge(*streams, key=attrgetter("job_id")), attrgetter("job_id"))
-    return list(pack(reduce(ArchivedJob.joined, copies) for _, copies in by_id))
+    return list(pack(_one_of(list(copies)) for _, copies in by_id))
+
+
+def _one_of(copies: Sequence[ArchivedJob]) -> ArchivedJob:
+    """What several segments have of a job; of an erased one only the event that says so."""
+    joined = reduce(ArchivedJob.joined, copies)
+    erased = next(filter(_is_erased, copies), None)
+    return joined if erased is None else erased
 
 
 def _jobs_in(blocks: Blocks) -> Iterator[ArchivedJob]:

@@ -85,11 +85,12 @@ class Rebuild:
         for event in events:
             batch.add(event)
         place: dict[str, Any] = {"segment": segment, "archived_at": archived_at, "hot_since": None}
-        if segment is not None:
-            place["log_bytes"] = 0
+        rows = [job_row(job) | place for job in batch.jobs]
+        if segment is not None:  # nothing counts in the log, and nothing is left to do
+            rows = [row | {"log_bytes": 0, "settled_at": row["ended_at"]} for row in rows]
         async with self._database.write() as connection:
             upsert = self._database.upsert(_NEW_JOBS, newer_by=_NEW_JOBS.c.version)
-            await _execute(connection, upsert, [job_row(job) | place for job in batch.jobs])
+            await _execute(connection, upsert, rows)
             if segment is not None:  # the log has the same version of some, and nothing said where
                 mine = _NEW_JOBS.c.id.in_([job.id for job in batch.jobs])
                 unplaced = sa.update(_NEW_JOBS).where(mine, _NEW_JOBS.c.segment.is_(None))
@@ -102,11 +103,17 @@ class Rebuild:
             stops = [asdict(stop) for stop in batch.stops]
             await _execute(connection, sa.insert(_NEW_STOPS), stops)
 
+    async def segments_of(self, job_ids: Collection[str]) -> set[str]:
+        """The segments that rows of these jobs name already."""
+        mine = (_NEW_JOBS.c.id.in_(job_ids), _NEW_JOBS.c.segment.is_not(None))
+        rows = await self._database.fetch(sa.select(_NEW_JOBS.c.segment).where(*mine).distinct())
+        return {row.segment for row in rows}
+
     async def heat(self, job_ids: Collection[str], since: datetime) -> None:
         """Say of those of these jobs that are archived that the log has something, too."""
         mine = (_NEW_JOBS.c.id.in_(job_ids), _NEW_JOBS.c.segment.is_not(None))
-        heat = sa.update(_NEW_JOBS).where(*mine).values(archived_at=None, hot_since=since)
-        await self._database.execute(heat)
+        hot = {"archived_at": None, "hot_since": since, "settled_at": None}
+        await self._database.execute(sa.update(_NEW_JOBS).where(*mine).values(hot))
 
     async def swap(self, position: int, *, log_end: int) -> bool:
         """Put the new tables in the place of the old ones, which are projected up to `position`.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from actors.archiving import open_archive
 from events.archive.archive import SegmentRef
 from events.errors import SegmentBroken
 from events.ids import new_id
@@ -34,10 +35,17 @@ async def installation(database: Database, tmp_path: Path) -> Installation:
 
 
 async def rebuild(
-    installation: Installation, on_batch: Callable[[], Awaitable[None]] = nothing
+    installation: Installation,
+    on_batch: Callable[[], Awaitable[None]] = nothing,
+    *,
+    tables: Rebuild | None = None,
 ) -> Rebuilding:
     rebuilding = Rebuilding(
-        installation.places, Rebuild(installation.database), on_batch=on_batch, now=lambda: NOW
+        installation.places,
+        tables or Rebuild(installation.database),
+        writer=open_archive(installation.database, installation.images).writer,
+        on_batch=on_batch,
+        now=lambda: NOW,
     )
     await rebuilding.run()
     return rebuilding
@@ -195,7 +203,7 @@ async def test_a_job_that_is_archived_right_before_the_swap_is_known_there(
         return await swap(position, log_end=log_end)
 
     tables.swap = archive_and_swap  # type: ignore[method-assign] # between two steps of the run
-    await Rebuilding(installation.places, tables, on_batch=nothing).run()
+    await rebuild(installation, tables=tables)
     assert await Segments(installation.database).find(job_id) is not None
 
 
@@ -210,7 +218,7 @@ async def test_an_erasure_right_before_the_swap_stays(installation: Installation
         return await swap(position, log_end=log_end)
 
     tables.swap = erase_and_swap  # type: ignore[method-assign] # between two steps of the run
-    await Rebuilding(installation.places, tables, on_batch=nothing).run()
+    await rebuild(installation, tables=tables)
     job = await installation.read_model.job(job_id)
     assert job is not None
     assert job.erased
