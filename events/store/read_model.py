@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.job import Job, fold
+from events.log import utc_now
 from events.result import Status
 from events.store.batch import Batch, stop_at
 from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 class ReadModel:
     """Jobs as `Results` has folded them so far, and the position of the last event folded."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, now: Callable[[], datetime] = utc_now) -> None:
         self.usage = Usage(database)
         """What these rows add up to for a key and an owner."""
         self.blocked = BlockedJobs(database)
@@ -42,6 +43,7 @@ class ReadModel:
         self.unsettled = UnsettledJobs(database)
         """Those of these jobs of which something is left to do after their end."""
         self._database = database
+        self._now = now
 
     async def checkpoint(self) -> int:
         """Position of the last event folded into the rows; 0 before the first."""
@@ -62,7 +64,7 @@ class ReadModel:
             ids = {event.job_id for event in events}
             jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
             await _remove_former(connection, events, jobs)
-            batch = Batch(jobs, stops, now=datetime.now(UTC))
+            batch = Batch(jobs, stops, now=self._now())
             for event in events:
                 batch.add(event)
             await self._put(connection, batch.jobs)
@@ -74,7 +76,7 @@ class ReadModel:
 
     async def stop_at(self, event: Event, why: str, *, expected: int) -> bool:
         """Leave out an event that no row can hold, and what follows of its job; see `apply`."""
-        stop = stop_at(event, why, now=datetime.now(UTC))
+        stop = stop_at(event, why, now=self._now())
         async with self._database.write() as connection:
             if not await _move(connection, expected, event.position):
                 return False
@@ -109,11 +111,14 @@ class ReadModel:
     async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
         """Replace only older rows: between reading a row and writing it, its job may be erased.
 
-        What the archive has of a job it has still, but there is something in the log again.
+        What the archive has of a job it has still, but there is something in the log again. An end
+        is needed there from now on, whatever time it has: who looked for its row found none.
         """
         if jobs:
             upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.segment])
-            await connection.execute(upsert, [job_row(job) for job in jobs])
+            now = self._now()
+            rows = [job_row(job) | {"hot_since": now if job.ended_at else None} for job in jobs]
+            await connection.execute(upsert, rows)
         if erased := [job for job in jobs if job.erased]:
             images = IMAGES.c.job_id.in_([job.id for job in erased])
             await connection.execute(sa.delete(IMAGES).where(images))

@@ -54,7 +54,7 @@ class House:
     deliveries: FailingLog = field(default_factory=FailingLog)
 
     def __post_init__(self) -> None:
-        self.read_model = ReadModel(self.database)
+        self.read_model = ReadModel(self.database, now=self.clock)
         self.uploads = Uploads(self.database)
         self.images = ImageStore(self.folder.as_uri())
         self.writer = JobWriter(self.log, now=self.clock)

@@ -84,8 +84,15 @@ class Rebuild:
         batch = Batch({}, {}, now=self._now())
         for event in events:
             batch.add(event)
-        place: dict[str, Any] = {"segment": segment, "archived_at": archived_at, "hot_since": None}
-        rows = [job_row(job) | place for job in batch.jobs]
+        rows = [
+            job_row(job)
+            | {
+                "segment": segment,
+                "archived_at": archived_at,
+                "hot_since": self._now() if segment is None and job.ended_at else None,
+            }
+            for job in batch.jobs
+        ]
         if segment is not None:  # nothing counts in the log, and nothing is left to do
             rows = [row | {"log_bytes": 0, "settled_at": row["ended_at"]} for row in rows]
         async with self._database.write() as connection:

@@ -42,7 +42,7 @@ async def rebuild(
 ) -> Rebuilding:
     rebuilding = Rebuilding(
         installation.places,
-        tables or Rebuild(installation.database),
+        tables or Rebuild(installation.database, now=lambda: NOW),
         writer=open_archive(installation.database, installation.images).writer,
         on_batch=on_batch,
         now=lambda: NOW,

@@ -75,7 +75,7 @@ class Installation:
     callbacks: MemoryCallbackQueue = field(default_factory=MemoryCallbackQueue)
 
     def __post_init__(self) -> None:
-        self.read_model = ReadModel(self.database)
+        self.read_model = ReadModel(self.database, now=lambda: NOW)
         self.uploads = Uploads(self.database)
         self.images = ImageStore(self.folder.as_uri())
         self.log_contents = PatchedContents(self.log)
@@ -177,7 +177,9 @@ class Installation:
         await self.places.segments.add(ref, jobs=1, size_bytes=size_bytes, now=NOW)
         mine = sa.update(JOBS).where(JOBS.c.id == job_id)
         settled_at = sa.func.coalesce(JOBS.c.settled_at, JOBS.c.ended_at)
-        archived = mine.values(segment=ref.id, archived_at=NOW, log_bytes=0, settled_at=settled_at)
+        archived = mine.values(
+            segment=ref.id, archived_at=NOW, hot_since=None, log_bytes=0, settled_at=settled_at
+        )
         await self.database.execute(archived)
         await self.log.purge(job_id)
         await self.deliveries.purge(job_id)

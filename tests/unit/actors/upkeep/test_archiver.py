@@ -57,6 +57,18 @@ async def test_an_ended_job_leaves_the_log_and_is_read_as_before(house: House) -
     assert row.end is not None
 
 
+async def test_a_job_whose_end_was_projected_late_stays_as_long(house: House) -> None:
+    """Who submits it again may have looked for its row right before that, and found none."""
+    job_id = await house.job()
+    house.clock.time += 2 * HOUR
+    await house.project()
+    await house.archiver().round()
+    assert await is_in_log(house, job_id)
+    house.clock.time += HOUR
+    await house.archiver().round()
+    assert not await is_in_log(house, job_id)
+
+
 async def test_a_job_that_is_not_projected_yet_stays(house: House) -> None:
     job_id = await house.job()
     await house.project()
