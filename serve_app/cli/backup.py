@@ -45,6 +45,8 @@ def backup(folder: BackupArgument) -> None:
             elsewhere = asyncio.run(
                 back_up(settings.log, settings.stores, folder, private_files=_PRIVATE_FILES)
             )
+    except BackupRefused as error:
+        fail(f"Nothing was copied: {error}")
     except _ERRORS as error:
         fail(f"{folder} is no whole backup: {error}")
     console.print(f"The backup is in {folder}.", soft_wrap=True, highlight=False)
