@@ -26,11 +26,16 @@ _NO_APPLICATION = re.compile(
     r"^(backend default_backend\n +)http-request return status 404 .*$", re.MULTILINE
 )
 """What HAProxy answers while Serve has not told it of any replica yet, as after its own death."""
-_NOT_YET = (
-    "http-request return status 503 content-type application/json hdr Retry-After 2 "
-    """string '{"error": {"type": "unavailable", "message": "The service starts. Try again.", """
-    """"details": "", "extra_info": {}}, "node_errors": {}}'"""
+_ANSWER = (
+    "http-request return status {} content-type application/json {}string "
+    """'{{"error": {{"type": "{}", "message": "{}", "details": "", "extra_info": {{}}}}, """
+    """"node_errors": {{}}}}'"""
 )
+_NOT_YET = _ANSWER.format(
+    503, "hdr Retry-After 2 ", "unavailable", "The service starts. Try again."
+)
+_NO_PATH = _ANSWER.format(404, "", "not_found", "There is nothing at this path.")
+"""To CONNECT and `OPTIONS *`, for which Serve's frontend knows no replica either."""
 _OTHER_CONNECTIONS = 128
 """For health checks, metrics and the administration socket, beside those of callers."""
 _OTHER_FILES = 256
@@ -72,6 +77,7 @@ def limits(settings: HttpSettings) -> str:
         "option forwardfor",
         # A request that was sent to a replica is sent to another one only if that changes nothing.
         "http-request disable-l7-retry if !METH_GET",
+        f"{_NO_PATH} unless {{ path_beg / }}",
     ]
     if most := settings.max_connections_per_address:
         lines += [

@@ -41,6 +41,7 @@ REQUESTS = {
     "an absolute URI": get("http://elsewhere.example/health/live"),
     "a method of 8 kB": b"A" * 8_000 + get("/health/live")[3:],
     "CONNECT": b"CONNECT elsewhere.example:443 HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+    "OPTIONS *": b"OPTIONS * HTTP/1.1\r\nHost: darkroom\r\nConnection: close\r\n\r\n",
     "TRACE": b"TRACE /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
     "no host": b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n",
     "two hosts": get("/health/live", "Host: elsewhere.example"),

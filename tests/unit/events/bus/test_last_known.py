@@ -18,13 +18,18 @@ class Log:
         self.value = 0
         self.asked = 0
         self.is_away = False
+        self.back_at = float("inf")
         self.answering = asyncio.Event()
         self.answering.set()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        self.now += seconds
 
     async def ask(self) -> int:
         self.asked += 1
         await self.answering.wait()
-        if self.is_away:
+        if self.is_away and self.now < self.back_at:
             raise LogUnavailable
         return self.value
 
@@ -36,7 +41,7 @@ def log() -> Log:
 
 @pytest.fixture
 def known(log: Log) -> LastKnown[int]:
-    return LastKnown(log.ask, period_s=1, oldest_s=10, clock=lambda: log.now)
+    return LastKnown(log.ask, period_s=1, oldest_s=10, clock=lambda: log.now, sleep=log.sleep)
 
 
 async def test_it_is_asked_for_once_in_a_period(log: Log, known: LastKnown[int]) -> None:
@@ -70,14 +75,27 @@ async def test_while_there_is_no_answer_the_last_one_counts(
 
 async def test_an_answer_that_is_too_old_is_none(log: Log, known: LastKnown[int]) -> None:
     await known.get()
-    log.now, log.is_away = 10.1, True
+    log.now, log.is_away = 3600.0, True
     with pytest.raises(LogUnavailable, match="for 10 s"):
         await known.get()
-    log.now, log.is_away, log.value = 11.2, False, 9
+    assert log.now == 3610.0
+    with pytest.raises(LogUnavailable):
+        await known.get()
+    assert log.now == 3610.0  # nobody else waits for what has been silent for long
+    log.now, log.is_away, log.value = 3612.0, False, 9
     assert await known.get() == 9
+
+
+async def test_one_question_without_an_answer_refuses_nobody(
+    log: Log, known: LastKnown[int]
+) -> None:
+    log.is_away, log.back_at, log.value = True, 3.0, 7
+    assert await known.get() == 7
+    assert log.now == 3.0
 
 
 async def test_a_log_that_never_answered_is_not_available(log: Log, known: LastKnown[int]) -> None:
     log.is_away = True
     with pytest.raises(LogUnavailable):
         await known.get()
+    assert log.now == 10

@@ -74,7 +74,13 @@ def test_a_path_is_not_said_to_be_unknown_before_any_replica_is_known(configurat
     assert "hdr Retry-After 2" in backend
     body = json.loads(backend.split("'")[1])
     assert body["error"]["type"] == "unavailable"
-    assert "status 404" not in text
+    assert "status 404" not in backend
+
+
+def test_what_has_no_path_is_not_said_to_come_too_early() -> None:
+    [line] = [each for each in limits(HttpSettings()).splitlines() if "path_beg" in each]
+    assert "status 404" in line
+    assert json.loads(line.split("'")[1])["error"]["type"] == "not_found"
 
 
 def test_no_number_for_each_address_is_any_number() -> None:
