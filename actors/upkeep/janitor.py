@@ -130,10 +130,10 @@ class Janitor:
         for job in await self._hot_jobs.old(now - self._keep, cool_since=cool_since, limit=most):
             fields = {"action": "remove", "job_id": job.id}
             try:
-                if not await self._has_been_called_back(job.id):
+                is_over = await self._has_been_called_back(job.id)
+                if not is_over or not await self._removal.remove(job):
                     await self._hot_jobs.postpone([job], now)
                     continue
-                await self._removal.remove(job)
             except (ServiceError, ImageStoreError) as error:
                 logger.warning("job not removed yet", extra={**fields, "error": str(error)})
             else:

@@ -43,7 +43,10 @@ class ArchivedJob:
     """Of its callback's delivery, in order."""
 
     def joined(self, other: ArchivedJob) -> ArchivedJob:
-        """With what another copy of the same job has; what both have is there once."""
+        """With what another copy of the same job has; what both have is there once.
+
+        Where they have nothing in common, the other one is the later.
+        """
         return ArchivedJob(
             self.job_id,
             _joined(self.events, other.events),
@@ -52,8 +55,12 @@ class ArchivedJob:
 
 
 def _joined(some: Sequence[StoredEvent], others: Sequence[StoredEvent]) -> tuple[StoredEvent, ...]:
-    by_sequence = {event.sequence: event for event in (*others, *some)}
-    return tuple(by_sequence[sequence] for sequence in sorted(by_sequence))
+    """By what they say: sequences begin again where a log was lost, or restored from a backup."""
+    known = {event.payload for event in some}
+    shared = (place for place, event in enumerate(others) if event.payload in known)
+    begin = next(shared, 0)
+    later = (event for event in others[begin:] if event.payload not in known)
+    return (*others[:begin], *some, *later)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,19 +73,24 @@ class Removal:
                 logger.warning("not erased yet", extra=_fields(job_id, error))
         return erased
 
-    async def remove(self, job: HotJob) -> None:
+    async def remove(self, job: HotJob) -> bool:
         """Remove images, deliveries and events, then the rows, which say what is left to do.
 
         The log has nothing else of it once its events are gone: from then on the id may be another
         job's, of which nothing is touched.
 
+        False if it stays, because the log has more of it than its row says.
+
         Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
         """
         stored = (await self._log.stored([job.id])).get(job.id)
+        if stored and stored[0].sequence <= job.position < stored[-1].sequence:
+            return False
         if not stored or stored[-1].sequence <= job.position:
             await self._remove_files(job.id)
             await self._log.purge(job.id, upto=job.position)
         await self._read_model.remove({job.id: job.position})
+        return True
 
     async def remove_segment(self, ref: SegmentRef) -> bool:
         """Remove images and rows of a segment's jobs, then the segment, which says what they are.

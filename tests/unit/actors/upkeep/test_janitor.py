@@ -31,6 +31,20 @@ async def test_a_job_goes_when_its_time_is_over(house: House) -> None:
     assert await house.traces(running) == ALL - {"delivery"}
 
 
+async def test_a_job_with_more_events_than_its_row_knows_stays_whole(house: House) -> None:
+    """Of a later version, behind its end: nobody would find them without the row."""
+    job_id = await house.job()
+    await house.project()
+    house.log.unreadable.add(job_id)
+    house.clock.time += 8 * DAY
+    await house.janitor().round()
+    assert await house.traces(job_id) == ALL
+    house.log.unreadable.clear()
+    house.clock.time += HOUR
+    await house.janitor().round()
+    assert await house.traces(job_id) == set()
+
+
 async def test_zero_days_keep_a_job_for_good(house: House) -> None:
     job_id = await house.job()
     await house.project()

@@ -96,3 +96,13 @@ def test_two_copies_of_a_job_make_one() -> None:
     whole = one.joined(other)
     assert [event.sequence for event in whole.events] == [1, 3, 5]
     assert whole == other.joined(one)
+
+
+def test_copies_of_a_job_are_joined_in_the_order_of_its_events() -> None:
+    """The log was lost meanwhile, so its sequences began again."""
+    first, second = StoredEvent(8, b"first"), StoredEvent(9, b"second")
+    third, fourth = StoredEvent(2, b"third"), StoredEvent(9, b"fourth")
+    archived, later = ArchivedJob("a", (first, second)), ArchivedJob("a", (second, third, fourth))
+    both = ArchivedJob("a", (first, second, third, fourth))
+    assert archived.joined(later) == both
+    assert both.joined(archived) == both.joined(later) == both
