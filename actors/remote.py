@@ -54,21 +54,44 @@ def location() -> Location:
     return Location(os.getpid(), context.get_placement_group_id(), context.get_assigned_resources())
 
 
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of the process that stands by, to which Ray gives none."""
+
+    node: str
+    visible: str
+
+    @classmethod
+    def of_this_process(cls) -> Devices:
+        visible = os.environ.get(_VISIBLE_DEVICES, "")
+        return cls(ray.get_runtime_context().get_node_id(), visible)
+
+    def adopt(self) -> None:
+        """Raises RuntimeError on another node, to which Ray moves a worker whose own is lost: there
+        they are another worker's, if there are any.
+        """
+        if self.visible and self.node != ray.get_runtime_context().get_node_id():
+            raise RuntimeError("The devices of this process are those of another node.")
+        os.environ[_VISIBLE_DEVICES] = self.visible
+
+
 class EngineProcess:
     """One of the two of a worker: either it owns the device, or it stands by to take it.
 
     It starts beside the constructor. Where it does not start, or turns out broken, the process ends
-    and Ray makes a new one, which stands by; an error of the constructor would be for good.
+    and Ray makes a new one, which stands by; an error of the constructor is for good.
     """
 
     def __init__(
-        self, config: EngineConfig, *, device: str, visible_devices: str | None = None
+        self, config: EngineConfig, *, device: str, devices: Devices | None = None
     ) -> None:
-        """`visible_devices`: for a standby process, to which Ray gives no GPU."""
+        """`devices`: for a standby process; with those of another node it ends for good, and the
+        dispatcher makes another one.
+        """
         set_up_logging()
         forget_secrets(os.environ)
-        if visible_devices is not None:
-            os.environ[_VISIBLE_DEVICES] = visible_devices
+        if devices is not None:
+            devices.adopt()
         limit_memory(config.engine.memory_bytes, device=device)
         self._config = config
         self._turn = DeviceTurn(str(ray.get_runtime_context().get_placement_group_id()))
@@ -79,9 +102,9 @@ class EngineProcess:
         """Whether it is this one that runs jobs."""
         return self._turn.is_held
 
-    async def standby_devices(self) -> str | None:
+    async def standby_devices(self) -> Devices | None:
         """The devices of a process that stands by for this one; None if there is to be none."""
-        return os.environ.get(_VISIBLE_DEVICES, "") if _wants_standby(self._config) else None
+        return Devices.of_this_process() if _wants_standby(self._config) else None
 
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         """Raises EngineDied where it stands by; see `_host`."""

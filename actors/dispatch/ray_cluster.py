@@ -97,7 +97,7 @@ class RayCluster:
             options = self._engine_options(worker, standby_name(worker))
             make = EngineProcessActor.options(**options).remote
             config, device = self._config.for_engine(), self._device(worker)
-            await self._run(lambda: make(config, device=device, visible_devices=devices))
+            await self._run(lambda: make(config, device=device, devices=devices))
 
     def _engine_options(
         self, worker: str, name: str, *, cpus: float = 0, gpus: float = 0

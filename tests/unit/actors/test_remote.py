@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayActorError, RaySystemError
 
-from actors import remote_engine
-from actors.remote import EngineProcess
+from actors import remote, remote_engine
+from actors.remote import Devices, EngineProcess
 from actors.remote_engine import RemoteEngine
 from actors.worker.device_turn import DeviceTurn
 from actors.worker.engine_host import EngineDied, Order
@@ -78,6 +79,36 @@ def standing_by() -> EngineProcess:
     process._turn = DeviceTurn("a worker of a test")
     process._starting = Future()
     return process
+
+
+class Context:
+    """Of a process on a node."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def get_node_id(self) -> str:
+        return self._node
+
+
+@pytest.mark.parametrize(
+    ("visible", "node", "is_right"),
+    [("3", "a", True), ("3", "b", False), ("", "b", True)],
+    ids=["same node", "another node", "no devices"],
+)
+def test_a_process_takes_no_devices_of_another_node(
+    monkeypatch: pytest.MonkeyPatch, visible: str, node: str, is_right: bool
+) -> None:
+    """Ray starts it with what it was made with, wherever its place has gone."""
+    monkeypatch.setattr(remote.ray, "get_runtime_context", lambda: Context(node))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "none")
+    devices = Devices("a", visible)
+    if is_right:
+        devices.adopt()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+        return
+    with pytest.raises(RuntimeError, match="another node"):
+        devices.adopt()
 
 
 class Method:
