@@ -14,6 +14,16 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path / "first")
+    try:
+        service.start()
+        yield service
+    finally:
+        service.close()
+
+
+@pytest.fixture
 def restored(service: Service, tmp_path: Path) -> Iterator[Service]:
     """As the document says: `darkroom backup`, then `darkroom restore` in a new folder."""
     backup = tmp_path / "backup"

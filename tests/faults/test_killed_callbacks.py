@@ -15,7 +15,7 @@ import pytest
 
 from events.types import CallbackDelivered, CallbackExhausted
 from tests.support.callbacks.receiver import Receiver, status
-from tests.support.callbacks.role import SECRET, World
+from tests.support.callbacks.role import SECRET, World, running_world
 from tests.support.polling import eventually
 
 JOBS = 1000
@@ -27,6 +27,12 @@ from actors.roles import run_callbacks
 from settings.settings import Settings
 asyncio.run(run_callbacks(Settings.load()))
 """
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    async with running_world(tmp_path) as world:
+        yield world
 
 
 @asynccontextmanager
