@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from events.archive.segment import ArchivedJob
 from events.delivery import fold_delivery
 from events.job import is_readable
-from events.log import StoredEvent
 from events.store.archiving.hot_jobs import HotJob
 from events.types import Erased, Event, Submitted
-from events.wire.cloud_events import decode_stored
+from events.wire.cloud_events import decode_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +35,12 @@ def judge(
     It may leave once its row is that of its last event and its delivery has ended for so long. Of
     an erased job only the event that says so is kept.
     """
-    events = _decoded(job.id, stored.events)
+    events = decode_all(stored.events, job_id=job.id)
     if not events or events[-1].version != job.version:
         return HotUntil(now)
     if isinstance(events[-1].data, Erased):
         return Archivable(replace(stored, events=stored.events[-1:], deliveries=()))
-    deliveries = _decoded(job.id, stored.deliveries)
+    deliveries = decode_all(stored.deliveries, job_id=job.id)
     if not _is_whole(events) or not _is_whole(deliveries):
         return HotUntil(now)
     first = events[0].data
@@ -52,10 +50,6 @@ def judge(
         if (ended_at := deliveries[-1].time) > now - hot_time:
             return HotUntil(ended_at)
     return Archivable(stored)
-
-
-def _decoded(job_id: str, events: Iterable[StoredEvent]) -> list[Event]:
-    return [decode_stored(each.payload, job_id=job_id, position=each.sequence) for each in events]
 
 
 def _is_whole(events: list[Event]) -> bool:

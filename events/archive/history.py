@@ -17,7 +17,7 @@ from events.log import (
     Subscription,
 )
 from events.types import Erased, Event
-from events.wire.cloud_events import decode_stored
+from events.wire.cloud_events import decode_all
 from storage.images import ImageNotFound
 
 FindSegment = Callable[[str], Awaitable[SegmentRef | None]]
@@ -89,9 +89,7 @@ class ArchivedLog:
         if events and (events[0].version == 1 or isinstance(events[-1].data, Erased)):
             return events
         archived = self._events_of(await self._archived.get(job_id))
-        older = [
-            decode_stored(each.payload, job_id=job_id, position=each.sequence) for each in archived
-        ]
+        older = decode_all(archived, job_id=job_id)
         first = events[0].version if events else None
         return [event for event in older if first is None or event.version < first] + events
 

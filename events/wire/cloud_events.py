@@ -7,11 +7,13 @@ Golden files in `tests/golden/events/` pin the bytes, those of each release in `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from events.log import StoredEvent
 from events.types import EVENT_TYPES, Broken, Event, EventData, Unknown
 
 CONTENT_TYPE = "application/cloudevents+json"
@@ -102,3 +104,8 @@ def decode_stored(payload: bytes, *, job_id: str, position: int) -> Event:
             position=position,
             size_bytes=len(payload),
         )
+
+
+def decode_all(stored: Iterable[StoredEvent], *, job_id: str) -> list[Event]:
+    """What is stored of a job; see `decode_stored`."""
+    return [decode_stored(each.payload, job_id=job_id, position=each.sequence) for each in stored]

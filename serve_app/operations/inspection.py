@@ -7,9 +7,8 @@ from typing import Any
 
 from events.archive.segment import ArchivedJob
 from events.job import Job, fold_readable
-from events.log import StoredEvent
 from events.types import Event, Submitted
-from events.wire.cloud_events import decode_stored
+from events.wire.cloud_events import decode_all
 from serve_app.operations.places import Places, stored_of
 from serve_app.operations.story import Step, story
 from storage.images import ImageNotFound
@@ -32,7 +31,8 @@ async def inspect_job(places: Places, job_id: str, *, with_request: bool) -> Ins
     if row is None and not found:
         return None
     stored = found.get(job_id, ArchivedJob(job_id, ()))
-    events, deliveries = _decoded(job_id, stored.events), _decoded(job_id, stored.deliveries)
+    events = decode_all(stored.events, job_id=job_id)
+    deliveries = decode_all(stored.deliveries, job_id=job_id)
     job = fold_readable(events)
     now = {
         "state": _state(job),
@@ -50,10 +50,6 @@ async def inspect_job(places: Places, job_id: str, *, with_request: bool) -> Ins
     }
     request = _request(events) if with_request else None
     return Inspection(job_id, story(events, deliveries), now, request)
-
-
-def _decoded(job_id: str, stored: tuple[StoredEvent, ...]) -> list[Event]:
-    return [decode_stored(each.payload, job_id=job_id, position=each.sequence) for each in stored]
 
 
 def _state(job: Job | None) -> str:

@@ -19,7 +19,7 @@ from events.store.archiving.segments import SegmentState
 from events.store.archiving.writer import ArchiveWriter
 from events.store.maintenance.rebuild import Rebuild
 from events.types import Event
-from events.wire.cloud_events import MalformedEvent, decode, decode_stored
+from events.wire.cloud_events import MalformedEvent, decode, decode_all
 from serve_app.operations.places import Places
 from storage.images import ImageNotFound
 
@@ -186,9 +186,9 @@ class Rebuilding:
 
 def _events(stored: Mapping[str, Sequence[StoredEvent]]) -> list[Event]:
     return [
-        decode_stored(each.payload, job_id=job_id, position=each.sequence)
+        event
         for job_id, messages in stored.items()
-        for each in messages
+        for event in decode_all(messages, job_id=job_id)
     ]
 
 
