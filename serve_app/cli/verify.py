@@ -44,8 +44,7 @@ def verify(
         asyncio.run(_verify(Settings.load(), counts, show, digests=images, settle_s=settle_s))
     except (ServiceError, ImageStoreError) as error:
         fail(f"Not everything was checked: {error}", code=_COULD_NOT_LOOK)
-    finally:
-        show.close()
+    show.close()
     if not counts:
         stderr.print("No disagreement.")
         return
@@ -84,7 +83,7 @@ class _Lines:
 
 
 class _JsonList:
-    """Printed as it grows: there may be millions."""
+    """Printed as it grows: there may be millions. One that is cut short is no JSON."""
 
     def __init__(self) -> None:
         self._before = "["
