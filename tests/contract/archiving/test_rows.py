@@ -24,6 +24,12 @@ def ref() -> SegmentRef:
 
 
 @pytest.fixture
+def model(database: Database) -> ReadModel:
+    """Which has known of every end for a day, whenever that was."""
+    return ReadModel(database, now=lambda: MORNING - DAY)
+
+
+@pytest.fixture
 def hot_jobs(database: Database) -> HotJobs:
     return HotJobs(database)
 
