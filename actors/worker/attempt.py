@@ -64,8 +64,6 @@ class AttemptLimits:
     longest_store_pause_s: float = 10.0
     longest_machine_pause_s: float = 60.0
     """How long a job whose machine failed is held at most before it is given back."""
-    most_spared: int = 5
-    """How often a job is spared before the next death of an engine makes it a suspect."""
 
 
 class Attempt:
@@ -104,9 +102,11 @@ class Attempt:
         """The job afterwards. Neither ended nor another's: it wants another attempt."""
         with RunMark.new() as mark:
             tasks = {
-                asyncio.create_task(self._work(mark)),
-                asyncio.create_task(self._hold_lease(lease, self._heartbeat.is_silent)),
-                asyncio.create_task(self._heartbeat.listen()),
+                asyncio.create_task(self._work(mark), name="work"),
+                asyncio.create_task(
+                    self._hold_lease(lease, self._heartbeat.is_silent), name="lease"
+                ),
+                asyncio.create_task(self._heartbeat.listen(), name="heartbeat"),
             }
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -130,6 +130,8 @@ class Attempt:
             if loss is not None:
                 await self._give_up(loss, mark)
 
+    # The work.
+
     async def _work(self, mark: RunMark) -> None:
         try:
             if self._has_every_image():
@@ -148,7 +150,9 @@ class Attempt:
         except EngineError as error:
             await self._write(FailAttempt(self._actor, str(error), final=True))
         except EngineTaken as error:
-            await self._note_spared(str(error))
+            await self._write(
+                FailAttempt(self._actor, str(error), final=False, blame=Blame.BYSTANDER)
+            )
         except EngineDied as error:
             await self._break_off(str(error), mark)
 
@@ -173,29 +177,24 @@ class Attempt:
                     return
 
     async def _break_off(self, message: str, mark: RunMark) -> None:
-        """The engine ended under the job, which may or may not be the reason.
-
-        A GPU tells late what it met, so whoever is there each time may be it, too.
-        """
-        if mark.is_active or self._job.spared_attempts >= self._limits.most_spared:
+        """The engine ended under the job, which may or may not be the reason."""
+        if mark.is_active:
             await self._suspect(message, mark)
         else:
-            await self._note_spared(message)
+            blame = Blame.BYSTANDER
+            await self._write(FailAttempt(self._actor, message, final=False, blame=blame))
 
     async def _suspect(self, message: str, mark: RunMark) -> None:
         joined, blame = mark.may_be_joined, Blame.SUSPECT
         failed = FailAttempt(self._actor, message, final=False, blame=blame, is_joined=joined)
         await self._write(failed)
 
-    async def _note_spared(self, message: str) -> None:
-        await self._write(FailAttempt(self._actor, message, final=False, blame=Blame.BYSTANDER))
-
     async def _spare(self, error: Exception, lease: Lease, mark: RunMark) -> None:
         """The machine failed, not the job. Where it goes on to fail, the pauses grow."""
         fields = {"action": "machine_failed", "job_id": self._job.id}
         logger.error("the machine failed", exc_info=error, extra=fields)
         text = str(error) if isinstance(error, MachineFailed) else f"The machine failed: {error}"
-        await self._note_spared(text)
+        await self._write(FailAttempt(self._actor, text, final=False, blame=Blame.BYSTANDER))
         if self._job.end is not None:
             return
         doubled = 2.0 ** min(self._job.spared_attempts - 1, 30)
@@ -276,6 +275,8 @@ class Attempt:
         outcome = await self._writer.execute(command, self._job)
         assert outcome.job is not None
         self._job = outcome.job
+
+    # The lease.
 
     async def _hold_lease(self, lease: Lease, is_silent: Callable[[], bool]) -> Loss:
         return await lease.keep(self._job, is_silent=is_silent, seconds_left=self._seconds_left)

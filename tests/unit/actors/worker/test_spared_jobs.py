@@ -159,21 +159,6 @@ async def test_an_engine_that_was_taken_away_costs_a_job_nothing(bench: Bench) -
     assert (job.charged_attempts, job.spared_attempts, job.is_suspect) == (0, 4, False)
 
 
-async def test_a_job_that_is_there_whenever_an_engine_dies_is_tried_alone(bench: Bench) -> None:
-    """What a GPU met is told late, while it works for another job."""
-    for spared in range(1, LIMITS.most_spared + 1):
-        await bench.attempt(ScriptedEngine([None], active=False))
-        job = await bench.job()
-        assert (job.spared_attempts, job.is_suspect) == (spared, False)
-    await bench.attempt(ScriptedEngine([None], active=False))
-    job = await bench.job()
-    assert (job.charged_attempts, job.is_suspect) == (0, True)
-    alone = ScriptedEngine([None])
-    await bench.attempt(alone)
-    assert alone.orders[0].is_exclusive
-    assert (await bench.job()).charged_attempts == 1
-
-
 async def test_memory_that_ran_out_beside_others_is_tried_alone(bench: Bench) -> None:
     full = ScriptedEngine([Errored(OutOfMemory("no room", True))])
     assert await bench.attempt(full) is RunOutcome.RETRY
