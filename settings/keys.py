@@ -63,8 +63,8 @@ class OwnerSettings(Group):
     """How many bytes of the event log an owner's jobs may take, until they move to the archive; 0
     is any number."""
     max_result_bytes: Annotated[int, Field(ge=0)] = 20 * 1024**3
-    """How many bytes of images an owner's jobs may keep before new jobs are refused; 0 is any
-    number."""
+    """How many bytes of images and archived events an owner's jobs may keep before new jobs are
+    refused; 0 is any number."""
     max_upload_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
     """How many bytes the uploads of an owner may take; 0 is any number."""
     slots_kept_free: Annotated[int, Field(ge=0)] = 1

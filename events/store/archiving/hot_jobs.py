@@ -94,13 +94,23 @@ async def are_unchanged(connection: AsyncConnection, jobs: Sequence[HotJob]) -> 
 async def mark_archived(
     connection: AsyncConnection, jobs: Iterable[HotJob], *, segment: str | None, now: datetime
 ) -> None:
-    """Say that nothing of these jobs is needed in the log; it does not count as theirs any more.
+    """Say that nothing of these jobs is needed in the log.
 
-    Their deliveries have ended, so they are settled.
+    What they took of it counts as a part of the image store from now on, though it is smaller
+    there. Their deliveries have ended, so they are settled.
 
     `segment`: None where their rows name the right one already.
     """
     mark = sa.update(JOBS).where(JOBS.c.id.in_([job.id for job in jobs]))
     settled_at = sa.func.coalesce(JOBS.c.settled_at, now)
-    mark = mark.values(archived_at=now, hot_since=None, log_bytes=0, settled_at=settled_at)
+    mark = mark.values(archived_at=now, hot_since=None, settled_at=settled_at, **archived_bytes())
     await connection.execute(mark if segment is None else mark.values(segment=segment))
+
+
+def archived_bytes(jobs: sa.Table = JOBS) -> dict[str, sa.ColumnElement[int]]:
+    """What an archived job takes, of what its row says while it is in the log.
+
+    Of one that an older version wrote, which knew no sizes, the results stay unknown.
+    """
+    results = jobs.c.result_bytes + sa.func.coalesce(jobs.c.log_bytes, 0)
+    return {"log_bytes": sa.literal(0), "result_bytes": results}

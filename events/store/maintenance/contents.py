@@ -46,8 +46,10 @@ class JobRow:
         expected = job_row(job)
         is_archived = self.columns["segment"] or self.columns["archived_at"]
         if is_archived and self.columns["log_bytes"] == 0:
-            expected["log_bytes"] = 0  # of an archived job nothing is counted
-        if self.is_older or (job.submitted.callback_url is not None and job.end is not None):
+            expected["result_bytes"] += expected["log_bytes"]  # as `archived_bytes`
+            expected["log_bytes"] = 0
+        has_delivery = job.submitted.callback_url is not None and job.end is not None
+        if self.is_older or has_delivery or job.erased:
             del expected["settled_at"]  # noted by whoever found it so, which no event of it says
         if self.is_older:
             nulls = {name for name in _ADDED if self.columns[name] is None}

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.log import utc_now
+from events.store.archiving.hot_jobs import archived_bytes
 from events.store.batch import Batch
 from events.store.database import Database, rebuilt_index
 from events.store.job_rows import ERASED, job_row
@@ -93,8 +94,8 @@ class Rebuild:
             }
             for job in batch.jobs
         ]
-        if segment is not None:  # nothing counts in the log, and nothing is left to do
-            rows = [row | {"log_bytes": 0, "settled_at": row["ended_at"]} for row in rows]
+        if segment is not None:
+            rows = [_settled_in_archive(row) for row in rows]
         async with self._database.write() as connection:
             upsert = self._database.upsert(_NEW_JOBS, newer_by=_NEW_JOBS.c.version)
             await _execute(connection, upsert, rows)
@@ -202,6 +203,12 @@ async def _delete_images(connection: AsyncConnection, job_ids: Sequence[str]) ->
         await connection.execute(sa.delete(_NEW_IMAGES).where(mine))
 
 
+def _settled_in_archive(row: dict[str, Any]) -> dict[str, Any]:
+    """Its bytes count in the image store, as `archived_bytes` has it, and nothing is left to do."""
+    result_bytes = row["result_bytes"] + row["log_bytes"]
+    return row | {"log_bytes": 0, "result_bytes": result_bytes, "settled_at": row["ended_at"]}
+
+
 async def _take_over_archival(connection: AsyncConnection) -> None:
     """What the archive says of jobs meanwhile: it changes rows, and stores no event.
 
@@ -219,7 +226,10 @@ async def _take_over_archival(connection: AsyncConnection) -> None:
             segment=sa.func.coalesce(new.c.segment, old.c.segment),
             archived_at=old.c.archived_at,
             hot_since=old.c.hot_since,
-            log_bytes=sa.case((old.c.archived_at.is_(None), new.c.log_bytes), else_=0),
+            **{
+                name: sa.case((old.c.archived_at.is_(None), new.c[name]), else_=archived)
+                for name, archived in archived_bytes(new).items()
+            },
         )
     )
     await connection.execute(change)

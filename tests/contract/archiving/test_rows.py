@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from events.archive.archive import SegmentRef
 from events.ids import new_id
@@ -12,6 +14,7 @@ from events.store.archiving.hot_jobs import HotJob, HotJobs
 from events.store.archiving.segments import Segments, SegmentState, Written
 from events.store.database import Database
 from events.store.read_model import ReadModel
+from events.store.tables import JOBS
 from events.types import Cancelled, Erased, Flavour
 from tests.support.events import MORNING, History, submitted
 
@@ -82,15 +85,20 @@ async def test_jobs_that_ended_and_cooled_are_found(
     assert [job.id for job in old] == [erased]
 
 
-async def test_an_archived_job_takes_nothing_of_the_log(
-    model: ReadModel, hot_jobs: HotJobs, segments: Segments, job: HotJob
+async def test_an_archived_job_takes_its_bytes_of_the_image_store_instead_of_the_log(
+    database: Database, model: ReadModel, hot_jobs: HotJobs, segments: Segments, job: HotJob
 ) -> None:
     new = ref()
+    await database.execute(sa.update(JOBS).values(log_bytes=3000))
+    _, hot = await model.usage.kept_bytes("alice")
     assert await segments.find(job.id) is None
-    assert await written(segments, new, archived=[job], sources=[])
+    large = replace(job, log_bytes=3000)
+    assert await written(segments, new, archived=[large], sources=[])
     assert await segments.find(job.id) == new
     assert await hot_jobs.cool(MORNING + DAY, limit=9) == []
-    assert (await model.usage.kept_bytes("alice"))[1].log_bytes == 0
+    _, cold = await model.usage.kept_bytes("alice")
+    assert (cold.log_bytes, cold.result_bytes) == (0, hot.result_bytes + hot.log_bytes)
+    assert hot.log_bytes == 3000
     assert await segments.in_state(SegmentState.PURGING) == [new]
     await segments.purged(new, MORNING)
     assert await segments.in_state(SegmentState.WHOLE, since=MORNING) == [new]

@@ -20,6 +20,7 @@ from events.log import Appended, StoredEvent
 from events.memory.contents import MemoryLogContents, MemoryQueueContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.store.archiving.hot_jobs import archived_bytes
 from events.store.archiving.segments import Segments
 from events.store.database import Database
 from events.store.maintenance.contents import DatabaseContents
@@ -178,7 +179,11 @@ class Installation:
         mine = sa.update(JOBS).where(JOBS.c.id == job_id)
         settled_at = sa.func.coalesce(JOBS.c.settled_at, JOBS.c.ended_at)
         archived = mine.values(
-            segment=ref.id, archived_at=NOW, hot_since=None, log_bytes=0, settled_at=settled_at
+            segment=ref.id,
+            archived_at=NOW,
+            hot_since=None,
+            settled_at=settled_at,
+            **archived_bytes(),
         )
         await self.database.execute(archived)
         await self.log.purge(job_id)

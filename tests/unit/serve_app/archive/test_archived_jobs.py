@@ -15,6 +15,7 @@ from events.archive.history import ArchivedJobs
 from events.decisions import FailAttempt
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
+from events.job import fold
 from events.log import utc_now
 from events.store.database import Database
 from events.store.leases import Leases
@@ -81,7 +82,9 @@ async def test_it_is_shown_as_before(
     assert result.status_code == 200
     assert len(await edge.services.history.read(job_id)) == 4
     _, kept = await edge.services.read_model.usage.kept_bytes("alice")
-    assert (kept.log_bytes, kept.result_bytes) == (0, len(b"pixels"))
+    job = fold(await edge.services.history.read(job_id))
+    assert job is not None
+    assert (kept.log_bytes, kept.result_bytes) == (0, len(b"pixels") + job.log_bytes)
 
 
 async def test_its_idempotency_key_meets_it(

@@ -79,6 +79,12 @@ async def test_a_row_of_an_older_version_may_be_archived(installation: Installat
     assert await installation.disagreements() == []
 
 
+async def test_an_erased_job_may_have_been_settled_before(installation: Installation) -> None:
+    """By the end of its delivery, of which nothing is left."""
+    await change_row(installation, installation.ids["erased"], settled_at=NOW)
+    assert await installation.disagreements() == []
+
+
 async def make_older(installation: Installation, job_id: str, **changes: object) -> None:
     """As version 0.1.0 has written it."""
     row = (await DatabaseContents(installation.database).jobs([job_id]))[job_id]
