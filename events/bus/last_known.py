@@ -12,6 +12,8 @@ from events.errors import LogUnavailable
 
 T = TypeVar("T")
 
+_PATIENCE_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer(Generic[T]):
@@ -23,7 +25,7 @@ class LastKnown(Generic[T]):
     """A value that is asked for once in a period, however many want to know it.
 
     While it cannot be had, the last answer counts, until it is too old. Then it is asked for again
-    and again, until nothing has come for so long.
+    for two seconds: one question that was lost refuses nobody.
     """
 
     def __init__(
@@ -54,10 +56,10 @@ class LastKnown(Generic[T]):
             answer, now = self._answer, self._clock()
             if answer is not None and now - answer.at <= self._oldest_s:
                 return answer.value
-            if self._silent_since is not None and now - self._silent_since >= self._oldest_s:
+            if self._silent_since is not None and now - self._silent_since >= _PATIENCE_S:
                 raise LogUnavailable(
-                    f"The event log has not said for {self._oldest_s:g} s how full it is and how "
-                    "many jobs wait. Nothing was stored; try again."
+                    "The event log does not say how full it is and how many jobs wait. Nothing was "
+                    "stored; try again."
                 )
             await self._sleep(max(0.0, self._ask_again_at - now))
 
