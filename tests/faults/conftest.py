@@ -29,5 +29,6 @@ def chaos(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         warm = service.ended(service.submit("diffusion", diffusion(steps=1)))
         assert warm["status"] == 1
         yield service
+        assert service.disagreements() == ""
     finally:
         service.close()

@@ -52,6 +52,7 @@ def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Servic
     fresh.stop(signal.SIGKILL)
     fresh.start()
     assert fresh.ended(job_id)["status"] == 1
+    assert fresh.disagreements() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

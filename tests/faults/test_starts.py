@@ -83,6 +83,8 @@ def test_starts_in_a_row_all_succeed_and_leave_nothing_behind(place: Place) -> N
         try:
             service.start()
             assert service.ended(service.submit("diffusion", diffusion(seed=number)))["status"] == 1
+            if number == STARTS - 1:
+                assert service.disagreements() == ""
         finally:
             service.close()
         assert_nothing_left(place, service, before)

@@ -107,6 +107,12 @@ class Service(examples.service.Service):
     def events(self, request_id: str) -> list[dict[str, Any]]:
         return asyncio.run(stored_events(self.nats_url, request_id))
 
+    def disagreements(self) -> str:
+        """What `darkroom verify` tells about this instance; empty: all its stores agree."""
+        verified = self.command("verify", "--images", check=False)
+        assert verified.returncode in (0, 1), verified.stderr
+        return verified.stdout
+
     # Parts.
 
     @property
