@@ -19,7 +19,7 @@ Every error survives pickling, because it travels from the engine's process to t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return any(phrase in str(error) for phrase in _ALLOCATORS)
     return isinstance(error, OutOfMemory | MemoryError)
+
+
+def is_caused_by(error: BaseException | None, is_one: Callable[[BaseException], bool]) -> bool:
+    """Whether `is_one` is true of the error itself, or of one that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if is_one(error):
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
 
 
 class NodeFailed(EngineError):

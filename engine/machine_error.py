@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from engine.errors import MachineFailed
+from engine.errors import MachineFailed, is_caused_by
 
 _NUMBERS = frozenset(
     {
@@ -24,13 +24,7 @@ _NO_THREAD = "can't start new thread"
 
 def is_machine_error(error: BaseException | None) -> bool:
     """Whether the machine failed: the error itself says so, or one that it was raised from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if _is_of_the_machine(error):
-            return True
-        seen.add(id(error))
-        error = error.__cause__
-    return False
+    return is_caused_by(error, _is_of_the_machine)
 
 
 def _is_of_the_machine(error: BaseException) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.errors import is_caused_by
+
 # cuDNN and cuBLAS raise a plain RuntimeError.
 _DEVICE = ("CUDA error", "CUDA driver error", "cuDNN error", "CUDNN_STATUS_", "CUBLAS_STATUS_")
 _ARGUMENTS = (
@@ -18,13 +20,7 @@ _ARGUMENTS = (
 
 def is_device_error(error: BaseException | None) -> bool:
     """Whether the device failed: the error itself says so, or one that it was raised from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if _is_of_the_device(error):
-            return True
-        seen.add(id(error))
-        error = error.__cause__
-    return False
+    return is_caused_by(error, _is_of_the_device)
 
 
 def _is_of_the_device(error: BaseException) -> bool:

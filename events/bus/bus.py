@@ -53,15 +53,26 @@ class Bus(Reads):
         info = await self.call(self._js.stream_info(stream))
         return info.config.max_bytes or -1
 
-    async def pending(self, stream: str, subjects: str) -> dict[str, int]:
-        """Messages per subject, of which one answer tells 100,000. Raises LogUnavailable."""
-        found: dict[str, int] = {}
+    async def last_sequence(self, stream: str) -> int:
+        """0 for a stream that nothing was ever stored in. Raises LogUnavailable."""
+        info = await self.call(self._js.stream_info(stream))
+        return int(info.state.last_seq)
+
+    async def pages(self, stream: str, subjects: str) -> AsyncGenerator[dict[str, int]]:
+        """Messages per subject, in pages of 100,000 subjects. Raises LogUnavailable."""
         told, total = 0, 1
         while told < total:
             question = {"subjects_filter": subjects, "offset": told}
             answer = await self.ask(f"$JS.API.STREAM.INFO.{stream}", question)
-            found |= answer["state"].get("subjects") or {}
+            if page := answer["state"].get("subjects"):
+                yield page
             told, total = told + answer["limit"], answer["total"]
+
+    async def pending(self, stream: str, subjects: str) -> dict[str, int]:
+        """Messages per subject, all of them. Raises LogUnavailable."""
+        found: dict[str, int] = {}
+        async for page in self.pages(stream, subjects):
+            found |= page
         return found
 
     async def purge(

@@ -13,6 +13,7 @@ from events.bus.streams import (
     QUEUE,
     delivery_subject,
     due_subject,
+    job_id_in,
     queue_subject,
     scheduled_subject,
 )
@@ -20,7 +21,6 @@ from events.ids import PARTITIONS
 from events.job import Job
 from events.log import StoredEvent
 
-_INFO = "$JS.API.STREAM.INFO."
 _BATCH = 256
 _TRY_TIMEOUT_S = 2.0
 
@@ -36,8 +36,8 @@ class JetStreamLogContents:
     async def job_ids(self) -> AsyncGenerator[list[str]]:
         for partition in range(PARTITIONS):
             subjects = self._subjects.format(partition)
-            async for page in _subjects(self._bus, self._stream, subjects):
-                yield [_last_token(subject) for subject in page]
+            async for page in self._bus.pages(self._stream, subjects):
+                yield [job_id_in(subject) for subject in page]
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         return await self._log.stored(job_ids)
@@ -53,7 +53,7 @@ class JetStreamLogContents:
         return [StoredEvent(each.sequence, each.data) for each in messages]
 
     async def last_sequence(self) -> int:
-        return int((await self._bus.ask(_INFO + self._stream, {}))["state"]["last_seq"])
+        return await self._bus.last_sequence(self._stream)
 
 
 def log_contents(bus: Bus) -> JetStreamLogContents:
@@ -70,8 +70,8 @@ class JetStreamJobEntries:
         self._bus = bus
 
     async def job_ids(self) -> AsyncGenerator[list[str]]:
-        async for page in _subjects(self._bus, QUEUE, "queue.>"):
-            yield [_last_token(subject) for subject in page]
+        async for page in self._bus.pages(QUEUE, "queue.>"):
+            yield [job_id_in(subject) for subject in page]
 
     async def has(self, job: Job) -> bool:
         subject = queue_subject(job.submitted.endpoint, job.submitted.lane, job.id)
@@ -83,27 +83,11 @@ class JetStreamCallbackEntries:
         self._bus = bus
 
     async def job_ids(self) -> AsyncGenerator[list[str]]:
-        async for page in _subjects(self._bus, CALLBACKS, "callbacks.>"):
-            yield [_last_token(subject) for subject in page]
+        async for page in self._bus.pages(CALLBACKS, "callbacks.>"):
+            yield [job_id_in(subject) for subject in page]
 
     async def has(self, job: Job) -> bool:
         for subject in (due_subject(job.id), scheduled_subject(job.id)):
             if await self._bus.last(CALLBACKS, subject) is not None:
                 return True
         return False
-
-
-async def _subjects(bus: Bus, stream: str, pattern: str) -> AsyncGenerator[list[str]]:
-    """Every subject that matches. The server tells 100,000 at a time, in their order."""
-    seen = 0
-    while True:
-        answer = await bus.ask(_INFO + stream, {"subjects_filter": pattern, "offset": seen})
-        if page := list(answer["state"].get("subjects") or ()):
-            yield page
-        seen += len(page)
-        if not page or seen >= answer["total"]:
-            return
-
-
-def _last_token(subject: str) -> str:
-    return subject.rpartition(".")[2]

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from events.bus.bus import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, Bus
 from events.bus.errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Feed, Message, Puller
-from events.bus.streams import JOBS, event_subject, job_subject
+from events.bus.streams import JOBS, event_subject, job_id_in, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.log import Appended, Conflict, EventReader, StoredEvent, Subscription, stored
 from events.retry import pause
@@ -208,5 +208,5 @@ class JetStreamReader:
 
 def event_in(message: Message) -> Event:
     """What a message of a log says. One that says nothing is its job's event all the same."""
-    job_id = message.subject.rsplit(".", 1)[1]
+    job_id = job_id_in(message.subject)
     return decode_stored(message.data, job_id=job_id, position=message.sequence)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from events.bus.bus import Bus
 from events.bus.puller import Message
-from events.bus.streams import PROGRESS_WILDCARD, progress_subject
+from events.bus.streams import PROGRESS_WILDCARD, job_id_in, progress_subject
 from events.errors import LogUnavailable
 from events.retry import keep_trying
 
@@ -52,7 +52,7 @@ class ProgressBoard:
             progress = min(max(said["done"] / said["total"], 0.0), 1.0)
         except (ValueError, KeyError, TypeError, ZeroDivisionError):
             return
-        job_id = message.subject.rsplit(".", 1)[1]
+        job_id = job_id_in(message.subject)
         self._latest[job_id] = progress
         self._latest.move_to_end(job_id)
         if len(self._latest) > self._max_jobs:

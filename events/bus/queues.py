@@ -20,6 +20,7 @@ from events.bus.streams import (
     due_subject,
     endpoint_of_consumer,
     endpoint_subjects,
+    job_id_in,
     lane_consumer,
     queue_subject,
     scheduled_subject,
@@ -70,7 +71,7 @@ class JetStreamEntries:
         return [self._entry(message) for message in messages]
 
     def _entry(self, message: Message) -> QueueEntry:
-        return JetStreamEntry(_job_id_in(message.subject), message.ack_subject, self._bus)
+        return JetStreamEntry(job_id_in(message.subject), message.ack_subject, self._bus)
 
 
 class JetStreamJobQueue:
@@ -103,7 +104,7 @@ class JetStreamJobQueue:
         return await known.get()
 
     async def job_ids(self) -> set[str]:
-        return set(map(_job_id_in, await self._bus.pending(QUEUE, "queue.>")))
+        return set(map(job_id_in, await self._bus.pending(QUEUE, "queue.>")))
 
     async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
         subjects = endpoint_subjects(endpoint)
@@ -158,11 +159,11 @@ class JetStreamCallbackQueue:
         found: set[str] = set()
         for begin in range(0, len(subjects), _MOST_SUBJECTS):
             some = subjects[begin : begin + _MOST_SUBJECTS]
-            found |= set(map(_job_id_in, await self._bus.present(CALLBACKS, some)))
+            found |= set(map(job_id_in, await self._bus.present(CALLBACKS, some)))
         return found
 
     async def job_ids(self) -> set[str]:
-        return set(map(_job_id_in, await self._bus.pending(CALLBACKS, "callbacks.>")))
+        return set(map(job_id_in, await self._bus.pending(CALLBACKS, "callbacks.>")))
 
     @asynccontextmanager
     async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[JetStreamEntries]:
@@ -193,7 +194,3 @@ def _queued_job(message: Message) -> QueuedJob:
     except ValueError:
         deadline = None
     return QueuedJob(job_id, int(lane), message.sequence, deadline)
-
-
-def _job_id_in(subject: str) -> str:
-    return subject.rsplit(".", 1)[1]

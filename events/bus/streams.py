@@ -112,3 +112,8 @@ def scheduled_subject(job_id: str) -> str:
 
 def progress_subject(job_id: str) -> str:
     return f"progress.{job_id}"
+
+
+def job_id_in(subject: str) -> str:
+    """Whose it is, by its last token."""
+    return subject.rpartition(".")[2]
