@@ -24,7 +24,7 @@ from actors.upkeep.orphans import Orphans
 from events.delivery import fold_delivery
 from events.errors import ServiceError
 from events.log import EventLog, utc_now
-from events.store.archiving.hot_jobs import HotJobs
+from events.store.archiving.hot_jobs import HotJob, HotJobs
 from events.store.archiving.segments import Segments
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
@@ -81,6 +81,8 @@ class Janitor:
         self._keep = settings.job_retention(longest_delivery_s=longest_delivery_s)
         self._batch = batch
         self._now = now
+        self._last_old_job: HotJob | None = None
+        """How far the walk through old jobs has come; None: it begins at the first."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -113,11 +115,14 @@ class Janitor:
         now, grace = self._now(), timedelta(seconds=self._settings.sweep_grace_s)
         settled = 0
         for job_id, erased_at in await self._read_model.due_erasures(now, limit=most):
-            if await self._removal.erase(job_id):
-                last_look = erased_at + grace
-                again_at = None if now >= last_look else last_look
+            again_at: datetime | None = now  # behind all others, for as long as it fails
+            try:
+                if await self._removal.erase(job_id):
+                    last_look = erased_at + grace
+                    again_at = None if now >= last_look else last_look
+                    settled += 1
+            finally:
                 await self._read_model.settle_erasure(job_id, again_at=again_at)
-                settled += 1
         return settled
 
     async def _remove_old_jobs(self, most: int) -> int:
@@ -126,20 +131,25 @@ class Janitor:
         now = self._now()
         # One whose delivery has not ended is looked at again in a later round.
         cool_since = now - timedelta(seconds=self._settings.janitor_period_s)
-        removed = 0
-        for job in await self._hot_jobs.old(now - self._keep, cool_since=cool_since, limit=most):
-            fields = {"action": "remove", "job_id": job.id}
-            try:
-                is_over = await self._has_been_called_back(job.id)
-                if not is_over or not await self._removal.remove(job):
-                    await self._hot_jobs.postpone([job], now)
-                    continue
-            except (ServiceError, ImageStoreError) as error:
-                logger.warning("job not removed yet", extra={**fields, "error": str(error)})
-            else:
-                logger.info("job removed", extra=fields)
-                removed += 1
-        return removed
+        jobs = await self._hot_jobs.old(
+            now - self._keep, cool_since=cool_since, after=self._last_old_job, limit=most
+        )
+        # The next round begins behind these, whether they go or not, and then at the first again.
+        self._last_old_job = jobs[-1] if len(jobs) == most else None
+        return sum([await self._remove_old_job(job) for job in jobs])
+
+    async def _remove_old_job(self, job: HotJob) -> bool:
+        fields = {"action": "remove", "job_id": job.id}
+        try:
+            is_over = await self._has_been_called_back(job.id)
+            if not is_over or not await self._removal.remove(job):
+                await self._hot_jobs.postpone([job], self._now())
+                return False
+        except (ServiceError, ImageStoreError) as error:
+            logger.warning("job not removed yet", extra={**fields, "error": str(error)})
+            return False
+        logger.info("job removed", extra=fields)
+        return True
 
     async def _has_been_called_back(self, job_id: str) -> bool:
         """Whether the delivery of its callback has ended, if it wants one."""

@@ -37,6 +37,7 @@ _COLUMNS = (
     JOBS.c.segment,
     sa.func.coalesce(JOBS.c.log_bytes, 0).label("log_bytes"),
 )
+_PLACE = (JOBS.c.ended_at, JOBS.c.id)
 _HOT = (JOBS.c.archived_at.is_(None), JOBS.c.ended_at.is_not(None))
 
 
@@ -54,14 +55,21 @@ class HotJobs:
         """Those that have not needed the log since this time; the first ended first."""
         return await self._found(JOBS.c.ended_at <= since, _is_cool(since), limit=limit)
 
-    async def old(self, ended: datetime, *, cool_since: datetime, limit: int) -> list[HotJob]:
-        """Those that ended before this time, of which the archive has nothing; see `cool`."""
-        is_old = (JOBS.c.ended_at < ended, JOBS.c.segment.is_(None))
+    async def old(
+        self, ended: datetime, *, cool_since: datetime, after: HotJob | None = None, limit: int
+    ) -> list[HotJob]:
+        """Those that ended before this time, of which the archive has nothing; see `cool`.
+
+        `after`: the last one already seen.
+        """
+        is_old = [JOBS.c.ended_at < ended, JOBS.c.segment.is_(None)]
+        if after is not None:
+            is_old.append(sa.tuple_(*_PLACE) > sa.tuple_(after.ended_at, after.id))
         return await self._found(*is_old, _is_cool(cool_since), limit=limit)
 
     async def _found(self, *wanted: sa.ColumnElement[bool], limit: int) -> list[HotJob]:
         query = sa.select(*_COLUMNS).where(*_HOT, *wanted)
-        rows = await self._database.fetch(query.order_by(JOBS.c.ended_at).limit(limit))
+        rows = await self._database.fetch(query.order_by(*_PLACE).limit(limit))
         return [HotJob(*row) for row in rows]
 
     async def heat(self, job_id: str, since: datetime) -> None:

@@ -85,6 +85,23 @@ async def test_jobs_that_ended_and_cooled_are_found(
     assert [job.id for job in old] == [erased]
 
 
+async def test_a_walk_through_old_jobs_goes_on_behind_the_last(
+    model: ReadModel, history: History, hot_jobs: HotJobs
+) -> None:
+    ids = [new_id() for _ in range(5)]
+    for number, job_id in enumerate(ids):  # the first three ended at the same time
+        history.add(job_id, submitted(), Cancelled(), at=MORNING + max(0, number - 2) * DAY)
+    await model.apply(history.events, expected=0)
+    found: list[str] = []
+    last = None
+    while jobs := await hot_jobs.old(
+        MORNING + 9 * DAY, cool_since=MORNING + 9 * DAY, after=last, limit=2
+    ):
+        found += [job.id for job in jobs]
+        last = jobs[-1]
+    assert found == sorted(ids[:3]) + ids[3:]
+
+
 async def test_an_archived_job_takes_its_bytes_of_the_image_store_instead_of_the_log(
     database: Database, model: ReadModel, hot_jobs: HotJobs, segments: Segments, job: HotJob
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 
@@ -10,6 +12,7 @@ from events.decisions import Erase
 from events.errors import LogUnavailable
 from events.job import fold
 from events.store.leases import Leases
+from storage.images import ImageStoreUnavailable
 from tests.support.failing_log import FailingLog
 from tests.support.polling import eventually
 from tests.support.upkeep import ALL, DAY, HOUR, NOON, House
@@ -127,6 +130,56 @@ async def test_an_erasure_that_fails_is_tried_again(house: House) -> None:
     house.log.recover()
     await house.janitor().round()
     assert len(await house.log.read(job_id)) == 1
+
+
+async def test_what_cannot_be_erased_holds_up_no_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [await house.job() for _ in range(5)]
+    for job_id in ids:
+        await house.writer.execute(Erase(), await house.load(job_id))
+        house.clock.time += timedelta(seconds=1)
+    await house.project()
+    break_folders(house, monkeypatch, ids[:3])
+    janitor = house.janitor(batch=2)
+    for _ in range(3):
+        await janitor.round()
+        house.clock.time += timedelta(minutes=1)
+    assert [len(await house.log.read(job_id)) for job_id in ids[3:]] == [1, 1]
+    monkeypatch.undo()
+    await house.janitor().round()
+    assert [len(await house.log.read(job_id)) for job_id in ids] == [1] * 5
+
+
+async def test_what_cannot_be_removed_holds_up_no_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [await house.job() for _ in range(5)]
+    await house.project()
+    house.clock.time += 8 * DAY
+    break_folders(house, monkeypatch, ids[:3])
+    janitor = house.janitor(batch=2)
+    for _ in range(3):
+        await janitor.round()
+    assert [await house.traces(job_id) for job_id in ids[3:]] == [set(), set()]
+    monkeypatch.undo()
+    await janitor.round()
+    assert await house.traces(ids[2]) == ALL
+    for _ in range(2):
+        await janitor.round()
+    assert [await house.traces(job_id) for job_id in ids] == [set()] * 5
+
+
+def break_folders(house: House, monkeypatch: pytest.MonkeyPatch, job_ids: Sequence[str]) -> None:
+    """Have the image store refuse to delete these jobs' files."""
+    real = house.images.delete_folder
+
+    async def refuse(folder: str) -> None:
+        if folder in job_ids:
+            raise ImageStoreUnavailable("Permission denied.")
+        await real(folder)
+
+    monkeypatch.setattr(house.images, "delete_folder", refuse)
 
 
 async def test_one_of_two_janitors_works(house: House) -> None:
