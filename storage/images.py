@@ -69,11 +69,15 @@ class ImageStore:
         """Remove the image; nothing happens if there is none. Raises ImageStoreUnavailable."""
         await asyncio.to_thread(self._delete, key)
 
-    async def delete_folder(self, folder: str) -> None:
-        """Remove every image below `folder`. Raises ImageStoreUnavailable."""
+    async def delete_folder(self, folder: str, *, stored_by: datetime | None = None) -> None:
+        """Remove every image below `folder`; with `stored_by`, those that were there by then.
+
+        Raises ImageStoreUnavailable.
+        """
         async for files in self.files(folder):
             for file in files:
-                await self.delete(file.key)
+                if stored_by is None or file.stored_at <= stored_by:
+                    await self.delete(file.key)
 
     async def files(
         self, folder: str | None = None, *, batch: int = 500

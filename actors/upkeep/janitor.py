@@ -41,7 +41,7 @@ _LEASE_S = 120.0
 
 
 class Janitor:
-    """Two may overlap for a while: every step may be repeated."""
+    """Two may overlap for a while, as one that stalls and its successor: steps may be repeated."""
 
     def __init__(
         self,
@@ -136,13 +136,13 @@ class Janitor:
         )
         # The next round begins behind these, whether they go or not, and then at the first again.
         self._last_old_job = jobs[-1] if len(jobs) == most else None
-        return sum([await self._remove_old_job(job) for job in jobs])
+        return sum([await self._remove_old_job(job, found_at=now) for job in jobs])
 
-    async def _remove_old_job(self, job: HotJob) -> bool:
+    async def _remove_old_job(self, job: HotJob, *, found_at: datetime) -> bool:
         fields = {"action": "remove", "job_id": job.id}
         try:
             is_over = await self._has_been_called_back(job.id)
-            if not is_over or not await self._removal.remove(job):
+            if not is_over or not await self._removal.remove(job, found_at=found_at):
                 await self._hot_jobs.postpone([job], self._now())
                 return False
         except (ServiceError, ImageStoreError) as error:
@@ -162,11 +162,12 @@ class Janitor:
         """At most one; how many rounds of jobs it stands for is not known before."""
         if self._keep is None:
             return 0
-        last_day = (self._now() - self._keep).date() - timedelta(days=1)
+        now = self._now()
+        last_day = (now - self._keep).date() - timedelta(days=1)
         for ref in await self._segments.until(last_day, limit=1):
             fields = {"action": "remove", "segment": ref.key}
             try:
-                if await self._removal.remove_segment(ref):
+                if await self._removal.remove_segment(ref, found_at=now):
                     logger.info("segment removed", extra=fields)
                     return self._batch
             except (ServiceError, ImageStoreError) as error:

@@ -1,10 +1,16 @@
-"""Removes everything that is kept of a job. Every step may be repeated, also after a crash."""
+"""Removes everything that is kept of a job. Every step may be repeated, also after a crash.
+
+Two may be at it, and one of them late: the id of a removed job may be another one's by then, whose
+Idempotency-Key came again. So a removal takes no file and no event that is younger than itself. The
+id of an erased job stays its own.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 
 from events.archive.archive import Archive, SegmentRef
 from events.errors import ServiceError
@@ -73,27 +79,32 @@ class Removal:
                 logger.warning("not erased yet", extra=_fields(job_id, error))
         return erased
 
-    async def remove(self, job: HotJob) -> bool:
+    async def remove(self, job: HotJob, *, found_at: datetime) -> bool:
         """Remove images, deliveries and events, then the rows, which say what is left to do.
 
-        The log has nothing else of it once its events are gone: from then on the id may be another
-        job's, of which nothing is touched.
+        `found_at`: at this time, or later, its row was as `job` says. What was stored since then is
+        another job's, and stays.
 
         False if it stays, because the log has more of it than its row says.
 
         Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
         """
+        last_delivery = await self._deliveries.last(job.id)  # before the look that says whose it is
         stored = (await self._log.stored([job.id])).get(job.id)
         if stored and stored[0].sequence <= job.position < stored[-1].sequence:
             return False
         if not stored or stored[-1].sequence <= job.position:
-            await self._remove_files(job.id)
+            await self._images.delete_folder(job.id, stored_by=found_at)
+            if last_delivery is not None:
+                await self._deliveries.purge(job.id, upto=last_delivery.position)
             await self._log.purge(job.id, upto=job.position)
         await self._read_model.remove({job.id: job.position})
         return True
 
-    async def remove_segment(self, ref: SegmentRef) -> bool:
+    async def remove_segment(self, ref: SegmentRef, *, found_at: datetime) -> bool:
         """Remove images and rows of a segment's jobs, then the segment, which says what they are.
+
+        `found_at`: at this time, or later, it was there; see `remove`.
 
         False if it stays, because one of its jobs has something in the log again.
 
@@ -108,7 +119,7 @@ class Removal:
         for start in range(0, len(rows), _ROWS):
             part = rows[start : start + _ROWS]
             for row in part:
-                await self._images.delete_folder(row.job_id)
+                await self._images.delete_folder(row.job_id, stored_by=found_at)
             await self._read_model.remove({row.job_id: row.position for row in part})
         await self._archive.delete(ref)
         await self._segments.remove(ref)

@@ -236,7 +236,7 @@ async def test_a_removed_job_leaves_nothing_in_the_log(bench: Bench) -> None:
         await eventually(lambda: _reached(bench, kept))
     ended = await HotJobs(bench.database).cool(utc_now(), limit=9)
     [job] = [job for job in ended if job.id == job_id]
-    await bench.removal.remove(job)
+    await bench.removal.remove(job, found_at=utc_now())
     assert await bench.log.read(job_id) == []
     assert await bench.read_model.job(job_id) is None
     assert [job.id for job in await bench.read_model.jobs("alice")] == [kept]

@@ -1,3 +1,5 @@
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,20 @@ async def test_delete_is_idempotent(store: ImageStore) -> None:
     await store.delete("job/1/0.png")
     with pytest.raises(ImageNotFound):
         await store.get("job/1/0.png")
+
+
+async def test_a_folder_is_emptied_of_what_was_there_by_a_time(tmp_path: Path) -> None:
+    store, noon = ImageStore(tmp_path.as_uri()), datetime(2026, 3, 1, 12, tzinfo=UTC)
+    for name, age_s in (("older", 1), ("same", 0), ("younger", -1)):
+        await store.put(f"job/1/{name}.png", b"pixels")
+        stored_at_s = noon.timestamp() - age_s
+        os.utime(tmp_path / f"job/1/{name}.png", (stored_at_s, stored_at_s))
+    await store.delete_folder("job", stored_by=noon)
+    assert [file.key async for files in store.files("job") for file in files] == [
+        "job/1/younger.png"
+    ]
+    await store.delete_folder("job")
+    assert [files async for files in store.files("job")] == []
 
 
 async def test_two_stores_on_one_folder_see_the_same(tmp_path: Path) -> None:

@@ -183,9 +183,9 @@ async def test_a_segment_whose_removal_was_cut_short_is_removed(
     owner = getattr(house, part)
     real = getattr(owner, step)
 
-    async def dying(*args: Any) -> None:
+    async def dying(*args: Any, **named: Any) -> None:
         if after:
-            await real(*args)
+            await real(*args, **named)
         raise ImageStoreUnavailable
 
     with monkeypatch.context() as patch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -174,10 +174,10 @@ def break_folders(house: House, monkeypatch: pytest.MonkeyPatch, job_ids: Sequen
     """Have the image store refuse to delete these jobs' files."""
     real = house.images.delete_folder
 
-    async def refuse(folder: str) -> None:
+    async def refuse(folder: str, *, stored_by: datetime | None = None) -> None:
         if folder in job_ids:
             raise ImageStoreUnavailable("Permission denied.")
-        await real(folder)
+        await real(folder, stored_by=stored_by)
 
     monkeypatch.setattr(house.images, "delete_folder", refuse)
 
