@@ -121,9 +121,16 @@ class Archiver:
         await self._writer.recover(before=before)
         for ref in await self._segments.in_state(SegmentState.PURGING, since=before):
             with _telling(ref.key):
-                async for jobs in self._archive.batches(ref):
-                    await self._purge(jobs)
-                await self._segments.purged(ref, self._now())
+                await self._end_purge(ref)
+
+    async def _end_purge(self, ref: SegmentRef) -> None:
+        try:
+            async for jobs in self._archive.batches(ref):
+                await self._purge(jobs)
+        except ImageNotFound:
+            await self._segments.forget([ref])  # what the log has still goes to another one
+            raise
+        await self._segments.purged(ref, self._now())
 
     async def _merge(self) -> None:
         small = await self._segments.small(self._settings.segment_bytes, limit=self._batch)

@@ -153,10 +153,14 @@ class Janitor:
 
     async def _has_been_called_back(self, job_id: str) -> bool:
         """Whether the delivery of its callback has ended, if it wants one."""
+        if not await self._read_model.unsettled.has(job_id):
+            return True
         job = await self._read_model.job(job_id)
         if job is None or job.submitted.callback_url is None:
             return True
-        return fold_delivery(await self._deliveries.read(job_id)).ended
+        delivery = await self._deliveries.read(job_id)
+        is_cut_off = bool(delivery) and delivery[0].version > 1  # nobody can end it any more
+        return is_cut_off or fold_delivery(delivery).ended
 
     async def _remove_old_segments(self) -> int:
         """At most one; how many rounds of jobs it stands for is not known before."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import datetime
 
 from events.archive.archive import Archive, SegmentRef
@@ -106,14 +105,21 @@ class Removal:
 
         `found_at`: at this time, or later, it was there; see `remove`.
 
+        Where its object is lost, its jobs are like those that never left the log, for `remove`.
+
         False if it stays, because one of its jobs has something in the log again.
 
         Raises ImageStoreUnavailable, DatabaseUnavailable, SegmentBroken.
         """
         rows: list[SegmentRow] = []
-        with suppress(ImageNotFound):  # it was removed before, and only its row is left
+        try:
             async for jobs in self._archive.batches(ref):
                 rows += await self._segments.rows_of(ref, [job.job_id for job in jobs])
+        except ImageNotFound:
+            if count := await self._segments.forget([ref]):
+                fields = {"action": "remove", "segment": ref.key, "jobs": count}
+                logger.error("segment is lost", extra=fields)
+            return True
         if any(row.is_hot for row in rows):
             return False
         for start in range(0, len(rows), _ROWS):

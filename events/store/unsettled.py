@@ -51,6 +51,11 @@ class UnsettledJobs:
             for row in await self._database.fetch(query)
         ]
 
+    async def has(self, job_id: str) -> bool:
+        """Whether something is left to do of an ended job, as far as is known."""
+        mine = (JOBS.c.id == job_id, JOBS.c.settled_at.is_(None))
+        return bool(await self._database.fetch(sa.select(JOBS.c.id).where(*mine)))
+
     async def settle(self, since: Mapping[str, datetime]) -> None:
         """These jobs are settled, each since its time."""
         rows = [{"job_id": job_id, "since": time} for job_id, time in since.items()]

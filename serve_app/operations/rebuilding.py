@@ -162,9 +162,8 @@ class Rebuilding:
     async def _forget_lost_segments(self) -> None:
         """As an older database names them. A merge would look for them in vain, again and again."""
         async for refs in self._places.segments.stored():
-            for ref in refs:
-                if not await self._places.archive.has(ref):
-                    await self._places.segments.forget(ref)
+            lost = [ref for ref in refs if not await self._places.archive.has(ref)]
+            await self._places.segments.forget(lost)
 
     async def _heat(self) -> None:
         """Archived jobs whose callback was asked for once more have deliveries in the log."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -107,10 +107,29 @@ class Segments:
             last = rows[-1].id
             yield [SegmentRef(*row) for row in rows]
 
-    async def forget(self, ref: SegmentRef) -> None:
-        """Of one whose object is lost. Nothing happens where another is in its place by now."""
-        mine = SEGMENTS.c.id == ref.id, SEGMENTS.c.state.in_(_STORED)
-        await self._database.execute(sa.delete(SEGMENTS).where(*mine))
+    async def forget(self, refs: Collection[SegmentRef]) -> int:
+        """Of segments whose objects are lost; how many jobs' rows named them.
+
+        Those are like the rows of jobs of which the archive has nothing. Nothing happens where
+        another segment is in the place of one by now.
+        """
+        ids = [ref.id for ref in refs]
+        is_stored = SEGMENTS.c.id.in_(ids), SEGMENTS.c.state.in_(_STORED)
+        async with self._database.write() as connection:
+            query = sa.select(SEGMENTS.c.id, SEGMENTS.c.day).where(*is_stored).with_for_update()
+            lost = (await connection.execute(query)).all()
+            if not lost:
+                return 0
+            # The bound lets the database go by an index. Clocks differ, so it is a day later.
+            named = JOBS.c.segment.in_(_aliases([row.id for row in lost]))
+            latest = max(row.day for row in lost) + timedelta(days=2)
+            bound = JOBS.c.created_at < datetime.combine(latest, time(), tzinfo=UTC)
+            hot = sa.update(JOBS).where(named, bound)
+            count = await connection.execute(
+                hot.values(segment=None, archived_at=None, hot_since=None)
+            )
+            await connection.execute(_removal([row.id for row in lost]))
+        return count.rowcount
 
     async def known(self, refs: Collection[SegmentRef]) -> set[str]:
         """The ids of those that the table has, in whatever state."""
@@ -209,7 +228,7 @@ class Segments:
 
     async def rows_of(self, ref: SegmentRef, job_ids: Collection[str]) -> list[SegmentRow]:
         """The rows of those of these jobs that name this segment."""
-        here = JOBS.c.segment.in_(_aliases(ref)), JOBS.c.id.in_(job_ids)
+        here = JOBS.c.segment.in_(_aliases([ref.id])), JOBS.c.id.in_(job_ids)
         columns = JOBS.c.id, JOBS.c.position, JOBS.c.archived_at.is_(None).label("is_hot")
         return [
             SegmentRow(row.id, row.position, bool(row.is_hot))
@@ -223,13 +242,17 @@ class Segments:
 
     async def remove(self, ref: SegmentRef) -> None:
         """Forget a segment whose object and whose jobs' rows are removed, and what led to it."""
-        mine = (SEGMENTS.c.id == ref.id) | (SEGMENTS.c.moved_to == ref.id)
-        await self._database.execute(sa.delete(SEGMENTS).where(mine))
+        await self._database.execute(_removal([ref.id]))
 
 
-def _aliases(ref: SegmentRef) -> sa.Select[Any]:
-    """The ids by which rows of jobs may name it."""
-    mine = (SEGMENTS.c.id == ref.id) | (SEGMENTS.c.moved_to == ref.id)
+def _removal(ids: Collection[str]) -> sa.Delete:
+    """Of the rows of segments, and of those that lead to them."""
+    return sa.delete(SEGMENTS).where(SEGMENTS.c.id.in_(ids) | SEGMENTS.c.moved_to.in_(ids))
+
+
+def _aliases(ids: Collection[str]) -> sa.Select[Any]:
+    """The ids by which rows of jobs may name these segments."""
+    mine = SEGMENTS.c.id.in_(ids) | SEGMENTS.c.moved_to.in_(ids)
     return sa.select(SEGMENTS.c.id).where(mine)
 
 
