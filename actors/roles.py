@@ -117,6 +117,7 @@ def _janitor(
             archive=archiving.archive,
             images=images,
             grace_s=settings.retention.sweep_grace_s,
+            longest_job_s=settings.dispatch.job_timeout_s,
         ),
         settings=settings.retention,
         longest_job_s=settings.dispatch.job_timeout_s,

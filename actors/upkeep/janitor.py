@@ -7,7 +7,8 @@
 | what a late writer left of an erased job| at once, and a last time after `sweep_grace_s`        |
 | an upload that no job names             | after `upload_retention_days`                         |
 | an upload that was replaced or removed  | once no accepted job can need it                      |
-| a file that belongs to no job or upload | when it is `sweep_grace_s` old (`orphans.py`)         |
+| a file that belongs to no job or upload | when it is `sweep_grace_s` old, and that of an upload |
+|                                         | without a row after the longest job (`orphans.py`)    |
 
 No job goes before its callback's delivery has ended.
 """

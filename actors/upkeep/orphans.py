@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import datetime, timedelta
 from itertools import groupby
 
@@ -12,7 +12,7 @@ from events.archive.segment import ArchivedJob
 from events.errors import JobUnreadable, SegmentBroken
 from events.ids import is_job_id
 from events.log import EventLog, JobWriter, utc_now
-from events.store.archiving.segments import Segments
+from events.store.archiving.segments import Segments, SegmentState
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from storage.images import ImageNotFound, ImageStore, ImageStoreError, StoredFile
@@ -34,9 +34,10 @@ class Orphans:
         archive: Archive,
         images: ImageStore,
         grace_s: float,
+        longest_job_s: float,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`grace_s`: how old a file must be."""
+        """`grace_s`: how old a file must be; `longest_job_s`: an accepted job has ended by then."""
         self._log = log
         self._writer = JobWriter(log)
         self._read_model = read_model
@@ -45,11 +46,14 @@ class Orphans:
         self._archive = archive
         self._images = images
         self._grace = timedelta(seconds=grace_s)
+        self._longest_job = timedelta(seconds=longest_job_s)
         self._now = now
         self._files: AsyncGenerator[list[StoredFile]] | None = None
         """Where the walk has come to."""
         self._lacks_rows = False
         """Of jobs of the archive no row says so: the database was lost, and is not rebuilt yet."""
+        self._rowless_since: dict[str, datetime] = {}
+        """Files of uploads that have no row."""
 
     async def sweep(self, most: int) -> None:
         """Remove the orphans among about `most` files; the next call goes on from there."""
@@ -64,7 +68,10 @@ class Orphans:
         except ImageStoreError:
             self._files = None
             raise
-        await self._remove(await self._orphans([file.key for file in self._old(files)]))
+        old = [file.key for file in self._old(files)]
+        uploads = await self._lost_uploads([file.key for file in files])
+        await self._remove([key for key in old if key in uploads])
+        await self._remove(await self._orphaned_images(old))
 
     def _old(self, files: Iterable[StoredFile]) -> list[StoredFile]:
         return [file for file in files if file.stored_at < self._now() - self._grace]
@@ -72,11 +79,12 @@ class Orphans:
     async def _remove(self, keys: Iterable[str]) -> None:
         for key in keys:
             await self._images.delete(key)
+            self._rowless_since.pop(key, None)
             logger.info("orphan removed", extra={"action": "janitor", "key": key})
 
     async def _sweep_archive(self, most: int) -> None:
         """Before all other files: which of those are orphans depends on it."""
-        self._lacks_rows = False
+        self._lacks_rows = await self._is_being_rebuilt()
         async for files in self._images.files(ARCHIVE, batch=most):
             old = {file.key for file in self._old(files)}
             refs = [ref for file in files if (ref := segment_ref(file.key))]
@@ -90,6 +98,13 @@ class Orphans:
                     logger.error("no row knows this segment: rebuild them", extra=fields)
                 elif ref.key in old:
                     await self._remove([ref.key])
+
+    async def _is_being_rebuilt(self) -> bool:
+        """Whether segments are known already whose jobs' rows are not: a rebuild runs, or died."""
+        if found := await self._segments.in_state(SegmentState.FOUND, limit=1):
+            fields = {"action": "janitor", "key": found[0].key}
+            logger.warning("a rebuild has not ended: no files are swept", extra=fields)
+        return bool(found)
 
     async def _is_left_over(self, ref: SegmentRef) -> bool:
         """Whether its writer died after all: it has nothing that is not elsewhere, too."""
@@ -114,14 +129,28 @@ class Orphans:
             job_id in stored and stored[job_id][-1].sequence >= last[job_id] for job_id in others
         )
 
-    async def _orphans(self, keys: Sequence[str]) -> list[str]:
-        """Files of ours that nothing refers to."""
+    async def _lost_uploads(self, keys: Iterable[str]) -> set[str]:
+        """Files of uploads that have had no row for as long as a job lasts.
+
+        One that was accepted before the row was lost takes its file by the key.
+        """
         uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
-        images = [key for key in keys if is_job_id(_job_of(key))]
         known = await self._uploads.known(uploads)
-        known |= await self._read_model.image_keys({_job_of(key) for key in images})
-        orphans = [key for key in uploads if key not in known]
+        now, lost = self._now(), set()
+        for key in uploads:
+            since = self._rowless_since.setdefault(key, now)
+            if key in known or self._lacks_rows:
+                del self._rowless_since[key]
+            elif since <= now - self._longest_job:
+                lost.add(key)
+        return lost
+
+    async def _orphaned_images(self, keys: Iterable[str]) -> list[str]:
+        """Files of ours that nothing refers to."""
+        images = [key for key in keys if is_job_id(_job_of(key))]
+        known = await self._read_model.image_keys({_job_of(key) for key in images})
         unknown = sorted(key for key in images if key not in known)
+        orphans: list[str] = []
         for job_id, some in groupby(unknown, _job_of):
             orphans += await self._orphans_of(job_id, list(some))
         return orphans

@@ -107,8 +107,9 @@ class Rebuilding:
             refs = found[start : start + _BATCH]
             states = await self._places.rows.segment_states([ref.id for ref in refs])
             for ref in refs:
-                if states.get(ref.id, SegmentState.WHOLE) in _STORED:
-                    await self._scan(ref, is_known=ref.id in states)
+                state = states.get(ref.id, SegmentState.FOUND)
+                if state in (SegmentState.FOUND, *_STORED):
+                    await self._scan(ref, is_known=state != SegmentState.FOUND)
                 self._scanned.add(ref)
         return bool(found)
 
@@ -127,7 +128,7 @@ class Rebuilding:
             if not is_known:
                 size_bytes = await self._places.images.size(ref.key)
                 await self._places.segments.add(
-                    ref, jobs=count, size_bytes=size_bytes, now=self._now()
+                    ref, jobs=count, size_bytes=size_bytes, now=self._now(), is_whole=False
                 )
         self.rebuilt.segments += 1
 

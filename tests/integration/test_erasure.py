@@ -107,6 +107,7 @@ class Bench:
                 archive=archiving.archive,
                 images=self.images,
                 grace_s=settings.sweep_grace_s,
+                longest_job_s=3600.0,
             ),
             settings=settings,
             longest_job_s=3600.0,

@@ -86,6 +86,7 @@ class House:
                 archive=self.archive,
                 images=self.images,
                 grace_s=given.retention.sweep_grace_s,
+                longest_job_s=given.dispatch.job_timeout_s,
                 now=self.clock,
             ),
             settings=given.retention,

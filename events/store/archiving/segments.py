@@ -7,6 +7,7 @@
 | `whole`   | its jobs are in it, and what it has is no longer in the log           |
 | `doomed`  | its jobs are in another one, `moved_to`; its object may be there      |
 | `gone`    | the same, without an object                                           |
+| `found`   | its object is there; a rebuild, which has not ended, reads its jobs   |
 
 A job's row names the segment that it was first written to. Where that one was rewritten or merged,
 its own row says to which, so no row of a job changes then.
@@ -35,6 +36,7 @@ class SegmentState(StrEnum):
     WHOLE = "whole"
     DOOMED = "doomed"
     GONE = "gone"
+    FOUND = "found"
 
 
 _STORED = (SegmentState.PURGING, SegmentState.WHOLE)
@@ -94,9 +96,12 @@ class Segments:
         rows = await self._database.fetch(query)
         return {row.job_id: SegmentRef(row.day, row.partition, row.id) for row in rows}
 
-    async def add(self, ref: SegmentRef, *, jobs: int, size_bytes: int, now: datetime) -> None:
-        """Add a segment that is there and whole, as a rebuild finds it; its jobs' rows name it."""
-        row = _row(ref, SegmentState.WHOLE, now) | {"jobs": jobs, "size_bytes": size_bytes}
+    async def add(
+        self, ref: SegmentRef, *, jobs: int, size_bytes: int, now: datetime, is_whole: bool = True
+    ) -> None:
+        """Add a segment that is there, as a rebuild finds it; its jobs' rows name it, or will."""
+        state = SegmentState.WHOLE if is_whole else SegmentState.FOUND
+        row = _row(ref, state, now) | {"jobs": jobs, "size_bytes": size_bytes}
         await self._database.execute(self._database.upsert(SEGMENTS).values(row))
 
     async def stored(self) -> AsyncGenerator[list[SegmentRef]]:

@@ -5,7 +5,8 @@
 | `begin`  | empty tables of other names; what a rebuild that died has left is dropped       |
 | `put`    | rows of jobs, in any order, as often as you like: the newest version stays      |
 | `swap`   | in one transaction: what was written to the old rows alone is taken over, the   |
-|          | checkpoint moves, the tables change their names                                 |
+|          | segments that were found are whole, the checkpoint moves, the tables change     |
+|          | their names                                                                     |
 | `finish` | clean-ups of erased jobs that the old tables did not know; they are dropped     |
 
 Until the swap nobody sees any of it. A process that dies at any step leaves a read model that is
@@ -24,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.log import utc_now
 from events.store.archiving.hot_jobs import archived_bytes
+from events.store.archiving.segments import SegmentState
 from events.store.batch import Batch
 from events.store.database import Database, rebuilt_index
 from events.store.job_rows import ERASED, job_row
@@ -143,6 +145,8 @@ class Rebuild:
                 await connection.execute(sa.text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
             await _take_over_archival(connection)
             await _take_over_erasures(connection)
+            found = sa.update(SEGMENTS).where(SEGMENTS.c.state == SegmentState.FOUND)
+            await connection.execute(found.values(state=SegmentState.WHOLE))
             for table, new in _NEW.items():
                 await _rename(connection, table.name, _OLD[table.name])
                 await _rename(connection, new.name, table.name)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from actors.archiving import Archiving, open_archive
+from actors.upkeep.orphans import Orphans
 from events.archive.archive import SegmentRef
 from events.archive.segment import ArchivedJob, pack
+from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
@@ -17,6 +23,7 @@ from events.store.tables import CHECKPOINTS
 from events.types import Erased
 from events.wire.cloud_events import decode
 from serve_app.operations.rebuilding import Rebuilding
+from storage.images import ImageNotFound
 from tests.support.operations.installation import NOW, Installation
 
 
@@ -41,9 +48,9 @@ async def rebuild(installation: Installation) -> None:
     await Rebuilding(installation.places, tables, writer=writer, on_batch=nothing).run()
 
 
-async def lose_tables(installation: Installation) -> None:
+async def lose_tables(installation: Installation, *others: str) -> None:
     async with installation.database.write() as connection:
-        for table in ("jobs", "images", "erasures", "segments"):
+        for table in ("jobs", "images", "erasures", "segments", *others):
             await connection.execute(sa.text(f"DELETE FROM {table}"))
         await connection.execute(sa.update(CHECKPOINTS).values(seq=0))
 
@@ -99,6 +106,60 @@ async def test_segments_that_are_not_there_do_not_hinder_merges(
     await segments.add(lost, jobs=1, size_bytes=9, now=NOW)
     await rebuild(installation)
     assert [each for each, _ in await segments.small(1024**2, limit=9)] == [ref]
+
+
+async def test_images_of_archived_jobs_stay_while_no_row_names_them(
+    installation: Installation,
+) -> None:
+    """The tables were lost, and a rebuild that knew the segments already has died."""
+    await installation.archive(installation.ids["completed"])
+    [key, *_] = [row["storage_key"] for row in await image_rows(installation)]
+    upload = await installation.upload()
+    await lose_tables(installation, "uploads")
+    tables = Rebuild(installation.database)
+
+    async def dying(*_: Any, **__: Any) -> bool:
+        raise DatabaseUnavailable
+
+    tables.swap = dying  # type: ignore[method-assign] # after everything was read
+    writer = archiving_of(installation).writer
+    with pytest.raises(DatabaseUnavailable):
+        await Rebuilding(installation.places, tables, writer=writer, on_batch=nothing).run()
+    await sweep(installation)
+    assert [await has_file(installation, each) for each in (key, upload)] == [True, True]
+    await rebuild(installation)
+    await sweep(installation)
+    assert [await has_file(installation, each) for each in (key, upload)] == [True, False]
+
+
+async def image_rows(installation: Installation) -> Sequence[Mapping[str, Any]]:
+    job_id = installation.ids["completed"]
+    return (await installation.places.rows.jobs([job_id]))[job_id].images
+
+
+async def has_file(installation: Installation, key: str) -> bool:
+    with suppress(ImageNotFound):
+        return bool(await installation.images.get(key))
+    return False
+
+
+async def sweep(installation: Installation) -> None:
+    """A walk through all files, long after the last job that may name an upload has ended."""
+    now = NOW
+    orphans = Orphans(
+        log=installation.log,
+        read_model=installation.read_model,
+        uploads=installation.uploads,
+        segments=installation.places.segments,
+        archive=installation.places.archive,
+        images=installation.images,
+        grace_s=3600,
+        longest_job_s=3600,
+        now=lambda: now,
+    )
+    for _ in range(6):
+        await orphans.sweep(500)
+        now += timedelta(hours=1)
 
 
 async def test_archived_jobs_are_settled(installation: Installation) -> None:

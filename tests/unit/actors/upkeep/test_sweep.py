@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import sqlalchemy as sa
+
 from actors.upkeep.janitor import Janitor
 from events.ids import new_id
+from events.store.tables import UPLOADS
 from tests.support.upkeep import DAY, HOUR, House
 
 
@@ -70,6 +73,21 @@ async def test_uploads_go_when_nobody_needs_them(house: House) -> None:
     await janitor.round()
     assert [await house.has_file(key) for key in (unused, used, current)] == [False, True, True]
     assert await house.uploads.use("alice", ["a"], house.clock()) == {}
+
+
+async def test_an_upload_whose_row_is_lost_outlives_the_jobs_that_name_it(house: House) -> None:
+    """They were accepted before the database was lost, or restored from an older backup."""
+    key = await house.upload("a")
+    house.clock.time += 20 * DAY
+    await house.database.execute(sa.delete(UPLOADS))
+    janitor = house.janitor(job_timeout_s=86400)
+    await sweep(janitor)
+    house.clock.time += DAY - timedelta(seconds=1)
+    await sweep(janitor)
+    assert await house.has_file(key)
+    house.clock.time += timedelta(seconds=1)
+    await sweep(janitor)
+    assert not await house.has_file(key)
 
 
 async def test_zero_days_keep_an_upload_for_good(house: House) -> None:
