@@ -139,6 +139,7 @@ def _archiver(
         archive=archiving.archive,
         writer=archiving.writer,
         settings=settings.log,
+        lease_s=settings.retention.upkeep_lease_s,
         period_s=settings.retention.janitor_period_s,
     )
 

@@ -87,6 +87,7 @@ class Bench:
             archive=self.archiving.archive,
             writer=self.archiving.writer,
             settings=LogSettings(),
+            lease_s=120,
             period_s=60,
         )
 

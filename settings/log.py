@@ -22,6 +22,13 @@ class LogSettings(Group):
     DARKROOM_APPEND_TIMEOUT_S."""
     segment_bytes: PositiveInt = 4 * 1024**2
     """How large the files of the archive become, of which each has the events of many jobs."""
+    batch_jobs: PositiveInt = 4096
+    """How many ended jobs of a partition go to the archive together, in a file of their own; small
+    files are merged later."""
+    batch_bytes: PositiveInt = 32 * 1024**2
+    """How much of the events of such jobs is in memory at a time on their way to the archive."""
+    purges_at_once: PositiveInt = 32
+    """How many jobs are purged from the event log at a time once the archive has them."""
     replicas: PositiveInt = 1
     """How many copies of each stream are kept; 3 is right for a NATS cluster."""
     append_timeout_s: PositiveFloat = Field(10.0, validation_alias="DARKROOM_APPEND_TIMEOUT_S")

@@ -23,7 +23,10 @@ class RetentionSettings(Group):
     sweep_grace_s: PositiveFloat = 3600.0
     """How old a file of no job and no upload must be before it is removed."""
     janitor_period_s: PositiveFloat = 60.0
-    """How often the service looks for what it must remove."""
+    """How often the service looks for what it must remove, and for what goes to the archive."""
+    upkeep_lease_s: PositiveFloat = 120.0
+    """After how long a silence of the process that removes and archives another one takes over.
+    What it was writing to the archive is given up then, and written again."""
 
     def job_retention(self, *, longest_delivery_s: float) -> timedelta | None:
         """How long a job is kept after its end; None: for good.

@@ -43,13 +43,6 @@ from storage.images import ImageNotFound, ImageStoreError
 logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "archiver"
-_LEASE_S = 120.0
-"""After this silence another instance becomes the archiver, and takes up what it left."""
-_MOST_IN_SEGMENT = 4096
-"""Of the jobs that one round moves; merged segments have more."""
-_MOST_RAW_BYTES = 32 * 1024**2
-"""Of the events that are in memory at a time."""
-_PURGES_AT_ONCE = 32
 _MERGED = 8
 """So many segments of about one size become one."""
 
@@ -69,11 +62,15 @@ class Archiver:
         archive: Archive,
         writer: ArchiveWriter,
         settings: LogSettings,
+        lease_s: float,
         period_s: float,
         batch: int = 50_000,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`batch`: how many jobs one round looks at."""
+        """`lease_s`: after this silence another one takes up what it left.
+
+        `batch`: how many jobs one round looks at.
+        """
         self._holder = holder
         self._leases = leases
         self._log = log
@@ -83,6 +80,7 @@ class Archiver:
         self._archive = archive
         self._writer = writer
         self._settings = settings
+        self._lease_s = lease_s
         self._period_s = period_s
         self._batch = batch
         self._now = now
@@ -102,13 +100,16 @@ class Archiver:
             await asyncio.sleep(0 if more else self._period_s * random.uniform(0.8, 1.2))
 
     async def _lead(self) -> bool:
-        return await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=_LEASE_S)
+        return await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
 
     async def round(self) -> bool:
         """Move at most a batch of jobs; True where more may be due."""
         await self._take_up()
         due = await self._hot_jobs.cool(self._now() - self._settings.hot_time, limit=self._batch)
-        for day, partition, jobs in portions(due):
+        portions = to_move(
+            due, most=self._settings.batch_jobs, most_bytes=self._settings.batch_bytes
+        )
+        for day, partition, jobs in portions:
             if not await self._lead():
                 return False
             await self._move(day, partition, jobs)
@@ -117,7 +118,7 @@ class Archiver:
 
     async def _take_up(self) -> None:
         """What a writer that died has left."""
-        before = self._now() - timedelta(seconds=_LEASE_S)
+        before = self._now() - timedelta(seconds=self._lease_s)
         await self._writer.recover(before=before)
         for ref in await self._segments.in_state(SegmentState.PURGING, since=before):
             with _telling(ref.key):
@@ -199,7 +200,7 @@ class Archiver:
 
     async def _purge(self, jobs: Iterable[ArchivedJob]) -> None:
         """Take out of the log what the archive has of these jobs."""
-        turns = asyncio.Semaphore(_PURGES_AT_ONCE)
+        turns = asyncio.Semaphore(self._settings.purges_at_once)
 
         async def purge(log: EventLog, job_id: str, events: Sequence[StoredEvent]) -> None:
             if events:
@@ -222,8 +223,10 @@ def _telling(segment: str) -> Generator[None]:
         logger.error("segment cannot be read", extra=fields)
 
 
-def portions(jobs: Iterable[HotJob]) -> Iterator[tuple[date, int, list[HotJob]]]:
-    """By day and partition, of bounded size."""
+def to_move(
+    jobs: Iterable[HotJob], *, most: int, most_bytes: int
+) -> Iterator[tuple[date, int, list[HotJob]]]:
+    """By day and partition, at most so many together, and no more once they have so many bytes."""
     groups: dict[tuple[date, int], list[HotJob]] = defaultdict(list)
     for job in jobs:
         groups[job.ended_at.date(), partition_of(job.id)].append(job)
@@ -233,7 +236,7 @@ def portions(jobs: Iterable[HotJob]) -> Iterator[tuple[date, int, list[HotJob]]]
         for job in members:
             portion.append(job)
             size_bytes += job.log_bytes
-            if len(portion) == _MOST_IN_SEGMENT or size_bytes >= _MOST_RAW_BYTES:
+            if len(portion) == most or size_bytes >= most_bytes:
                 yield day, partition, portion
                 portion, size_bytes = [], 0
         if portion:

@@ -37,8 +37,6 @@ from storage.images import ImageStore, ImageStoreError
 logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "janitor"
-_LEASE_S = 120.0
-"""After this silence another instance becomes the janitor."""
 
 
 class Janitor:
@@ -91,7 +89,7 @@ class Janitor:
         while True:
             more = False
             try:
-                if await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=_LEASE_S):
+                if await self._lead():
                     more = await self.round()
             except (ServiceError, ImageStoreError) as error:
                 fields = {"action": "janitor", "error": str(error)}
@@ -99,6 +97,10 @@ class Janitor:
             except Exception:
                 logger.exception("round failed", extra={"action": "janitor"})
             await asyncio.sleep(0 if more else period_s * random.uniform(0.8, 1.2))
+
+    async def _lead(self) -> bool:
+        lease_s = self._settings.upkeep_lease_s
+        return await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=lease_s)
 
     async def round(self) -> bool:
         """At most a batch of each kind; True where all went well and more may be due."""

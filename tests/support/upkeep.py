@@ -112,6 +112,7 @@ class House:
             archive=self.archive,
             writer=self.archive_writer,
             settings=given.log,
+            lease_s=given.retention.upkeep_lease_s,
             period_s=given.retention.janitor_period_s,
             batch=batch,
             now=self.clock,

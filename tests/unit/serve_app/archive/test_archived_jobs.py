@@ -51,6 +51,7 @@ async def archiver(tmp_path: Path, edge: Edge) -> AsyncGenerator[Archiver]:
         archive=archiving.archive,
         writer=archiving.writer,
         settings=LogSettings(),
+        lease_s=120,
         period_s=1,
         now=later,
     )
