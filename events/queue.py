@@ -97,6 +97,12 @@ class JobQueue(Protocol):
         Fewer than `most` only if there are no more. Raises LogUnavailable.
         """
 
+    async def made_at(self) -> datetime:
+        """Another time once the queue was lost and made again: then positions begin anew.
+
+        Raises LogUnavailable.
+        """
+
     async def endpoints(self) -> set[str]:
         """Every endpoint that has entries, or whose lanes were read. Raises LogUnavailable."""
 

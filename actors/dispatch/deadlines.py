@@ -31,7 +31,7 @@ _LOOK_AGAIN = timedelta(seconds=5)
 _LATER_VERSION = timedelta(minutes=1)
 """When a job is looked at again that only a later version can read."""
 _FORGET = timedelta(minutes=10)
-"""What is known of the queue is read anew so often: a stream that was lost begins again at 1."""
+"""What is known of the queue is read anew so often: a replica of it may have lagged behind."""
 _PASSING = (LogUnavailable, ReadTimeout)
 
 
@@ -71,6 +71,8 @@ class Deadlines:
         self._now = now
         self._stretches: list[_Stretch] = []
         self._begun_at = now()
+        self._queue_made_at: datetime | None = None
+        """Of the queue whose positions are known."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -80,8 +82,11 @@ class Deadlines:
 
     async def sweep(self) -> None:
         """End what has run out of time. Raises LogUnavailable, ReadTimeout."""
-        if not self._begun_at <= self._now() < self._begun_at + _FORGET:
+        made_at = await self._queue.made_at()
+        is_recent = self._begun_at <= self._now() < self._begun_at + _FORGET
+        if not is_recent or made_at != self._queue_made_at:
             self._stretches, self._begun_at = [], self._now()
+            self._queue_made_at = made_at
         await self._read_on()
         for stretch in self._stretches:
             if stretch.earliest is not None and stretch.earliest <= self._now():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 
 import nats.errors
 import nats.js.api
@@ -57,6 +58,12 @@ class Bus(Reads):
         """0 for a stream that nothing was ever stored in. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         return int(info.state.last_seq)
+
+    async def made_at(self, stream: str) -> datetime:
+        """When the stream was made, by the server's clock. Raises LogUnavailable."""
+        info = await self.call(self._js.stream_info(stream))
+        created: datetime = info.created
+        return created
 
     async def pages(self, stream: str, subjects: str) -> AsyncGenerator[dict[str, int]]:
         """Messages per subject, in pages of 100,000 subjects. Raises LogUnavailable."""

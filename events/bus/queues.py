@@ -111,6 +111,9 @@ class JetStreamJobQueue:
         messages = await self._bus.listing(QUEUE, subjects, after=after, count=most)
         return [_queued_job(message) for message in messages]
 
+    async def made_at(self) -> datetime:
+        return await self._bus.made_at(QUEUE)
+
     async def endpoints(self) -> set[str]:
         subjects = await self._bus.pending(QUEUE, "queue.>")
         consumers = await self._bus.consumers(QUEUE)

@@ -148,6 +148,7 @@ class MemoryJobQueue:
         self._messages = _Messages()
         self._read: set[str] = set()
         """Endpoints whose lanes were read."""
+        self._made_at = utc_now()
 
     async def add(
         self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
@@ -173,6 +174,9 @@ class MemoryJobQueue:
             if isinstance(each.key, tuple) and each.key[0] == endpoint and position > after
         ]
         return found[:most]
+
+    async def made_at(self) -> datetime:
+        return self._made_at
 
     async def endpoints(self) -> set[str]:
         keys = [each.key for each in self._messages.by_sequence.values()]

@@ -209,6 +209,13 @@ async def test_it_tells_of_what_is_queued_without_taking_it(queue: JobQueue) -> 
     assert await queue.queued("default", after=0, most=9) == [second, third]
 
 
+async def test_what_happens_on_it_does_not_make_it_another_queue(queue: JobQueue) -> None:
+    made_at = await queue.made_at()
+    await queue.add("default", LANE, "a-job")
+    await queue.remove("default", LANE, "a-job")
+    assert await queue.made_at() == made_at
+
+
 async def test_it_knows_the_endpoints_that_have_entries_or_readers(queue: JobQueue) -> None:
     await queue.add("has-entries", LANE, "a-job")
     async with queue.lane("default", LANE), queue.lane("default", LANE + 1):

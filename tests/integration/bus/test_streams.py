@@ -29,6 +29,7 @@ async def stream_names(client: Client) -> set[str]:
 
 async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus: Bus) -> None:
     queue = JetStreamJobQueue(bus, lease_s=30)
+    made_at = await queue.made_at()
     async with operator(nats_server) as client:
         await client.jetstream().delete_stream(QUEUE)
     with pytest.raises(LogUnavailable):
@@ -43,6 +44,7 @@ async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus
         return True
 
     await eventually(queued, within_s=5)
+    assert await queue.made_at() > made_at
     async with queue.lane("default", 1) as lane:
         assert len(await lane.next(most=1, timeout_s=2)) == 1
 
@@ -61,6 +63,7 @@ async def test_a_stream_that_only_a_writer_misses_is_made_again(
         lambda bus: bus.pending(QUEUE, "queue.>"),
         lambda bus: bus.count(QUEUE, "queue.>", timeout_s=2),
         lambda bus: bus.listing(QUEUE, "queue.>", after=0, count=2),
+        lambda bus: bus.made_at(QUEUE),
         lambda bus: bus.consumers(QUEUE),
         lambda bus: bus.delete_consumer(QUEUE, "default-1"),
         lambda bus: bus.purge(QUEUE, "queue.a.1.b"),

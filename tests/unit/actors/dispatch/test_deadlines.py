@@ -22,10 +22,12 @@ from tests.support.events import submitted
 class CountingQueue(MemoryJobQueue):
     """Counts the entries that are read; is away where a test says so."""
 
-    def __init__(self) -> None:
+    entries_read = 0
+    is_away = False
+
+    def is_made_again(self) -> None:
+        """The stream was lost with its entries."""
         super().__init__()
-        self.entries_read = 0
-        self.is_away = False
 
     async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
         if self.is_away:
@@ -176,6 +178,17 @@ async def test_a_queue_that_was_away_or_begun_anew_is_read_again(bench: Bench) -
     job_id = await bench.submit(10)
     await bench.after(601)
     assert await bench.has_timed_out(job_id)
+
+
+async def test_a_queue_that_was_made_again_is_read_at_once(bench: Bench) -> None:
+    for _ in range(3):
+        await bench.submit(5000)
+    await bench.after(1)
+    bench.queue.is_made_again()
+    jobs = [await bench.submit(10) for _ in range(2)]
+    await bench.after(1)
+    await bench.after(9)
+    assert all([await bench.has_timed_out(job_id) for job_id in jobs])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), JobDamaged(), JobOfLaterVersion()])
