@@ -191,6 +191,7 @@ def _worker_pool(settings: Settings, endpoint: Endpoint, ray_calls: RayCalls) ->
         prefix=worker_prefix(config),
         cluster=RayCluster(config, calls=ray_calls),
         settings=settings.dispatch,
+        engine_silence_s=settings.workers.engine_answer_timeout_s,
     )
 
 

@@ -30,7 +30,7 @@ class WorkerSettings(Group):
     (kernels may be compiled for it), before it is ended."""
     engine_answer_timeout_s: PositiveFloat = 30.0
     """How long an engine may not answer, beyond the time that its present work may take, before a
-    job that runs on it kills it."""
+    job that runs on it kills it, or the dispatcher one that no job runs on."""
     standby_engine: bool | None = None
     """Whether each worker keeps a second process that has torch loaded and takes the device at once
     when the engine dies. It takes some 400 MB and uses no GPU meanwhile; if unset, it is kept where

@@ -55,8 +55,14 @@ class JobActor(Protocol):
 class EngineActor(Protocol):
     """The engine of one worker."""
 
-    async def check(self) -> None:
-        """Returns if it answers. Raises EngineGone, EngineRestarts, ActorUnavailable."""
+    async def check(self) -> float:
+        """For how long (s) its present work may keep it from answering again.
+
+        Raises EngineGone, EngineRestarts, ActorUnavailable.
+        """
+
+    async def kill(self) -> None:
+        """End one that does not answer; another one takes its place. Raises ActorUnavailable."""
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
         """End a run whose job actor is gone.

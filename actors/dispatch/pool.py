@@ -30,16 +30,18 @@ class WorkerPool:
         prefix: str,
         cluster: Cluster,
         settings: DispatchSettings,
+        engine_silence_s: float,
         worker_period_s: float = 1.0,
     ) -> None:
         """`prefix`: how the names of workers begin that are made as this endpoint's are now.
 
-        `worker_period_s`: see `Worker`.
+        `engine_silence_s`, `worker_period_s`: see `Worker`.
         """
         self._endpoint = endpoint
         self._prefix = prefix
         self._cluster = cluster
         self._settings = settings
+        self._engine_silence_s = engine_silence_s
         self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
         self._keeping: dict[int, asyncio.Task[None]] = {}
@@ -150,6 +152,7 @@ class WorkerPool:
                 longest_s=self._settings.worker_start_s,
                 most_deaths=self._settings.worker_start_deaths,
             ),
+            engine_silence_s=self._engine_silence_s,
             on_change=self._changed.set,
             period_s=self._worker_period_s,
         )

@@ -16,8 +16,9 @@ from actors.dispatch.cluster import (
     EngineGone,
     EngineRestarts,
 )
-from actors.worker.engine_host import EngineDied
+from actors.worker.engine_host import EngineDied, EngineState
 from actors.worker.job import RunOutcome
+from engine.activity import ActivityKind
 from events.queue import QueueEntry
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -60,27 +61,38 @@ class RayJobActor:
 class RayEngineActor:
     """See `actors.dispatch.cluster.EngineActor`. One process of several has the device."""
 
-    def __init__(self, *handles: Any, add_standby: Callable[[Any], Awaitable[None]]) -> None:
-        """`add_standby` is called with the process that has the device, once it is found."""
+    def __init__(
+        self,
+        *handles: Any,
+        add_standby: Callable[[Any], Awaitable[None]],
+        end: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """`add_standby` is called with the process that has the device, once it is found; `end`
+        ends it, and the cluster makes it anew.
+        """
         self._handles = handles
         self._add_standby = add_standby
+        self._end = end
         self._holder: Any = None
 
-    async def check(self) -> None:
+    async def check(self) -> float:
         try:
+            holder = self._holder or await self._find_holder()
+            state: EngineState = await answer(holder.check)
             if self._holder is None:
-                holder = await self._find_holder()
-                await answer(holder.check)
                 self._holder = holder
                 await self._add_standby(holder)
-            else:
-                await answer(self._holder.check)
         except ActorUnavailable as error:
             if isinstance(error.__cause__, ActorUnavailableError | EngineDied):
                 raise EngineRestarts(str(error)) from error
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error
             raise
+        return 0.0 if state.kind is ActivityKind.IDLE else state.seconds_left
+
+    async def kill(self) -> None:
+        if self._holder is not None:
+            await self._end(self._holder)
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
         try:

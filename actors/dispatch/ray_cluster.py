@@ -84,7 +84,9 @@ class RayCluster:
         with suppress(ActorUnavailable):
             name = standby_name(worker)
             handles.append(await self._run(partial(ray.get_actor, name, NAMESPACE)))
-        return RayEngineActor(*handles, add_standby=partial(self._add_standby, worker))
+        return RayEngineActor(
+            *handles, add_standby=partial(self._add_standby, worker), end=self._end_process
+        )
 
     async def _add_standby(self, worker: str, engine: Any) -> None:
         """Make the second process of a worker, once the first one is up. It is only of use later:
@@ -98,6 +100,10 @@ class RayCluster:
             make = EngineProcessActor.options(**options).remote
             config, device = self._config.for_engine(), self._device(worker)
             await self._run(lambda: make(config, device=device, devices=devices))
+
+    async def _end_process(self, actor: Any) -> None:
+        """Ray makes it anew."""
+        await self._run(partial(ray.kill, actor, no_restart=False))
 
     def _engine_options(
         self, worker: str, name: str, *, cpus: float = 0, gpus: float = 0

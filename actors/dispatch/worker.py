@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from actors.dispatch.cluster import (
@@ -38,10 +39,14 @@ class Worker:
         slots: int,
         jobs_per_actor: int,
         startup: Startup,
+        engine_silence_s: float,
         on_change: Callable[[], None],
         period_s: float = 1.0,
     ) -> None:
         """`jobs_per_actor`: 0 stands for one on a worker with a GPU, and 50 on one without.
+
+        `engine_silence_s`: how long its engine may not answer, beyond the time that its work takes,
+        before it is ended.
 
         `period_s`: how often the engine is checked, and what failed is tried again. One that did
         not answer is checked ten times as often.
@@ -59,6 +64,9 @@ class Worker:
         self._cluster = cluster
         self._slot_count = slots
         self._jobs_per_actor = jobs_per_actor
+        self._engine_silence_s = engine_silence_s
+        self._silent_until: float | None = None
+        """Until when its engine may be silent; None before its first answer."""
         self._on_change = on_change
         self._period_s = period_s
         self._engine: EngineActor | None = None
@@ -103,9 +111,9 @@ class Worker:
     async def _check(self, engine: EngineActor) -> EngineActor:
         """The engine that is there afterwards: Ray restarts one, unless it ended for good."""
         try:
-            await engine.check()
+            works_s = await engine.check()
         except EngineGone as error:
-            self.is_ready = False
+            self.is_ready, self._silent_until = False, None
             self.checkpoints.clear()
             if isinstance(error, EngineRestarts):
                 self.startup.silent(error)
@@ -118,12 +126,27 @@ class Worker:
         except ActorUnavailable as error:
             self.is_ready = False
             self.startup.silent(error)
+            await self._end_if_stuck(engine)
         else:
+            self._silent_until = time.monotonic() + works_s + self._engine_silence_s
             self._note_answer()
             if not self.is_ready:
                 self.is_ready = True
                 self._on_change()
         return engine
+
+    async def _end_if_stuck(self, engine: EngineActor) -> None:
+        """An engine that stands still keeps its device from the one that stands by.
+
+        While a job runs there, its job actor sees to it: the engine may hear it and not us.
+        """
+        now = time.monotonic()
+        if self.is_busy or self._silent_until is None or now < self._silent_until:
+            return
+        self._silent_until = now + self._engine_silence_s  # it is ended once more then
+        logger.warning("engine is stuck", extra={"action": "engine_kill", "worker": self.name})
+        with suppress(ActorUnavailable):
+            await engine.kill()
 
     def _note_answer(self) -> None:
         """An engine without any job actor is of no use to anybody."""

@@ -96,15 +96,25 @@ class FakeEngine:
     def __init__(self) -> None:
         self.answers = True
         self.is_gone = False
+        self.works_s = 0.0
+        """How long its work may keep it from answering."""
+        self.asked = 0
+        self.kills = 0
         self.cancelled: list[tuple[str, int]] = []
         self.had_begun: bool | None = True
         """Whether the device had worked for a run that is cancelled."""
 
-    async def check(self) -> None:
+    async def check(self) -> float:
+        self.asked += 1
         if self.is_gone:
             raise EngineGone("its process ended")
         if not self.answers:
             raise ActorUnavailable("no answer in time")
+        return self.works_s
+
+    async def kill(self) -> None:
+        self.kills += 1
+        self.is_gone = True
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
         self.cancelled.append((job_id, attempt))
@@ -219,6 +229,7 @@ class Bench:
                 prefix=PREFIX,
                 cluster=self.cluster,
                 settings=settings,
+                engine_silence_s=1000,
                 worker_period_s=0.01,
             ),
             running_jobs=RunningJobs(owners),

@@ -30,6 +30,7 @@ def new_pool(
         settings=DispatchSettings(
             endpoints_period_s=0.01, worker_idle_s=idle_s, **(settings or {})
         ),
+        engine_silence_s=LONG_S,
         worker_period_s=0.01,
     )
 

@@ -143,9 +143,10 @@ class EngineActor(FakeEngine):
         super().__init__()
         self._engine = engine
 
-    async def check(self) -> None:
+    async def check(self) -> float:
         if self._engine.is_away:
             raise ActorUnavailable("it starts")
+        return await super().check()
 
 
 class RunningCluster(FakeCluster):

@@ -15,7 +15,8 @@ from ray.exceptions import (
 
 from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone, EngineRestarts
 from actors.dispatch.ray_actors import RayEngineActor, RayJobActor
-from actors.worker.engine_host import EngineDied
+from actors.worker.engine_host import EngineDied, EngineState
+from engine.activity import ActivityKind
 from events.memory.queues import MemoryJobQueue
 
 STANDS_BY = RayTaskError("check", "", EngineDied("It stands by.")).as_instanceof_cause()
@@ -39,7 +40,7 @@ class FailingHandle:
         return self._method
 
 
-async def no_standby(_holder: object) -> None:
+async def nothing(_holder: object) -> None:
     pass
 
 
@@ -76,7 +77,7 @@ async def test_an_engine_that_is_gone_is_told_from_one_that_does_not_answer(
     said: Exception, heard: type[Exception]
 ) -> None:
     with pytest.raises(heard) as raised:
-        await RayEngineActor(FailingHandle(said), add_standby=no_standby).check()
+        await RayEngineActor(FailingHandle(said), add_standby=nothing, end=nothing).check()
     assert raised.type is heard
 
 
@@ -94,13 +95,14 @@ class EngineHandle:
     def __init__(self, *, has_device: bool = False) -> None:
         self.holds = has_device
         self.checks = 0
+        self.state = EngineState(ActivityKind.IDLE, 120.0)
         self.error: Exception | None = None
         self.has_device = Method(lambda: self._answer(self.holds))
         self.check = Method(self._check)
 
-    async def _check(self) -> None:
+    async def _check(self) -> object:
         self.checks += 1
-        await self._answer(None)
+        return await self._answer(self.state)
 
     async def _answer(self, value: object) -> object:
         if self.error is not None:
@@ -115,7 +117,7 @@ async def test_of_two_processes_the_one_with_the_device_is_the_engine() -> None:
     async def add(holder: object) -> None:
         with_standby.append(holder)
 
-    engine = RayEngineActor(first, second, add_standby=add)
+    engine = RayEngineActor(first, second, add_standby=add, end=nothing)
     for _ in range(2):
         await engine.check()
     assert (first.checks, second.checks, with_standby) == (2, 0, [first])
@@ -123,15 +125,38 @@ async def test_of_two_processes_the_one_with_the_device_is_the_engine() -> None:
 
 async def test_a_dead_engine_is_gone_and_found_again_in_the_other_process() -> None:
     first, second = EngineHandle(has_device=True), EngineHandle()
-    await (engine := RayEngineActor(first, second, add_standby=no_standby)).check()
+    await (engine := RayEngineActor(first, second, add_standby=nothing, end=nothing)).check()
     first.error, second.holds = RayActorError(), True
     with pytest.raises(EngineGone):
         await engine.check()
-    await RayEngineActor(first, second, add_standby=no_standby).check()
+    await RayEngineActor(first, second, add_standby=nothing, end=nothing).check()
     assert second.checks == 1
+
+
+async def test_an_engine_says_how_long_its_work_may_keep_it_from_answering() -> None:
+    handle = EngineHandle(has_device=True)
+    engine = RayEngineActor(handle, add_standby=nothing, end=nothing)
+    assert await engine.check() == 0.0
+    handle.state = EngineState(ActivityKind.LOAD, 500.0)
+    assert await engine.check() == 500.0
+
+
+async def test_it_is_the_process_with_the_device_that_is_ended() -> None:
+    first, second = EngineHandle(), EngineHandle(has_device=True)
+    ended: list[object] = []
+
+    async def end(holder: object) -> None:
+        ended.append(holder)
+
+    engine = RayEngineActor(first, second, add_standby=nothing, end=end)
+    await engine.kill()
+    assert ended == [], "nobody knows which one it is"
+    await engine.check()
+    await engine.kill()
+    assert ended == [second]
 
 
 async def test_while_no_process_has_the_device_the_engine_is_unavailable() -> None:
     both = EngineHandle(), EngineHandle()
     with pytest.raises(ActorUnavailable, match="no engine has the device"):
-        await RayEngineActor(*both, add_standby=no_standby).check()
+        await RayEngineActor(*both, add_standby=nothing, end=nothing).check()

@@ -10,19 +10,24 @@ from actors.dispatch.names import slot_name
 from actors.dispatch.slot import SlotState
 from actors.dispatch.startup import Startup
 from actors.dispatch.worker import Worker
+from events.memory.queues import MemoryJobQueue
 from tests.support.dispatch import FakeCluster
 from tests.support.polling import eventually
 
 NAME = "worker:default:d1:0"
+LONG_S = 1000.0
 
 
-def new_worker(cluster: FakeCluster, *, slots: int = 2, jobs_per_actor: int = 0) -> Worker:
+def new_worker(
+    cluster: FakeCluster, *, slots: int = 2, jobs_per_actor: int = 0, silence_s: float = 1000
+) -> Worker:
     return Worker(
         NAME,
         cluster=cluster,
         slots=slots,
         jobs_per_actor=jobs_per_actor,
         startup=Startup(longest_s=1000, most_deaths=1000),
+        engine_silence_s=silence_s,
         on_change=lambda: None,
         period_s=0.01,
     )
@@ -98,6 +103,31 @@ async def test_an_engine_that_is_gone_is_made_anew_and_has_loaded_nothing(
         assert worker.checkpoints == set()
         assert await worker.cancel_run("a-job", 2)
         assert cluster.engines[NAME].cancelled == [("a-job", 2)]
+
+
+async def test_an_idle_engine_that_stands_still_is_ended(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster, silence_s=0.1)) as worker:
+        await eventually(lambda: worker.is_ready)
+        first = cluster.engines[NAME]
+        first.answers = False
+        await eventually(lambda: cluster.engines[NAME] is not first and worker.is_ready)
+        assert first.kills == 1
+
+
+@pytest.mark.parametrize("reason", ["it starts", "it works", "its job actor sees to it"])
+async def test_an_engine_may_be_silent_for_a_reason(cluster: FakeCluster, reason: str) -> None:
+    engine = await cluster.engine(NAME)
+    engine.works_s = LONG_S if reason == "it works" else 0.0
+    engine.answers = reason != "it starts"
+    async with kept(new_worker(cluster, silence_s=0.05)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        await eventually(lambda: worker.is_ready or not engine.answers)
+        if reason == "its job actor sees to it":
+            worker.slots[0].reserve(MemoryJobQueue().entry("a-job", "1"))
+        engine.answers = False
+        asked = engine.asked
+        await eventually(lambda: engine.asked > asked + 100)
+        assert engine.kills == 0
 
 
 async def test_a_worker_whose_place_was_taken_away_gets_another(cluster: FakeCluster) -> None:
