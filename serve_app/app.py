@@ -49,6 +49,7 @@ from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.replica import Replica
+from serve_app.replica_port import listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.services import Services
 from settings.settings import Settings
@@ -113,6 +114,7 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
 def build_replica(settings: Settings) -> FastAPI:
     """`build_asgi`, in a process of its own."""
     set_up_logging()
+    listen_on_node_address()
     return build_asgi(settings)
 
 

@@ -74,5 +74,10 @@ class HttpSettings(Group):
     """How long an answer of `/health/ready` is used again."""
 
     @property
+    def netloc(self) -> str:
+        """Host and port, as they are in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def effective_public_url(self) -> str:
-        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+        return (self.public_url or f"http://{self.netloc}").rstrip("/")

@@ -109,7 +109,7 @@ def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
 def _wait_ready(running: Running) -> None:
     settings = running.settings
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
-    url = f"http://{settings.http.host}:{settings.http.port}"
+    url = f"http://{settings.http.netloc}"
     with httpx.Client(base_url=url, timeout=2, trust_env=False) as client:
         while time.monotonic() < give_up_at:
             with suppress(httpx.TransportError):

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from serve_app.local.descendants import descendants, end_processes
 from serve_app.local.folders import make_data_folder, put_logs_away, temporary_folder
+from serve_app.local.haproxy import serve_host
 from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.ports import held_port, held_ports
 from serve_app.local.serve_environment import PORTS, configure_serve, haproxy_folder
@@ -162,7 +163,8 @@ class Embedded:
 
         from serve_app.app import build_with
 
-        serve.start(http_options=HTTPOptions(host=settings.http.host, port=settings.http.port))
+        options = HTTPOptions(host=serve_host(settings.http), port=settings.http.port)
+        serve.start(http_options=options)
         serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
 
 

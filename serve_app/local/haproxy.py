@@ -15,7 +15,7 @@ from pathlib import Path
 
 from settings.http import HttpSettings
 
-_FRONTEND = re.compile(r"^frontend http_frontend\n    bind .*\n", re.MULTILINE)
+_FRONTEND = re.compile(r"^(frontend http_frontend\n) +bind .*\n", re.MULTILINE)
 _OTHER_BIND = re.compile(r"^(frontend prometheus|listen stats)\n( +)bind \S*:(\d+)$", re.MULTILINE)
 _CONNECT_TIMEOUT = re.compile(r"^( *timeout connect) \S+$", re.MULTILINE)
 _CONNECT_MS = 300
@@ -39,6 +39,7 @@ _NO_PATH = _ANSWER.format(404, "", "not_found", "There is nothing at this path."
 _OTHER_CONNECTIONS = 128
 """For health checks, metrics and the administration socket, beside those of callers."""
 _OTHER_FILES = 256
+_LOOPBACK = "127.0.0.1"
 
 
 class FrontendNotFound(ValueError):
@@ -65,9 +66,17 @@ def environment(settings: HttpSettings, folder: Path) -> dict[str, str]:
     }
 
 
+def serve_host(settings: HttpSettings) -> str:
+    """The address that Serve is told. Replicas listen on it, too, where no limit of HAProxy holds,
+    and HAProxy asks them on 127.0.0.1 whatever it is.
+    """
+    return _LOOPBACK if sys.platform == "linux" else settings.host
+
+
 def limits(settings: HttpSettings) -> str:
     """Lines of the frontend that callers connect to."""
     lines = [
+        *(f"bind {address}" for address in _addresses(settings)),
         f"maxconn {most_connections(settings)}",
         f"timeout client {_milliseconds(settings.silence_timeout_s)}",
         f"timeout http-request {_milliseconds(settings.header_timeout_s)}",
@@ -89,10 +98,19 @@ def limits(settings: HttpSettings) -> str:
     return "".join(f"    {line}\n" for line in lines)
 
 
+def _addresses(settings: HttpSettings) -> list[str]:
+    """Where the frontend listens. Serve asks it on the loopback address whether it is there."""
+    if settings.host == "0.0.0.0":
+        return [settings.netloc]
+    if settings.host == "::":
+        return [f"{settings.netloc} v4v6"]
+    return list(dict.fromkeys((f"{_LOOPBACK}:{settings.port}", settings.netloc)))
+
+
 def limited(configuration: str, lines: str) -> str:
-    """The configuration with these lines in the frontend of callers, with metrics and statistics
-    for this machine alone, with no long wait for a replica, and without a 404 for what is there
-    once it knows of a replica. Raises FrontendNotFound.
+    """The configuration with these lines in the frontend of callers, instead of its `bind`; with
+    metrics and statistics for this machine alone, with no long wait for a replica, and without a
+    404 for what is there once it knows of a replica. Raises FrontendNotFound.
     """
     if lines in configuration:
         return configuration
@@ -107,10 +125,10 @@ def limited(configuration: str, lines: str) -> str:
     configuration, found = _NO_APPLICATION.subn(rf"\1{_NOT_YET}", configuration)
     if found != 1:
         raise FrontendNotFound("no `backend default_backend` that answers 404")
-    frontend = _FRONTEND.search(configuration)
-    if frontend is None:
+    configuration, found = _FRONTEND.subn(lambda match: match[1] + lines, configuration)
+    if found != 1:
         raise FrontendNotFound("no `frontend http_frontend` to which the limits could be added")
-    return configuration[: frontend.end()] + lines + configuration[frontend.end() :]
+    return configuration
 
 
 def launch(limits_path: Path, binary: str, *arguments: str) -> None:

@@ -23,6 +23,10 @@ _RAY_ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",
     # Ray's default is 15: its workers would run after everything else on the machine.
     "RAY_worker_niceness": "0",
+    # It listens on the loopback address, as on macOS and Windows: no other machine reaches it, and
+    # one that changes its network keeps it. On Linux it takes the machine's address by itself,
+    # even where another is asked for.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 

@@ -25,6 +25,8 @@ def test_two_instances_run_side_by_side_and_one_folder_takes_one(
     service: Service, fresh: Service
 ) -> None:
     # From its first answer on, a request to one is never answered by the other.
+    fresh.environment["DARKROOM_HOST"] = "127.0.0.2"
+    fresh.http.base_url = f"http://127.0.0.2:{fresh.port}"
     foreign_key = service.http.headers["Authorization"]
     fresh.start()
     for _ in range(50):

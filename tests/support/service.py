@@ -18,6 +18,8 @@ import psutil
 # One token for every instance that tests start: Ray reads it once in a process.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(tempfile.mkdtemp()) / "ray.token")
+# This process finds a Ray on the loopback address, as `darkroom up` starts it.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 import ray
 
@@ -49,7 +51,8 @@ class Service(examples.service.Service):
     def __init__(self, data_dir: Path, **settings: str) -> None:
         log_path = data_dir.parent / f"{data_dir.name}.log"
         super().__init__(data_dir, TEST_SETTINGS | settings, log_path=log_path)
-        self.environment.pop("RAY_AUTH_MODE")  # as a user has it: unset
+        for name in ("RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+            self.environment.pop(name)  # as a user has it: unset
         self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     # Life.

@@ -37,6 +37,24 @@ def configuration(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("host", "bound"),
+    [
+        ("127.0.0.1", ["bind 127.0.0.1:8000"]),
+        ("10.0.0.7", ["bind 127.0.0.1:8000", "bind 10.0.0.7:8000"]),
+        ("0.0.0.0", ["bind 0.0.0.0:8000"]),
+        ("::1", ["bind 127.0.0.1:8000", "bind [::1]:8000"]),
+        ("::", ["bind [::]:8000 v4v6"]),
+    ],
+)
+def test_callers_are_served_on_the_address_of_the_settings(
+    configuration: Path, host: str, bound: list[str]
+) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings(host=host)))
+    frontend = text[text.index("frontend http_frontend") :].splitlines()
+    assert [each.strip() for each in frontend if each.startswith("    bind")] == bound
+
+
 def test_the_limits_are_in_the_frontend_of_callers(configuration: Path) -> None:
     lines = limits(HttpSettings(header_timeout_s=2.5, max_connections_per_address=7))
     assert "timeout http-request 2500ms" in lines
