@@ -99,5 +99,8 @@ class Cluster(Protocol):
     async def is_idle(self, worker: str) -> bool:
         """Whether none of its job actors runs a job."""
 
-    async def remove(self, worker: str) -> None:
-        """Kill the worker's actors and give its place back."""
+    async def remove(self, worker: str, *, has_failed: bool = False) -> None:
+        """Kill the worker's actors and give its place back. Raises ActorUnavailable.
+
+        `has_failed`: it did not come up there. Its next place is on another node, if one has room.
+        """

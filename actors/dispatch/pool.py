@@ -171,7 +171,7 @@ class WorkerPool:
                     "pause_s": self._pauses.begin(index),
                 }
                 logger.warning("worker does not get ready", extra=fields)
-                await self._close(index)
+                await self._close(index, has_failed=True)
             elif worker.startup.trouble is None:
                 self._pauses.forget(index)
                 self._last_trouble = None
@@ -207,11 +207,11 @@ class WorkerPool:
             ):
                 await self._close(index)
 
-    async def _close(self, index: int) -> None:
+    async def _close(self, index: int, *, has_failed: bool = False) -> None:
         worker, task = self._workers.pop(index), self._keeping.pop(index)
         task.cancel()
         await asyncio.wait({task})
-        await self._cluster.remove(worker.name)
+        await self._cluster.remove(worker.name, has_failed=has_failed)
         logger.info("closed", extra={"action": "worker_close", "worker": worker.name})
 
     async def _close_stale(self) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -66,6 +68,8 @@ class RayCluster:
         self._groups: dict[str, PlacementGroup] = {}
         self._gpus: dict[str, float] = {}
         """Of each worker, as it was placed: its cluster may have got other nodes since."""
+        self._failed_on: dict[str, str] = {}
+        """The node on which a worker did not come up the last time."""
 
     async def place(self, worker: str) -> float:
         group = await self._run(lambda: self._find_or_make_group(worker))
@@ -147,7 +151,10 @@ class RayCluster:
                     return False
         return True
 
-    async def remove(self, worker: str) -> None:
+    async def remove(self, worker: str, *, has_failed: bool = False) -> None:
+        self._failed_on.pop(worker, None)
+        if has_failed and (node := await self._run(partial(_node_of, worker))):
+            self._failed_on[worker] = node
         for name in await self._run(partial(_actors_of, worker)):
             await self.kill(name)
         self._gpus.pop(worker, None)
@@ -165,8 +172,27 @@ class RayCluster:
         except ValueError:
             gpus = self._gpus_of_a_worker()
             bundle = {"CPU": self._config.endpoint.cpus} | ({"GPU": gpus} if gpus else {})
-            group = placement_group([bundle], name=worker, lifetime="detached")
+            group = placement_group(
+                [bundle],
+                strategy="STRICT_PACK",  # the target counts for no other
+                name=worker,
+                lifetime="detached",
+                _soft_target_node_id=self._other_node(worker, bundle),
+            )
         return group
+
+    def _other_node(self, worker: str, bundle: Mapping[str, float]) -> str | None:
+        """One that is large enough, and not that on which the worker did not come up."""
+        if (failed_on := self._failed_on.get(worker)) is None:
+            return None
+        nodes = [
+            node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"]
+            and node["NodeID"] != failed_on
+            and all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
+        ]
+        return random.choice(nodes) if nodes else None
 
     def _options(self, worker: str, name: str) -> dict[str, Any]:
         return {
@@ -185,6 +211,16 @@ class RayCluster:
 def _actors_of(worker: str) -> list[str]:
     named: Any = ray.util.list_named_actors(all_namespaces=True)
     return [each["name"] for each in named if each["name"].startswith(f"{worker}:")]
+
+
+def _node_of(worker: str) -> str | None:
+    """None where it has no place now."""
+    try:
+        group = get_placement_group(worker)
+    except ValueError:
+        return None
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes.get(0)
 
 
 def _remove_group(worker: str) -> None:

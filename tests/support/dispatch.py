@@ -140,6 +140,8 @@ class FakeCluster:
     actors: dict[str, FakeJobActor] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """Those that were removed since they did not come up."""
     _made: Counter[str] = field(default_factory=Counter)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -180,8 +182,10 @@ class FakeCluster:
         mine = [actor for name, actor in self.actors.items() if name.startswith(f"{worker}:")]
         return all(actor.job_id is None for actor in mine)
 
-    async def remove(self, worker: str) -> None:
+    async def remove(self, worker: str, *, has_failed: bool = False) -> None:
         self.removed.append(worker)
+        if has_failed:
+            self.failed.append(worker)
         del self.groups[worker]
         self.engines.pop(worker, None)
         for name in [name for name in self.actors if name.startswith(f"{worker}:")]:

@@ -49,7 +49,11 @@ class Groups:
     """The placement groups that Ray knows, by name."""
 
     rooms: Mapping[str, asyncio.Event]
+    nodes: Mapping[str, float] = field(default_factory=lambda: {"a": 8.0})
+    """CPUs by node; one without any is dead."""
     made: dict[str, Group] = field(default_factory=dict)
+    targets: list[str | None] = field(default_factory=list)
+    """The node that was asked for each time."""
 
     def find(self, name: str) -> Group:
         if name not in self.made:
@@ -58,13 +62,31 @@ class Groups:
 
     def make(self, bundles: list[dict[str, float]], **options: Any) -> Group:
         name = options["name"]
+        self.targets.append(options["_soft_target_node_id"])
         self.made[name] = Group(bundles, self.rooms[name])
         return self.made[name]
+
+    def remove(self, group: Group) -> None:
+        self.made = {name: each for name, each in self.made.items() if each is not group}
+
+    def told_nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": name, "Alive": cpus > 0, "Resources": {"CPU": cpus or 8.0}}
+            for name, cpus in self.nodes.items()
+        ]
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch, *, gpus: float = 0) -> None:
         monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"GPU": gpus})
         monkeypatch.setattr(ray_cluster, "get_placement_group", self.find)
         monkeypatch.setattr(ray_cluster, "placement_group", self.make)
+        monkeypatch.setattr(ray_cluster, "remove_placement_group", self.remove)
+        monkeypatch.setattr(
+            ray_cluster,
+            "placement_group_table",
+            lambda _: {"bundles_to_node_id": {0: self.targets[-1] or "a"}},
+        )
+        monkeypatch.setattr(ray_cluster.ray, "nodes", self.told_nodes)
+        monkeypatch.setattr(ray_cluster.ray.util, "list_named_actors", lambda **_: [])
 
 
 def cluster() -> RayCluster:
@@ -131,3 +153,25 @@ async def test_a_place_that_is_removed_while_it_waits_is_unavailable(
     groups.rooms["w:0"].set()
     with pytest.raises(ActorUnavailable):
         await placing
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked"),
+    [
+        ({"a": 8.0}, None),
+        ({"a": 8.0, "b": 8.0}, "b"),
+        ({"a": 8.0, "small": 0.5, "b": 8.0}, "b"),
+        ({"a": 8.0, "dead": 0.0}, None),
+    ],
+)
+async def test_a_worker_that_did_not_come_up_is_rather_placed_on_another_node(
+    monkeypatch: pytest.MonkeyPatch, nodes: dict[str, float], asked: str | None
+) -> None:
+    groups = Groups({"w:0": asyncio.Event()}, nodes)
+    groups.rooms["w:0"].set()
+    groups.stand_in(monkeypatch)
+    ours = cluster()
+    for has_failed in (True, False, False):
+        await ours.place("w:0")
+        await ours.remove("w:0", has_failed=has_failed)
+    assert groups.targets == [None, asked, None]

@@ -66,6 +66,7 @@ async def test_what_waits_for_room_is_closed_before_what_starts(cluster: FakeClu
         await eventually(lambda: set(cluster.groups) == workers(0))
         await asyncio.sleep(0.2)
         assert set(cluster.groups) == workers(0)
+        assert cluster.failed == []
 
 
 async def test_a_worker_whose_engine_dies_again_and_again_gives_its_place_back(
@@ -77,6 +78,7 @@ async def test_a_worker_whose_engine_dies_again_and_again_gives_its_place_back(
         await eventually(lambda: cluster.removed == [WORKER])
         assert cluster.groups == {}
         assert pool.trouble() == "No worker got ready: its process ended."
+        assert cluster.failed == [WORKER]
 
 
 async def test_a_worker_that_was_given_up_is_opened_again_after_a_growing_pause(
