@@ -126,8 +126,17 @@ class CallbackQueue(Protocol):
     async def add(self, job_id: str) -> None:
         """Due at once. Does nothing if it is due already. Raises LogUnavailable, LogFull."""
 
-    async def park(self, job_id: str, until: datetime) -> None:
-        """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull."""
+    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+        """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull.
+
+        `line`: what it stands in line for, where it does; see `in_line`.
+        """
+
+    def in_line(self) -> AsyncGenerator[dict[str, str]]:
+        """What each delivery that is parked in a line stands there for, by job, some at a time.
+
+        Those that were parked earlier come first. Raises LogUnavailable.
+        """
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
         """Those of these jobs whose delivery is due or parked. Raises LogUnavailable."""

@@ -3,7 +3,7 @@
 A few wait in memory ("aside") for their turn, so that a receiver that answers fast is kept busy.
 The others are to be parked, so that a receiver that hangs blocks neither other receivers nor the
 queue. They stand in line, and are called out of it as the receiver takes those before them
-(`Hosts.call`), however fast or slow it has become meanwhile. That a line is in memory only, and
+(`lines.py`), however fast or slow it has become meanwhile. That a line is in memory only, and
 that one who is called may never come, is made good by the time until which each is parked: its
 turn, if that is expected within a minute. Those behind come one after the other from then on, a
 few a second, or as fast as the receiver takes them: that many wake up, and not all in each minute.
@@ -126,6 +126,10 @@ class Hosts:
         finally:
             host.inside -= 1
 
+    def stand_in_line(self, name: str, callback: str) -> None:
+        """Let one that is parked already stand in line."""
+        _stand_in_line(self._host(name), callback)
+
     def call(self, name: str) -> list[str]:
         """Those in line for whom the receiver has room now; they are to come at once.
 
@@ -134,11 +138,28 @@ class Hosts:
         host = self._hosts.get(name)
         if host is None or host.breaker.withheld_s():
             return []
+        return self._call(host, self._room(host) - host.inside - self._on_the_way(host))
+
+    def call_first(self, most_lines: int) -> list[str]:
+        """The first of lines that do not move, since nobody of them is sent or on the way."""
+        called: list[str] = []
+        for host in self._hosts.values():
+            if len(called) == most_lines:
+                break
+            is_still = host.line and not host.inside and not self._on_the_way(host)
+            if is_still and not host.breaker.withheld_s():
+                called += self._call(host, 1)
+        return called
+
+    def _on_the_way(self, host: _Host) -> int:
+        """How many were called and may still come."""
         now = self._clock()
         host.called = {each: until for each, until in host.called.items() if until > now}
-        free = self._room(host) - host.inside - len(host.called)
-        called = [host.line.popitem(last=False)[0] for _ in range(min(free, len(host.line)))]
-        host.called |= dict.fromkeys(called, now + _ON_THE_WAY_S)
+        return len(host.called)
+
+    def _call(self, host: _Host, most: int) -> list[str]:
+        called = [host.line.popitem(last=False)[0] for _ in range(min(most, len(host.line)))]
+        host.called |= dict.fromkeys(called, self._clock() + _ON_THE_WAY_S)
         return called
 
     @asynccontextmanager

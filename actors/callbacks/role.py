@@ -39,6 +39,7 @@ from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.arrival import Arrival
 from actors.callbacks.breaker import BreakerLimits
 from actors.callbacks.hosts import Hosts
+from actors.callbacks.lines import Lines
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
 from events.callback_address import Target
@@ -93,6 +94,7 @@ class Callbacks:
             most_inside=settings.in_flight // 2,
             breaker=BreakerLimits.of(settings),
         )
+        self._lines = Lines(self._hosts, queue)
         self._held: dict[str, QueueEntry] = {}
         """By job. A second entry of a job that is being handled is ignored, and comes again."""
         self._room = asyncio.Event()
@@ -103,6 +105,7 @@ class Callbacks:
         """Deliver until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
+            tasks.create_task(self._lines.run())
             await keep_trying(lambda: self._pull(tasks), on=LogUnavailable)
 
     async def _renew(self) -> None:
@@ -182,8 +185,8 @@ class Callbacks:
             await self._park(arrival, until)
         await arrival.entry.ack()
 
-    async def _park(self, arrival: Arrival, until: datetime) -> None:
-        await self._queue.park(arrival.entry.job_id, until + arrival.ahead)
+    async def _park(self, arrival: Arrival, until: datetime, *, line: str | None = None) -> None:
+        await self._queue.park(arrival.entry.job_id, until + arrival.ahead, line=line)
 
     async def _come_to_end(self, arrival: Arrival) -> datetime | None:
         """When to come again; None if it is parked already, or nothing is left to do."""
@@ -210,11 +213,13 @@ class Callbacks:
             result = None if turn.wait_s else await self._send(job, url, secrets)
             turn.answered = None if result is None else result.answered
         if result is None:
-            until = utc_now() + timedelta(seconds=turn.wait_s)
-            return await self._withhold(job, delivery, until) if turn.is_withheld else until
+            turn_at = utc_now() + timedelta(seconds=turn.wait_s)
+            until = await self._withhold(job, delivery, turn_at) if turn.is_withheld else turn_at
+            if until is not None:
+                await self._park(arrival, until, line=receiver)
+            return None
         next_at = await self._follow(arrival, job, delivery, result)
-        for job_id in self._hosts.call(receiver):
-            await self._queue.park(job_id, AT_ONCE)
+        await self._lines.call(receiver)
         return next_at
 
     async def _follow(

@@ -15,6 +15,7 @@ from events.bus.puller import Message, Puller, stored_at
 from events.bus.streams import (
     CALLBACKS,
     QUEUE,
+    SCHEDULED_WILDCARD,
     ConsumerSpec,
     callbacks_consumer,
     due_subject,
@@ -33,6 +34,7 @@ _NO_DEADLINE = "-"
 """An entry without content would look like an answer that there is none."""
 _MOST_SUBJECTS = 1000
 """That one look-up asks for."""
+_PAGE = 500
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
 
@@ -138,7 +140,10 @@ class JetStreamJobQueue:
 
 
 class JetStreamCallbackQueue:
-    """See `events.queue.CallbackQueue`. What is parked is a scheduled message (NATS ADR-51)."""
+    """See `events.queue.CallbackQueue`. What is parked is a scheduled message (NATS ADR-51).
+
+    It holds what its delivery stands in line for, or else the id of the job.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -146,16 +151,26 @@ class JetStreamCallbackQueue:
     async def add(self, job_id: str) -> None:
         await _store_first(self._bus, due_subject(job_id), job_id)
 
-    async def park(self, job_id: str, until: datetime) -> None:
+    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
         at = until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         headers = {SCHEDULE: f"@at {at}", SCHEDULE_TARGET: due_subject(job_id)}
         subject = scheduled_subject(job_id)
         try:
             await self._bus.store(
-                subject, job_id.encode(), timeout_s=_STORE_TIMEOUT_S, headers=headers
+                subject, (line or job_id).encode(), timeout_s=_STORE_TIMEOUT_S, headers=headers
             )
         except NoAnswer as error:
             raise LogUnavailable from error
+
+    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
+        after = 0
+        while page := await self._bus.listing(
+            CALLBACKS, SCHEDULED_WILDCARD, after=after, count=_PAGE
+        ):
+            held = {job_id_in(each.subject): each.data.decode() for each in page}
+            if lines := {job_id: line for job_id, line in held.items() if line != job_id}:
+                yield lines
+            after = page[-1].sequence
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
         subjects = [name(job_id) for job_id in job_ids for name in (due_subject, scheduled_subject)]

@@ -27,6 +27,7 @@ REPUBLISH_FROM = "jobs.*.*"
 REPUBLISH_TO = "events.{{wildcard(1)}}.{{wildcard(2)}}"
 PROGRESS_WILDCARD = "progress.*"
 DUE_WILDCARD = "callbacks.due.*"
+SCHEDULED_WILDCARD = "callbacks.scheduled.*"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,16 +202,25 @@ class MemoryCallbackQueue:
         self._messages = _Messages()
         self.parked: dict[str, datetime] = {}
         """When each parked delivery is due."""
+        self._lines: dict[str, str] = {}
+        """Of those that are parked in one."""
 
     async def add(self, job_id: str) -> None:
         if not self._messages.has(_DUE, job_id):
             self._store(job_id)
 
-    async def park(self, job_id: str, until: datetime) -> None:
+    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+        self._leave(job_id)
         self.parked[job_id] = until
+        if line is not None:
+            self._lines[job_id] = line
         asyncio.get_running_loop().call_later(
             max((until - self._clock()).total_seconds(), 0.0), self._release, job_id, until
         )
+
+    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
+        if self._lines:
+            yield dict(self._lines)
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
         return await self.job_ids() & set(job_ids)
@@ -226,8 +235,12 @@ class MemoryCallbackQueue:
     def _release(self, job_id: str, until: datetime) -> None:
         """Make it due, unless it was parked anew meanwhile."""
         if self.parked.get(job_id) == until:
-            del self.parked[job_id]
+            self._leave(job_id)
             self._store(job_id)
+
+    def _leave(self, job_id: str) -> None:
+        self.parked.pop(job_id, None)
+        self._lines.pop(job_id, None)
 
     def _store(self, job_id: str) -> None:
         self._messages.store(_Message(_DUE, job_id, 0.0, stored_at=self._clock()))

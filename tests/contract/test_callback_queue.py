@@ -58,6 +58,24 @@ async def test_parking_again_replaces_the_earlier_time(queue: CallbackQueue) -> 
         assert await due.next(most=1, timeout_s=0.5) == []
 
 
+async def test_what_is_parked_in_a_line_is_found_there_until_it_is_due_or_leaves_it(
+    queue: CallbackQueue,
+) -> None:
+    later = utc_now() + timedelta(hours=1)
+    await queue.add("due")
+    await queue.park("elsewhere", later)
+    await queue.park("slow", later, line="https://slow.example:443")
+    await queue.park("left", later, line="https://slow.example:443")
+    await queue.park("left", later)
+    await queue.park("came", AT_ONCE, line="https://slow.example:443")
+    async with queue.due(most_held=10, hold_s=30) as due:
+        taken: list[str] = []
+        while len(taken) < 2:
+            taken += [entry.job_id for entry in await due.next(most=2, timeout_s=5)]
+    found = [page async for page in queue.in_line()]
+    assert found == [{"slow": "https://slow.example:443"}]
+
+
 async def test_readers_together_hold_no_more_than_is_allowed(queue: CallbackQueue) -> None:
     for _ in range(5):
         await queue.add(new_id())

@@ -64,9 +64,9 @@ class RecordingCallbackQueue(MemoryCallbackQueue):
         super().__init__()
         self.recorded: list[tuple[str, datetime]] = []
 
-    async def park(self, job_id: str, until: datetime) -> None:
+    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
         self.recorded.append((job_id, until))
-        await super().park(job_id, until)
+        await super().park(job_id, until, line=line)
 
 
 @dataclass

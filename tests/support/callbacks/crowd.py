@@ -7,9 +7,13 @@ import selectors
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from actors.callbacks.hosts import Hosts
+from actors.callbacks.lines import Lines
+from events.memory.queues import MemoryCallbackQueue
+from tests.support.events import MORNING
 
 T = TypeVar("T")
 
@@ -35,6 +39,17 @@ def run_in_virtual_time(coroutine: Coroutine[Any, Any, T]) -> T:
         return runner.run(coroutine)
 
 
+class _Queue(MemoryCallbackQueue):
+    """By the clock of the loop. It hands over what is due, and does not keep it."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=_virtual_now)
+        self.entries: asyncio.Queue[str] = asyncio.Queue()
+
+    def _store(self, job_id: str) -> None:
+        self.entries.put_nowait(job_id)
+
+
 @dataclass
 class Crowd:
     """A callback queue with one process that handles its entries one after the other."""
@@ -47,29 +62,39 @@ class Crowd:
     delivered: list[float] = field(default_factory=list)
     delays_s: dict[str, float] = field(default_factory=dict)
     """From being put on the queue to being taken off it for the last time, by callback."""
-    _due: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    _queue: _Queue = field(default_factory=_Queue)
     _seen: set[str] = field(default_factory=set)
-    _parked: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    _held: set[str] = field(default_factory=set)
     _receivers: dict[str, str] = field(default_factory=dict)
     _added: dict[str, float] = field(default_factory=dict)
 
     def add(self, callback: str, receiver: str) -> None:
         self._receivers[callback] = receiver
         self._added[callback] = self._now()
-        self._due.put_nowait(callback)
+        self._queue.entries.put_nowait(callback)
 
     async def run(self, until: float) -> None:
+        """One process; after its end another one may run, with `hosts` of its own."""
+        lines = Lines(self.hosts, self._queue)
+        for callback in self._held:
+            self._queue.entries.put_nowait(callback)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until), asyncio.TaskGroup() as sending:
+                sending.create_task(lines.run())
                 while True:
-                    callback = await self._due.get()
+                    callback = await self._queue.entries.get()
+                    self._held.add(callback)
                     await asyncio.sleep(HANDLING_S)
                     if callback in self._seen:
                         self.woken.append(self._now())
                     self._seen.add(callback)
-                    sending.create_task(self._handle(callback))
+                    sending.create_task(self._handle(callback, lines))
 
-    async def _handle(self, callback: str) -> None:
+    async def _handle(self, callback: str, lines: Lines) -> None:
+        await self._deliver(callback, lines)
+        self._held.discard(callback)
+
+    async def _deliver(self, callback: str, lines: Lines) -> None:
         if callback in self.delays_s:  # it was called while it came by itself
             return
         receiver = self._receivers[callback]
@@ -78,19 +103,17 @@ class Crowd:
                 await asyncio.sleep(self.answers_s[receiver])
                 turn.answered = True
         if turn.wait_s:
-            self._park(callback, turn.wait_s)
+            until = _virtual_now() + timedelta(seconds=turn.wait_s)
+            await self._queue.park(callback, until, line=receiver)
             return
         self.delivered.append(self._now())
         self.delays_s[callback] = self._now() - self._added[callback]
-        for each in self.hosts.call(receiver):
-            self._park(each, 0.0)
-
-    def _park(self, callback: str, wait_s: float) -> None:
-        if callback in self._parked:
-            self._parked[callback].cancel()
-        loop = asyncio.get_running_loop()
-        self._parked[callback] = loop.call_later(wait_s, self._due.put_nowait, callback)
+        await lines.call(receiver)
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _virtual_now() -> datetime:
+    return MORNING + timedelta(seconds=asyncio.get_running_loop().time())

@@ -16,15 +16,17 @@ ALL_SEEN_S = 50.0
 END_S = 250.0
 
 
-async def crowd_of(slow_s: float) -> Crowd:
-    loop = asyncio.get_running_loop()
-    hosts = Hosts(
+def new_hosts() -> Hosts:
+    return Hosts(
         at_once=SETTINGS.per_host,
         most_inside=SETTINGS.in_flight // 2,
         breaker=BreakerLimits.of(SETTINGS),
-        clock=loop.time,
+        clock=asyncio.get_running_loop().time,
     )
-    crowd = Crowd(hosts, {"slow": slow_s, "other": 0.02})
+
+
+async def crowd_of(slow_s: float) -> Crowd:
+    crowd = Crowd(new_hosts(), {"slow": slow_s, "other": 0.02})
     for number in range(CALLBACKS):
         crowd.add(f"slow-{number}", "slow")
     return crowd
@@ -62,3 +64,17 @@ def test_a_receiver_that_becomes_fast_gets_them_as_fast_as_it_takes_them() -> No
 
     crowd = run_in_virtual_time(run())
     assert len(crowd.delays_s) == CALLBACKS
+
+
+def test_a_new_process_gives_a_receiver_those_in_line_as_fast_as_it_takes_them() -> None:
+    async def run() -> Crowd:
+        crowd = await crowd_of(1.0)
+        await crowd.run(ALL_SEEN_S)
+        crowd.hosts, crowd.answers_s = new_hosts(), {"slow": 0.02}
+        await crowd.run(END_S)
+        return crowd
+
+    crowd = run_in_virtual_time(run())
+    assert len(crowd.delays_s) == CALLBACKS
+    rate = SETTINGS.per_host / 0.02
+    assert max(crowd.delivered) < ALL_SEEN_S + 1.5 * CALLBACKS / rate

@@ -1,0 +1,51 @@
+"""The lines before receivers (`hosts.py`), moved on, and found again after a start.
+
+A line is in memory. Each callback in it is parked on the queue, and says there what it stands in
+line for. A line moves as those before it end; one that does not, as after a start, is moved by its
+first callback: what follows if that is delivered comes as fast as the receiver takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.callbacks.hosts import Hosts
+from events.errors import LogFull, LogUnavailable
+from events.queue import AT_ONCE, CallbackQueue
+from events.retry import keep_trying
+
+_PERIOD_S = 1.0
+_MOST_MOVED = 5
+"""So many lines are moved in each period: their receivers may all hang."""
+
+
+class Lines:
+    def __init__(self, hosts: Hosts, queue: CallbackQueue) -> None:
+        self._hosts = hosts
+        self._queue = queue
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await keep_trying(self._find, on=LogUnavailable)
+        while True:
+            await keep_trying(self._move, on=(LogUnavailable, LogFull))
+            await asyncio.sleep(_PERIOD_S)
+
+    async def call(self, receiver: str) -> None:
+        """Let those come for whom the receiver has room now: to be done after each turn.
+
+        Raises LogUnavailable, LogFull.
+        """
+        await self._call(self._hosts.call(receiver))
+
+    async def _find(self) -> None:
+        async for page in self._queue.in_line():
+            for callback, receiver in page.items():
+                self._hosts.stand_in_line(receiver, callback)
+
+    async def _move(self) -> None:
+        await self._call(self._hosts.call_first(_MOST_MOVED))
+
+    async def _call(self, callbacks: list[str]) -> None:
+        for callback in callbacks:
+            await self._queue.park(callback, AT_ONCE)
