@@ -17,8 +17,10 @@ from events.bus.contents import (
     delivery_contents,
     log_contents,
 )
+from events.bus.jetstream_log import JetStreamLog
+from events.bus.streams import DELIVERIES, delivery_subject
 from events.errors import DatabaseUnavailable, LogUnavailable
-from events.log import LogContents
+from events.log import EventLog, LogContents
 from events.queue import QueueContents
 from events.store.archiving.hot_jobs import HotJobs
 from events.store.archiving.segments import Segments
@@ -40,6 +42,9 @@ _CONNECT_TIMEOUT_S = 10.0
 class Places:
     log: LogContents
     deliveries: LogContents
+    event_log: EventLog
+    """The same as `log`, for commands that change it; so is `delivery_log`."""
+    delivery_log: EventLog
     queue: QueueContents
     callbacks: QueueContents
     read_model: ReadModel
@@ -60,6 +65,8 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
         yield Places(
             log=log_contents(bus),
             deliveries=delivery_contents(bus),
+            event_log=JetStreamLog(bus),
+            delivery_log=JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject),
             queue=JetStreamJobEntries(bus),
             callbacks=JetStreamCallbackEntries(bus),
             read_model=ReadModel(database),

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from datetime import date, datetime
 
 from events.archive.archive import SegmentRef
+from events.archive.segment import ArchivedJob
 from events.log import StoredEvent, utc_now
 from events.store.archiving.segments import SegmentState
 from events.store.archiving.writer import ArchiveWriter
 from events.store.maintenance.rebuild import Rebuild
-from events.types import Event
+from events.types import Erased, Event
 from events.wire.cloud_events import MalformedEvent, decode, decode_all
-from serve_app.operations.places import Places
+from serve_app.operations.places import Places, archived_in
 from storage.images import ImageNotFound
 
 _BATCH = 250
@@ -71,6 +72,7 @@ class Rebuilding:
             for start in range(0, len(page), _BATCH):
                 await self._read_log(page[start : start + _BATCH])
         await self._swap(position)
+        await self._purge_older_copies()
         await self._merge_copies()
         await self._forget_lost_segments()
         await self._drop_what_was_removed()
@@ -148,6 +150,31 @@ class Rebuilding:
             if twice := {each for each in scanned if each.id in others}:
                 self._copies[place] |= {ref, *twice}
 
+    async def _purge_older_copies(self) -> None:
+        """Take out of the log what the archive has more of: such jobs have ended, and must not run.
+
+        So it is where the log was restored from a backup that is older than the archive.
+        """
+        places = self._places
+        async for page in places.log.job_ids():
+            for job_id, archived in (await self._archived(page)).items():
+                stored = (await places.log.stored([job_id])).get(job_id, ())
+                if _is_older(stored, archived.events) or _is_before_erasure(stored, archived):
+                    await places.event_log.purge(job_id, upto=stored[-1].sequence)
+        async for page in places.deliveries.job_ids():
+            for job_id, archived in (await self._archived(page)).items():
+                stored = (await places.deliveries.stored([job_id])).get(job_id, ())
+                if _is_older(stored, archived.deliveries):
+                    await places.delivery_log.purge(job_id, upto=stored[-1].sequence)
+
+    async def _archived(self, job_ids: Collection[str]) -> dict[str, ArchivedJob]:
+        """What the archive has of those of these jobs whose rows name a segment."""
+        refs = await self._places.segments.of_jobs(job_ids)
+        found = {
+            job_id: await archived_in(self._places, ref, job_id) for job_id, ref in refs.items()
+        }
+        return {job_id: job for job_id, job in found.items() if job is not None}
+
     async def _merge_copies(self) -> None:
         """Have each job in one segment alone: an erasure rewrites no other.
 
@@ -182,6 +209,20 @@ class Rebuilding:
                 if job_id not in stored and await self._places.segments.find(job_id) is None
             ]
             await self._tables.remove(gone)
+
+
+def _is_older(stored: Sequence[StoredEvent], archived: Sequence[StoredEvent]) -> bool:
+    """Whether it is how the archived events began."""
+    begin = [event.payload for event in archived[: len(stored)]]
+    return 0 < len(stored) < len(archived) and [event.payload for event in stored] == begin
+
+
+def _is_before_erasure(stored: Sequence[StoredEvent], archived: ArchivedJob) -> bool:
+    """Whether the job was erased since; the archive has only the event that says so."""
+    events = decode_all(archived.events, job_id=archived.job_id)
+    if not stored or not events or not isinstance(events[-1].data, Erased):
+        return False
+    return archived.events[-1].payload not in {event.payload for event in stored}
 
 
 def _events(stored: Mapping[str, Sequence[StoredEvent]]) -> list[Event]:

@@ -89,6 +89,8 @@ class Installation:
         return Places(
             log=self.log_contents,
             deliveries=self.delivery_contents,
+            event_log=self.log,
+            delivery_log=self.deliveries,
             queue=MemoryQueueContents(self.queue),
             callbacks=MemoryQueueContents(self.callbacks),
             read_model=self.read_model,
