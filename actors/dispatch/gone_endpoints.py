@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from actors.dispatch.cluster import ActorUnavailable, Cluster
 from actors.dispatch.names import ALL_WORKERS, endpoint_of, endpoint_prefix
@@ -57,19 +58,24 @@ class GoneEndpoints:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            try:
-                await self.sweep()
-            except _PASSING as error:
-                fields = {"action": "remove_endpoint", "error": str(error)}
-                logger.warning("could not look for endpoints that are gone", extra=fields)
-            except Exception:
-                logger.exception("endpoint not removed", extra={"action": "remove_endpoint"})
+            await self._attempt(self.sweep)
             await asyncio.sleep(self._grace_s / 4)
+
+    async def _attempt(self, step: Callable[[], Awaitable[None]], **fields: str) -> None:
+        """What fails is tried in the next sweep, and holds up no other endpoint."""
+        try:
+            await step()
+        except _PASSING as error:
+            fields |= {"action": "remove_endpoint", "error": str(error)}
+            logger.warning("could not look for endpoints that are gone", extra=fields)
+        except Exception:
+            fields |= {"action": "remove_endpoint"}
+            logger.exception("endpoint not removed", extra=fields)
 
     async def sweep(self) -> None:
         """Remove what has been gone for the grace period.
 
-        Raises LogUnavailable, ReadTimeout, DatabaseUnavailable, ActorUnavailable.
+        Raises LogUnavailable, DatabaseUnavailable, ActorUnavailable where it cannot be told.
         """
         workers = await self._cluster.workers(ALL_WORKERS)
         left = await self._queue.endpoints() | {endpoint_of(worker) for worker in workers}
@@ -79,7 +85,8 @@ class GoneEndpoints:
         self._gone_since = {id: self._gone_since.get(id, now) for id in sorted(gone)}
         for endpoint, since in self._gone_since.items():
             if now - since >= self._grace_s:
-                await (self._remove(endpoint) if endpoint in noted else self._expire(endpoint))
+                settle = self._remove if endpoint in noted else self._expire
+                await self._attempt(partial(settle, endpoint), endpoint=endpoint)
 
     async def _remove(self, endpoint: str) -> None:
         """Jobs first: one that runs has ended before its worker goes, and is no failed attempt."""
@@ -97,6 +104,8 @@ class GoneEndpoints:
     async def _expire(self, endpoint: str) -> None:
         """No dispatcher has its queue, so nobody else ends what has run out of time."""
         jobs = await self._end_jobs(endpoint, Expire(utc_now(), _unknown_message(endpoint)))
+        if jobs is None:
+            return  # it is back
         fields = {"action": "unknown_endpoint", "endpoint": endpoint, "jobs": jobs}
         logger.warning("endpoint has no row, and nobody removed it", extra=fields)
 
@@ -108,7 +117,7 @@ class GoneEndpoints:
                 return None
             ends = await asyncio.gather(*(self._end_job(endpoint, job, command) for job in page))
             after, ended = page[-1].position, ended + sum(ends)
-        return ended
+        return None if await self._endpoints.get(endpoint) is not None else ended
 
     async def _end_job(self, endpoint: str, queued: QueuedJob, command: GiveUp | Expire) -> bool:
         """False if it waits on, or only a later version can read the job, and end it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from actors.dispatch.cluster import ActorUnavailable
 from actors.dispatch.gone_endpoints import GoneEndpoints
 from events.decisions import Cancel, Submit
 from events.errors import JobOfLaterVersion
@@ -100,6 +101,37 @@ async def test_a_database_that_lost_its_rows_removes_no_endpoint(
     assert (await bench.job(job_id)).end is None
     assert await bench.queue.endpoints() == {"slow"}
     assert set(bench.cluster.groups) == {"worker:slow:d1:0"}
+
+
+async def test_an_endpoint_that_cannot_be_removed_holds_up_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(worker: str, **_: object) -> None:
+        raise ActorUnavailable(worker)
+
+    monkeypatch.setattr(bench.cluster, "remove", refuse)
+    await bench.dispatched("fast")
+    await bench.endpoints.note(["later"])
+    job_id = await bench.submit("later")
+    await bench.after(0)
+    await bench.after(GRACE_S)
+    assert (await bench.job(job_id)).end is not None
+
+
+async def test_an_endpoint_that_is_back_at_the_last_moment_keeps_its_workers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.dispatched("fast")
+    await bench.after(0)
+    noted = bench.endpoints.noted
+
+    async def back_meanwhile() -> set[str]:
+        await bench.endpoints.put(Endpoint("fast"))
+        return await noted()
+
+    monkeypatch.setattr(bench.endpoints, "noted", back_meanwhile)
+    await bench.after(GRACE_S)
+    assert set(bench.cluster.groups) == {"worker:fast:d1:0"}
 
 
 async def test_a_job_of_an_endpoint_that_nobody_knows_ends_at_its_deadline(bench: Bench) -> None:
