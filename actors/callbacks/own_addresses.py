@@ -30,7 +30,7 @@ def own_services(
     public = _host_and_port(http.effective_public_url)
     if public is not None and literal(public[0]) is not None:
         yield public
-    nats_urls = log.nats_url.get_secret_value().split(",") if log.nats_url else []
+    nats_urls = map(_nats_url, log.nats_url.get_secret_value().split(",")) if log.nats_url else []
     proxy_urls = [callbacks.proxy.get_secret_value()] if callbacks.proxy else []
     for url in (*nats_urls, *proxy_urls, stores.effective_database_url):
         if found := _host_and_port(url.strip()):
@@ -45,6 +45,11 @@ def interface_addresses() -> set[Address]:
             with suppress(ValueError):  # the address of a link
                 found.add(ip_address(each.address.partition("%")[0]))
     return found
+
+
+def _nats_url(url: str) -> str:
+    """nats-py takes one without a scheme, too."""
+    return url if "://" in url else f"nats://{url.strip()}"
 
 
 def _host_and_port(url: str) -> tuple[str, int] | None:

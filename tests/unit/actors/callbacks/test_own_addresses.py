@@ -18,7 +18,7 @@ def test_what_the_settings_name_is_the_services_own() -> None:
         host="0.0.0.0",
         port=9000,
         public_url="https://9.9.9.9/darkroom",
-        nats_url="nats://service:password@nats-1,nats://nats-2:4333",
+        nats_url="nats://service:password@nats-1,nats://nats-2:4333,nats-3:4222,user:pass@nats-4",
         database_url="postgresql+asyncpg://user:password@db/darkroom",
         callback_proxy="http://user:password@proxy:3128",
     ) == {
@@ -26,6 +26,8 @@ def test_what_the_settings_name_is_the_services_own() -> None:
         ("9.9.9.9", 443),
         ("nats-1", 4222),
         ("nats-2", 4333),
+        ("nats-3", 4222),
+        ("nats-4", 4222),
         ("db", 5432),
         ("proxy", 3128),
     }
