@@ -37,9 +37,11 @@ from benchmarks._many_jobs import Mould, log_bytes, nats_server, publish, put_ro
 from benchmarks._report import console, print_hardware, print_table
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
+from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import utc_now
 from events.result import result_of
+from events.retry import keep_trying
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.maintenance.rebuild import Rebuild
@@ -99,7 +101,7 @@ class Bench:
         self.job_ids += job_ids
 
     async def archive(self) -> None:
-        while await self.archiver.round():
+        while await keep_trying(self.archiver.round, on=LogUnavailable, fields={}):
             pass
 
     async def result(self, job_id: str) -> None:

@@ -199,7 +199,7 @@ class Archiver:
             logger.info("jobs archived", extra=fields)
 
     async def _purge(self, jobs: Iterable[ArchivedJob]) -> None:
-        """Take out of the log what the archive has of these jobs."""
+        """Take out of the log what the archive has of these jobs. Raises LogUnavailable."""
         turns = asyncio.Semaphore(self._settings.purges_at_once)
 
         async def purge(log: EventLog, job_id: str, events: Sequence[StoredEvent]) -> None:
@@ -207,10 +207,13 @@ class Archiver:
                 async with turns:
                     await log.purge(job_id, upto=events[-1].sequence)
 
-        async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(purge(self._deliveries, job.job_id, job.deliveries))
-                group.create_task(purge(self._log, job.job_id, job.events))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for job in jobs:
+                    group.create_task(purge(self._deliveries, job.job_id, job.deliveries))
+                    group.create_task(purge(self._log, job.job_id, job.events))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
 
 
 @contextmanager
