@@ -37,7 +37,9 @@ def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int
     metrics_port, stats_port, http_port, grpc_port = ports
     with held_ports(_REPLICA_PORTS) as replicas:
         pass  # a replica shares its port with nobody, and takes the next one if it is taken
-    os.environ |= _RAY_ENVIRONMENT | _haproxy(data_dir, metrics_port, stats_port)
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # what an operator set stays
+    os.environ |= _haproxy(data_dir, metrics_port, stats_port)
     os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",

@@ -156,4 +156,5 @@ def _environment(machine: Machine) -> dict[str, str]:
     }
     if machine.is_cluster:
         variables["DARKROOM_DATABASE_URL"] = machine.database_url
+        variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # else no node may join
     return variables
