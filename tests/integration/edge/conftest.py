@@ -158,7 +158,9 @@ def _haproxy_on(ports: range, folder: Path, replica_port: int) -> Iterator[int]:
     server = ServerConfig("replica", "127.0.0.1", replica_port)
     api.set_backend_configs({"app": BackendConfig("app", "/", servers=[server], app_name="app")})
     api._generate_config_file_internal()
-    launcher = environment(HttpSettings(**SHORT), folder)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    launcher = environment(HttpSettings(port=ports[0], **SHORT), folder)[
+        "RAY_SERVE_HAPROXY_BINARY_PATH"
+    ]
     with (folder / "haproxy.log").open("wb") as log:
         process = subprocess.Popen([launcher, "-db", "-f", str(path)], stdout=log, stderr=log)
     try:
