@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -100,11 +101,14 @@ def limits(settings: HttpSettings) -> str:
 
 def _addresses(settings: HttpSettings) -> list[str]:
     """Where the frontend listens. Serve asks it on the loopback address whether it is there."""
-    if settings.host == "0.0.0.0":
-        return [settings.netloc]
-    if settings.host == "::":
-        return [f"{settings.netloc} v4v6"]
-    return list(dict.fromkeys((f"{_LOOPBACK}:{settings.port}", settings.netloc)))
+    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    host = str(found[0][4][0])  # a name may be one of the loopback address
+    if host == "0.0.0.0":
+        return [f"{host}:{settings.port}"]
+    if host == "::":
+        return [f"[{host}]:{settings.port} v4v6"]
+    bracketed = f"[{host}]" if ":" in host else host
+    return [f"{each}:{settings.port}" for each in dict.fromkeys((_LOOPBACK, bracketed))]
 
 
 def limited(configuration: str, lines: str) -> str:
