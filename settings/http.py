@@ -14,7 +14,7 @@ class HttpSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     host: str = "127.0.0.1"
-    """The address that the HTTP API listens on."""
+    """The address that the HTTP API listens on. `darkroom up` listens on 127.0.0.1, too."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """The port that the HTTP API listens on."""
     public_url: str | None = None
