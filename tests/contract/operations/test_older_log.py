@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from actors.archiving import open_archive
 from events.ids import new_id
 from events.log import Appended
 from events.memory.log import MemoryLog
-from events.store.database import Database
-from events.store.maintenance.rebuild import Rebuild
 from events.types import CallbackDelivered, Event, RedeliveryRequested
-from serve_app.operations.rebuilding import Rebuilding
-from tests.support.operations.installation import NOW, Installation
-
-
-async def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-async def installation(database: Database, tmp_path: Path) -> Installation:
-    installation = Installation(tmp_path / "images", database)
-    await installation.fill()
-    return installation
-
-
-async def rebuild(installation: Installation) -> None:
-    writer = open_archive(installation.database, installation.images, now=lambda: NOW).writer
-    tables = Rebuild(installation.database)
-    await Rebuilding(installation.places, tables, writer=writer, on_batch=nothing).run()
+from tests.support.operations.installation import Installation
+from tests.support.operations.rebuild import rebuild
 
 
 async def put_back(log: MemoryLog, events: Sequence[Event]) -> None:

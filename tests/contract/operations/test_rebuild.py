@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from actors.archiving import open_archive
 from events.archive.archive import SegmentRef
 from events.errors import SegmentBroken
 from events.ids import new_id
@@ -19,36 +17,8 @@ from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
 from events.store.tables import CHECKPOINTS, ERASURES, IMAGES, JOBS
 from events.types import Cancelled, Completed, RedeliveryRequested
-from serve_app.operations.rebuilding import Rebuilding
 from tests.support.operations.installation import NOW, Installation
-
-
-async def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-async def installation(database: Database, tmp_path: Path) -> Installation:
-    installation = Installation(tmp_path / "images", database)
-    await installation.fill()
-    return installation
-
-
-async def rebuild(
-    installation: Installation,
-    on_batch: Callable[[], Awaitable[None]] = nothing,
-    *,
-    tables: Rebuild | None = None,
-) -> Rebuilding:
-    rebuilding = Rebuilding(
-        installation.places,
-        tables or Rebuild(installation.database, now=lambda: NOW),
-        writer=open_archive(installation.database, installation.images).writer,
-        on_batch=on_batch,
-        now=lambda: NOW,
-    )
-    await rebuilding.run()
-    return rebuilding
+from tests.support.operations.rebuild import rebuild
 
 
 async def rows(database: Database) -> list[list[Mapping[str, Any]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,35 +16,17 @@ from events.archive.archive import SegmentRef
 from events.archive.segment import ArchivedJob, pack
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
-from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
 from events.store.tables import CHECKPOINTS
 from events.types import Erased
 from events.wire.cloud_events import decode
-from serve_app.operations.rebuilding import Rebuilding
 from storage.images import ImageNotFound
 from tests.support.operations.installation import NOW, Installation
-
-
-async def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-async def installation(database: Database, tmp_path: Path) -> Installation:
-    installation = Installation(tmp_path / "images", database)
-    await installation.fill()
-    return installation
+from tests.support.operations.rebuild import rebuild
 
 
 def archiving_of(installation: Installation) -> Archiving:
     return open_archive(installation.database, installation.images, now=lambda: NOW)
-
-
-async def rebuild(installation: Installation) -> None:
-    writer = archiving_of(installation).writer
-    tables = Rebuild(installation.database)
-    await Rebuilding(installation.places, tables, writer=writer, on_batch=nothing).run()
 
 
 async def lose_tables(installation: Installation, *others: str) -> None:
@@ -122,9 +103,8 @@ async def test_images_of_archived_jobs_stay_while_no_row_names_them(
         raise DatabaseUnavailable
 
     tables.swap = dying  # type: ignore[method-assign] # after everything was read
-    writer = archiving_of(installation).writer
     with pytest.raises(DatabaseUnavailable):
-        await Rebuilding(installation.places, tables, writer=writer, on_batch=nothing).run()
+        await rebuild(installation, tables=tables)
     await sweep(installation)
     assert [await has_file(installation, each) for each in (key, upload)] == [True, True]
     await rebuild(installation)

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from events.store.database import Database
 from events.store.maintenance import contents
 from events.store.tables import JOBS
 from tests.support.operations.installation import NOW, Installation
-
-
-@pytest.fixture
-async def installation(database: Database, tmp_path: Path) -> Installation:
-    installation = Installation(tmp_path / "images", database)
-    await installation.fill()
-    return installation
 
 
 async def all_of(pages: AsyncGenerator[list[str]]) -> list[str]:

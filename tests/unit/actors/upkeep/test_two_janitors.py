@@ -45,6 +45,14 @@ def stall(
     return lambda: happened
 
 
+async def another_job(house: House, job_id: str) -> None:
+    """The job is removed by another janitor, and the next one of its id comes."""
+    await house.janitor("other").round()
+    assert await house.traces(job_id) == set()
+    await house.job(job_id=job_id)
+    await house.project()
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     "step",
@@ -64,13 +72,7 @@ async def test_the_next_job_of_the_id_of_a_removed_one_is_whole(
     await house.project()
     house.clock.time += 8 * DAY
 
-    async def meanwhile() -> None:
-        await house.janitor("other").round()
-        assert await house.traces(job_id) == set()
-        await house.job(job_id=job_id)
-        await house.project()
-
-    happened = stall(house, monkeypatch, step, meanwhile, after=after)
+    happened = stall(house, monkeypatch, step, lambda: another_job(house, job_id), after=after)
     await house.janitor().round()
     assert happened()
     assert await house.traces(job_id) == ALL
@@ -100,13 +102,7 @@ async def test_the_next_job_of_the_id_of_one_of_a_removed_segment_is_whole(
     assert await house.log.read(job_id) == []
     house.clock.time += 9 * DAY
 
-    async def meanwhile() -> None:
-        await house.janitor("other").round()
-        assert await house.traces(job_id) == set()
-        await house.job(job_id=job_id)
-        await house.project()
-
-    happened = stall(house, monkeypatch, step, meanwhile, after=after)
+    happened = stall(house, monkeypatch, step, lambda: another_job(house, job_id), after=after)
     await house.janitor().round()
     assert happened()
     assert await house.traces(job_id) == ALL
