@@ -38,6 +38,9 @@ SHORT: dict[str, Any] = {
 }
 """Short times and small numbers, so that each is reached within a test's patience."""
 
+PATIENCE_S = 20.0
+"""Far longer than any of these times, on a slow machine too; far shorter than without them."""
+
 
 @dataclass(frozen=True)
 class Front:
@@ -46,11 +49,11 @@ class Front:
     port: int
     key: str
 
-    def connect(self, source: str = "127.0.0.1", *, timeout_s: float = 8.0) -> socket.socket:
+    def connect(self, source: str = "127.0.0.1", *, timeout_s: float = 30.0) -> socket.socket:
         address = ("127.0.0.1", self.port)
         return socket.create_connection(address, timeout_s, source_address=(source, 0))
 
-    def ask(self, request: bytes, *, timeout_s: float = 8.0, source: str = "127.0.0.1") -> bytes:
+    def ask(self, request: bytes, *, timeout_s: float = 30.0, source: str = "127.0.0.1") -> bytes:
         """All that is answered until the connection is closed; what was not closed fails."""
         with self.connect(source, timeout_s=timeout_s) as connection:
             with suppress(BrokenPipeError, ConnectionResetError):  # its answer is read all the same
@@ -80,10 +83,24 @@ def received(connection: socket.socket) -> bytes:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    folder = tmp_path_factory.mktemp("front")
-    with _replica(folder) as (port, key), _haproxy(folder, port) as front_port:
+    with _running_front(tmp_path_factory.mktemp("front"), SHORT) as front:
+        yield front
+
+
+@pytest.fixture
+def patient_front(tmp_path: Path) -> Iterator[Front]:
+    """Waits for callers for longer than a test takes, however slow the machine is."""
+    with _running_front(
+        tmp_path, SHORT | {"header_timeout_s": 60.0, "silence_timeout_s": 60.0}
+    ) as front:
+        yield front
+
+
+@contextmanager
+def _running_front(folder: Path, limits: dict[str, Any]) -> Iterator[Front]:
+    with _replica(folder, limits) as (port, key), _haproxy(folder, port, limits) as front_port:
         front = Front(front_port, key)
-        give_up_at = time.monotonic() + 20
+        give_up_at = time.monotonic() + 60
         while not front.ask(get("/health/live")).startswith(b"HTTP/1.1 200"):
             assert time.monotonic() < give_up_at
             time.sleep(0.1)
@@ -91,13 +108,13 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 @contextmanager
-def _replica(folder: Path) -> Iterator[tuple[int, str]]:
+def _replica(folder: Path, limits: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """Runs one replica in a thread; gives its port, and a key."""
     ready, stop = threading.Event(), threading.Event()
     found: list[tuple[int, str]] = []
 
     async def run() -> None:
-        async with running_edge(folder, **SHORT) as edge:
+        async with running_edge(folder, **limits) as edge:
             key = await edge.key()
             async with _listening(edge.app) as port:
                 found.append((port, key))
@@ -107,11 +124,11 @@ def _replica(folder: Path) -> Iterator[tuple[int, str]]:
     thread = threading.Thread(target=asyncio.run, args=(run(),), name="replica")
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(60)
         yield found[0]
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
 
 
 @asynccontextmanager
@@ -136,13 +153,15 @@ async def _listening(app: Any) -> AsyncGenerator[int]:
 
 
 @contextmanager
-def _haproxy(folder: Path, replica_port: int) -> Iterator[int]:
+def _haproxy(folder: Path, replica_port: int, limits: dict[str, Any]) -> Iterator[int]:
     """Runs HAProxy with Serve's own configuration and our limits; gives its port."""
     with held_ports(3) as ports:
-        yield from _haproxy_on(ports, folder, replica_port)
+        yield from _haproxy_on(ports, folder, replica_port, limits)
 
 
-def _haproxy_on(ports: range, folder: Path, replica_port: int) -> Iterator[int]:
+def _haproxy_on(
+    ports: range, folder: Path, replica_port: int, limits: dict[str, Any]
+) -> Iterator[int]:
     path = folder / "haproxy.cfg"
     api = HAProxyApi(
         HAProxyConfig(
@@ -158,13 +177,13 @@ def _haproxy_on(ports: range, folder: Path, replica_port: int) -> Iterator[int]:
     server = ServerConfig("replica", "127.0.0.1", replica_port)
     api.set_backend_configs({"app": BackendConfig("app", "/", servers=[server], app_name="app")})
     api._generate_config_file_internal()
-    launcher = environment(HttpSettings(port=ports[0], **SHORT), folder)[
+    launcher = environment(HttpSettings(port=ports[0], **limits), folder)[
         "RAY_SERVE_HAPROXY_BINARY_PATH"
     ]
     with (folder / "haproxy.log").open("wb") as log:
         process = subprocess.Popen([launcher, "-db", "-f", str(path)], stdout=log, stderr=log)
     try:
-        give_up_at = time.monotonic() + 20
+        give_up_at = time.monotonic() + 60
         while not _listens(ports[0]):
             assert process.poll() is None, (folder / "haproxy.log").read_text()
             assert time.monotonic() < give_up_at
@@ -172,7 +191,7 @@ def _haproxy_on(ports: range, folder: Path, replica_port: int) -> Iterator[int]:
         yield ports[0]
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
 
 
 def _listens(port: int) -> bool:

