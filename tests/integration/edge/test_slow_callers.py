@@ -26,11 +26,22 @@ def trickle(connection: socket.socket, text: bytes, *, pause_s: float = 0.2) -> 
     return float("inf")
 
 
+def connecting(front: Front, source: str) -> socket.socket:
+    """A connection that may be established, refused or reset later."""
+    connection = socket.socket()
+    connection.bind((source, 0))
+    connection.setblocking(False)
+    connection.connect_ex(("127.0.0.1", front.port))
+    return connection
+
+
 def test_one_address_has_so_many_connections(patient_front: Front) -> None:
     most = SHORT["max_connections_per_address"]
     give_up_at = time.monotonic() + PATIENCE_S
     with ExitStack() as stack:
-        held = [stack.enter_context(patient_front.connect("127.0.0.9")) for _ in range(most + 20)]
+        held = [
+            stack.enter_context(connecting(patient_front, "127.0.0.9")) for _ in range(most + 20)
+        ]
         while len(closed := _closed(held)) < 20:  # which of them, its threads decide
             assert time.monotonic() < give_up_at
             time.sleep(0.1)
@@ -82,8 +93,5 @@ def test_a_slow_body_is_given_up(front: Front, *, has_key: bool) -> None:
 def test_slow_connections_of_many_addresses_stop_no_other_caller(patient_front: Front) -> None:
     with ExitStack() as stack:
         for address in ADDRESSES * 200:
-            connection = stack.enter_context(socket.socket())
-            connection.bind((address, 0))
-            connection.setblocking(False)
-            connection.connect_ex(("127.0.0.1", patient_front.port))
+            stack.enter_context(connecting(patient_front, address))
         assert max(patient_front.live_s() for _ in range(20)) < PATIENCE_S
