@@ -17,7 +17,7 @@ from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion, workflow
 from tests.support.subscriber import subscription
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 # ruff: noqa: E501 - graphs read best a node a line
 
@@ -265,7 +265,7 @@ def test_a_revoked_key_stops_working(service: Service) -> None:
     def is_refused() -> bool:
         return service.http.get("/v1/jobs", headers=headers).status_code == 401
 
-    asyncio.run(eventually(is_refused, within_s=10))
+    asyncio.run(eventually(is_refused))
 
 
 def test_secrets_on_disk_are_the_owners_alone(service: Service) -> None:

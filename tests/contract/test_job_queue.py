@@ -26,7 +26,7 @@ def queue(request: pytest.FixtureRequest) -> JobQueue:
     return JetStreamJobQueue(request.getfixturevalue("bus"), lease_s=LEASE_S)
 
 
-async def taken(entries: EntryReader, *, within_s: float = 5.0) -> QueueEntry:
+async def taken(entries: EntryReader, *, within_s: float = 30.0) -> QueueEntry:
     [entry] = await entries.next(most=1, timeout_s=within_s)
     return entry
 

@@ -56,7 +56,7 @@ async def role(world: World, folder: Path) -> AsyncGenerator[None]:
         await process.wait()
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 async def test_each_delivery_ends_once_and_has_one_id(world: World, tmp_path: Path) -> None:
     async with (
         Receiver([status(200, after_s=0.01)]) as healthy,

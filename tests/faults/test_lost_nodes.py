@@ -20,7 +20,7 @@ from actors.dispatch.cluster import ActorDied, ActorLost
 from actors.dispatch.ray_actors import RayJobActor
 from events.queue import QueueEntry
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(1200)
 
 
 HERE = {"node_ip_address": "127.0.0.1"}

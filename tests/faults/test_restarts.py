@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.service import Service, diffusion
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture

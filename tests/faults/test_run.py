@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.run import run
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 async def test_every_invariant_holds_after_faults_under_load(tmp_path: Path) -> None:

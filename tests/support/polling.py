@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float = 60.0) -> T:
+async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float = 180.0) -> T:
     """The first true answer of `check`; an AssertionError with the last one when time is up."""
     give_up_at, pause_s = time.monotonic() + within_s, 0.001
     while True:

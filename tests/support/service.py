@@ -27,8 +27,8 @@ import examples.service
 from tests.support.subscriber import stored_events
 
 CHECKPOINT = "darkroom-tiny.safetensors"
-READY_TIMEOUT_S = 90.0
-END_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 240.0
+END_TIMEOUT_S = 400.0
 """A busy machine makes two-threaded torch many times slower."""
 
 # Short times, so that what must come back comes back within a test's patience.

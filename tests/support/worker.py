@@ -133,7 +133,7 @@ class Bench:
         await self.queue.add("default", LANE, job_id)
         return job_id
 
-    async def entry(self, *, within_s: float = 5.0) -> QueueEntry:
+    async def entry(self, *, within_s: float = 30.0) -> QueueEntry:
         entries = await self.lane.next(most=1, timeout_s=within_s)
         assert entries, "no entry was delivered"
         return entries[0]

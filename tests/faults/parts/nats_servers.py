@@ -104,7 +104,7 @@ class NatsServers:
     def ports(self) -> list[int]:
         return [node.port for node in self.nodes]
 
-    async def wait_ready(self, *, within_s: float = 30.0) -> None:
+    async def wait_ready(self, *, within_s: float = 120.0) -> None:
         """Returns once JetStream answers. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:

@@ -63,7 +63,7 @@ class Processes:
                 reached.append(pid)
         return reached
 
-    def end(self, *, within_s: float = 10.0) -> None:
+    def end(self, *, within_s: float = 60.0) -> None:
         """Go on, stop, and then be killed: none is left."""
         for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 3.0)):
             self.signal([each.pid for each in self.all()], number)

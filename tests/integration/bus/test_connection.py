@@ -69,7 +69,7 @@ async def test_a_subscription_whose_server_is_slow_leaves_the_connection_working
     with paused(nats_server), suppress(LogUnavailable):
         async with asyncio.timeout(4), bus.subscribe(SUBJECT):
             pass
-    await eventually(lambda: stores(bus), within_s=3)
+    await eventually(lambda: stores(bus))
 
 
 async def test_a_subscriber_that_is_cancelled_leaves_nothing_behind(
@@ -95,8 +95,8 @@ async def test_a_subscriber_that_is_cancelled_leaves_nothing_behind(
         return False
 
     async with operator(nats_server) as client:
-        await eventually(nobody_listens, within_s=3)
-    await eventually(lambda: stores(bus), within_s=3)
+        await eventually(nobody_listens)
+    await eventually(lambda: stores(bus))
 
 
 async def test_what_is_published_after_the_subscription_is_heard(bus: Bus) -> None:

@@ -43,7 +43,7 @@ async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus
             return False
         return True
 
-    await eventually(queued, within_s=5)
+    await eventually(queued)
     assert await queue.made_at() > made_at
     async with queue.lane("default", 1) as lane:
         assert len(await lane.next(most=1, timeout_s=2)) == 1
@@ -54,7 +54,7 @@ async def test_a_stream_that_only_a_writer_misses_is_made_again(
 ) -> None:
     async with operator(nats_server) as client:
         await client.jetstream().delete_stream(CANARY)
-    await eventually(lambda: stores(bus), within_s=5)
+    await eventually(lambda: stores(bus))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_a_reconnected_bus_leaves_a_newer_configuration_alone(
         config = (await js.stream_info(JOBS)).config
         await js.update_stream(config.evolve(duplicate_window=60.0))
         await js.delete_stream(QUEUE)
-        await eventually(lambda: stores(bus, "queue.a.1.b"), within_s=5)
+        await eventually(lambda: stores(bus, "queue.a.1.b"))
         info = await js.stream_info(JOBS)
     assert info.config.duplicate_window == 60.0
 
