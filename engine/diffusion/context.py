@@ -119,7 +119,7 @@ class Context:
             return model, clip
         networks = Networks(model.unet, clip.encoders if clip is not None else ())
         changed: Networks = yield Load(
-            (LORAS, name, networks, model_strength, clip_strength),
+            (LORAS, name, networks.key, model_strength, clip_strength),
             lambda: with_lora(
                 self._store,
                 name,

@@ -10,7 +10,7 @@ import copy
 import logging
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,6 +106,11 @@ class Networks:
 
     unet: Any
     text_encoders: tuple[TextEncoder, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the same networks; it does not keep them in memory."""
+        return tuple(weakref.ref(each) for each in (self.unet, *self.text_encoders))
 
 
 def with_lora(
