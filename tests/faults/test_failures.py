@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -94,26 +95,37 @@ def test_a_job_under_which_the_engine_dies_again_and_again_fails_alone(chaos: Se
     guilty = chaos.submit("diffusion", diffusion(seed=1) | LONG | {"steps": 150, "batch_size": 4})
     neighbours = [chaos.submit("diffusion", diffusion(seed=seed) | LONG) for seed in (2, 3, 4)]
     wait_running(chaos, neighbours[0])
-    for attempt in (1, 2, 3):
-        wait_for_steps(chaos, guilty, attempt)
+    attempts = 0
+    while attempts := wait_for_steps(chaos, guilty, attempts):
         chaos.engine().kill()
     result = chaos.ended(guilty)
     assert result["status"] == 2
-    text = "Gave up after 3 attempts, 2 of them with no other job on the engine: The engine died"
-    assert result["message"].startswith(text)
+    text = r"Gave up after \d attempts, \d of them with no other job on the engine: The engine died"
+    assert re.match(text, result["message"])
     starts = [each["data"] for each in chaos.events(guilty) if each["type"].endswith("started.v1")]
-    assert [start.get("exclusive") for start in starts] == [None, True, True]
+    # One that found no engine yet is spared, so there may be more than three.
+    first, *others = [start.get("exclusive") for start in starts]
+    assert first is None
+    assert len(others) >= 2
+    assert all(others)
     for job_id in neighbours:
         assert chaos.ended(job_id)["status"] == 1, chaos.events(job_id)
         check_ended_once(chaos, job_id)
 
 
-def wait_for_steps(service: Service, job_id: str, attempt: int) -> None:
-    """Returns while the engine works for this attempt at the job."""
-    job = f"/v1/jobs/{job_id}"
-    asyncio.run(eventually(lambda: service.http.get(job).json()["attempts"] == attempt))
+def wait_for_steps(service: Service, job_id: str, attempts: int) -> int:
+    """Returns while the engine works for a later attempt at the job: which one; 0 once it ended."""
     before = service.result(job_id).get("progress")
-    asyncio.run(eventually(lambda: service.result(job_id).get("progress") != before))
+
+    def some_attempt() -> list[int]:
+        result = service.result(job_id)
+        if result["status"] != 0:
+            return [0]
+        has_steps = result.get("progress") not in (None, before)
+        attempt: int = service.http.get(f"/v1/jobs/{job_id}").json()["attempts"]
+        return [attempt] if has_steps and attempt > attempts else []
+
+    return asyncio.run(eventually(some_attempt))[0]
 
 
 def test_nats_killed_in_the_middle_of_a_job(
@@ -173,7 +185,7 @@ def test_while_the_log_is_down_nothing_is_accepted_and_no_job_appears_later(
     assert answer.json()["error"]["type"] == "unavailable"
     assert int(answer.headers["Retry-After"]) > 0
     asyncio.run(eventually(chaos.is_ready))
-    known = chaos.submit("diffusion", diffusion(seed=1))
+    known = asyncio.run(eventually(lambda: accepted(chaos)))
     assert chaos.ended(known)["status"] == 1
     asyncio.run(eventually(lambda: known in job_ids(chaos)))
     assert job_ids(chaos) == before | {known}
@@ -220,6 +232,12 @@ def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(
         assert result["status"] == 1
         assert json.loads(receiver.bodies.get(timeout=60)) == result
     check_ended_once(chaos, job_id)
+
+
+def accepted(service: Service) -> str:
+    """The id of a new job; empty where it is refused, as while a replica does not know the log."""
+    answer = service.http.post("/diffusion/v1/generate", json=diffusion(seed=1))
+    return str(answer.json()["request_id"]) if answer.status_code == 202 else ""
 
 
 def job_ids(service: Service) -> set[str]:
