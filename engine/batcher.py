@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 from engine.activity import ActivityKind, ActivityMonitor, OnActive, ignore_active
 from engine.batch_limits import BatchLimits
 from engine.errors import OutOfMemory
+from engine.stages import Stage, StageClock
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ class Request(ABC):
     """Device work that a node waits for."""
 
     activity: ClassVar[ActivityKind] = ActivityKind.CALL
+    stage: ClassVar[Stage | None] = None
     rows: int
     """How many rows of a device call it takes."""
 
@@ -73,12 +75,14 @@ class Member:
     is_alone: bool = False
     """Whether it shares no device call with other runs."""
     on_active: OnActive = ignore_active
+    stages: StageClock = field(default_factory=StageClock)
 
 
 @dataclass(eq=False, slots=True, frozen=True)
 class _Waiting:
     member: Member
     request: Request
+    rows: int
 
     def may_join(self, other: _Waiting) -> bool:
         """Whether one call may serve both."""
@@ -137,7 +141,10 @@ class Batcher:
         left = [each for each in self._queue if each not in taken]
         self._queue = sorted(left, key=lambda each: each.member in served)
         answers: dict[Member, list[Answer]] = {}
+        call_rows = sum(each.rows for each in group)
         for waiting, result in zip(group, results, strict=True):
+            stage = waiting.request.stage
+            waiting.member.stages.end(stage, rows=waiting.rows, call_rows=call_rows)
             answers.setdefault(waiting.member, []).append((waiting.request, result))
         return answers
 
@@ -146,9 +153,9 @@ class Batcher:
         room = self.limits.max_rows(first.request.key)
         group: list[_Waiting] = []
         for waiting in _round_robin(each for each in self._queue if each.may_join(first)):
-            if group and waiting.request.rows > room:
+            if group and waiting.rows > room:
                 break
-            room -= waiting.request.rows
+            room -= waiting.rows
             group.append(waiting)
         return group
 
@@ -160,7 +167,7 @@ class Batcher:
         requests = [waiting.request for waiting in group]
         if isinstance(requests[0], Turn):
             return Turn.run_batch([requests[0]])
-        key, rows = requests[0].key, sum(each.rows for each in requests)
+        key, rows = requests[0].key, sum(each.rows for each in group)
         is_first = self.limits.is_first(key, rows)
         kind = ActivityKind.LOAD if is_first else requests[0].activity
         self.activity.begin(kind, [waiting.member.on_active for waiting in group])
@@ -197,7 +204,9 @@ class Batcher:
             self._drop_requests(member)
             member.on_end(error)
         else:
-            self._queue.extend(_Waiting(member, request) for request in fresh)
+            for request in fresh:
+                member.stages.begin(request.stage)
+                self._queue.append(_Waiting(member, request, request.rows))
 
     def _drop_requests(self, member: Member) -> None:
         self._queue = [each for each in self._queue if each.member is not member]

@@ -235,7 +235,9 @@ class Engine:
             is_full=lambda: run.is_full,
             meter=Meter(run.graph, self._limits),
         )
-        member = Member(execution, lambda error: self._end(run, error), is_alone, on_active)
+        member = Member(
+            execution, lambda error: self._end(run, error), is_alone, on_active, run.stages
+        )
         self._members[run] = member
         self._batcher.join(member)
 

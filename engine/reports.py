@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -44,6 +45,10 @@ class Finished:
     """The run has succeeded. `images` counts its images and its batches of latents."""
 
     images: int
+    stage_s: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """The seconds of each stage; see `StageClock`."""
+    rows_per_call: float | None = field(default=None, compare=False)
+    """Rows in a denoising call, those of other runs included; None where there was no call."""
 
 
 @dataclass(frozen=True, slots=True)

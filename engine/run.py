@@ -16,6 +16,7 @@ from engine.reports import (
     Progress,
     SavedLatent,
 )
+from engine.stages import StageClock
 
 OnEvent: TypeAlias = Callable[[EngineEvent], None]
 
@@ -36,6 +37,8 @@ class Run:
         self.graph = graph
         self.untaken = 0
         """How many results are reported and not taken. The device thread changes it."""
+        self.stages = StageClock()
+        """The device thread changes it."""
         self._on_event = on_event
         self._on_cancel = on_cancel
         self._on_take = on_take
@@ -74,13 +77,18 @@ class Run:
     def end(self, error: Exception | None) -> None:
         """Report the end of the run: success if `error` is None."""
         if error is None:
-            last: EngineEvent = Finished(self._images_reported)
+            last: EngineEvent = self._finished()
         elif isinstance(error, EngineError):
             last = Errored(error)
         else:
             last = Errored(EngineError(f"{type(error).__name__}: {error}"))
         self._report(last)
         self._ended = True
+
+    def _finished(self) -> Finished:
+        stage_s = {str(stage): round(s, 4) for stage, s in self.stages.seconds.items()}
+        rows = self.stages.rows_per_call
+        return Finished(self._images_reported, stage_s, None if rows is None else round(rows, 2))
 
     def _report(self, event: EngineEvent) -> None:
         if not self._ended:

@@ -25,6 +25,7 @@ from events.types import (
     JobEvent,
     Started,
     Submitted,
+    Timing,
 )
 
 WHAT_TO_DO = "Submit it again; if that fails too, tell the operator its id."
@@ -90,6 +91,7 @@ class GiveUp:
 class Complete:
     actor: str
     images: int
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +255,8 @@ def _write(
             if job.is_exclusive and blame is Blame.SUSPECT and not command.is_joined:
                 blame = None  # no other job was there
             return (AttemptFailed(attempt=job.attempts, message=message, blame=blame),)
-        case Complete(images=images):
-            return (Completed(images=images),)
+        case Complete(images=images, timing=timing):
+            return (Completed(images=images, timing=timing),)
         case ConfirmCancel():
             return (Cancelled(),)
         case _ as never:

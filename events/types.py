@@ -150,9 +150,24 @@ class CancelRequested(JobEvent):
     type_name = "darkroom.job.cancel_requested.v1"
 
 
+class Timing(BaseModel):
+    """Where the time of the attempt went that completed a job."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    stage_s: dict[str, float]
+    """Seconds in each stage: `load`, `text`, `denoise`, `vae`, `upscale`, and `store`, which makes
+    files of the results and stores them. Turns of other jobs in between count. Later versions may
+    have more stages."""
+    rows_per_call: float | None = None
+    """Rows in a call of the model, those of other jobs included; None where none was called."""
+
+
 class Completed(JobEvent):
     type_name = "darkroom.job.completed.v1"
     images: int
+    timing: Timing | None = None
+    """None where nothing had to be run any more, and in events of older versions."""
 
 
 class Failed(JobEvent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -28,17 +29,11 @@ from engine.errors import (
 )
 from engine.machine_error import is_machine_error
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
-from events.decisions import (
-    Command,
-    Complete,
-    ConfirmCancel,
-    FailAttempt,
-    StoreImage,
-)
+from events.decisions import Command, Complete, ConfirmCancel, FailAttempt, StoreImage
 from events.job import Job, timed_out_message
 from events.log import JobWriter
 from events.retry import keep_trying
-from events.types import Blame, ImageStored, sizes_of
+from events.types import Blame, ImageStored, Timing, sizes_of
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
 
@@ -91,6 +86,7 @@ class Attempt:
         self._report_progress = report_progress
         self._limits = limits
         self._now = now
+        self._store_s = 0.0
         self._heartbeat = Heartbeat(
             engine,
             period_s=limits.heartbeat_s,
@@ -220,20 +216,22 @@ class Attempt:
         """The attempt before this one died between its last image and its end."""
         return 0 < self._job.submitted.images <= len(self._job.images)
 
-    async def _complete(self) -> None:
-        await self._write(Complete(self._actor, images=len(self._job.images)))
+    async def _complete(self, timing: Timing | None = None) -> None:
+        await self._write(Complete(self._actor, images=len(self._job.images), timing=timing))
 
     async def _take(self, event: EngineEvent, plan: Plan, mark: RunMark) -> None:
         match event:
             case Progress(done=done, total=total):
                 await self._report_progress(self._job.id, done=done, total=total)
             case ImageReady() | LatentReady():
+                began = time.perf_counter()
                 await self._store(event, plan)
-            case Finished():
-                await self._complete()
-            case Errored(error=ModelsUnavailable() as error):
-                raise error
-            case Errored(error=MachineFailed() as error):
+                self._store_s += time.perf_counter() - began
+            case Finished(stage_s=stage_s, rows_per_call=rows):
+                stages = {**stage_s, "store": round(self._store_s, 4)}
+                timing = Timing(stage_s=stages, rows_per_call=rows)
+                await self._complete(timing if stage_s else None)
+            case Errored(error=ModelsUnavailable() | MachineFailed() as error):
                 raise error
             case Errored(error=DeviceFailed() | OutOfMemory(beside_others=True) as error):
                 await self._suspect(str(error), mark)

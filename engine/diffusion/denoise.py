@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from engine.diffusion.cross_attention_cache import join_texts
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.stages import Stage
 
 _MAX_REPEATS = 4
 _SHARED_TOKENS = 4 * 77
@@ -34,6 +35,7 @@ class Denoise(Request):
     leaves `uncond` out, unless the sampler needs it.
     """
 
+    stage: ClassVar[Stage | None] = Stage.DENOISE
     model: Model
     x: Tensor
     sigma: Tensor

@@ -17,6 +17,7 @@ from serve_app.auth import ReadKey, caller
 from serve_app.job_state import owned_job
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import Replica, ReplicaDep
+from serve_app.routes.server_timing import server_timing
 from serve_app.services import Services
 
 _SLICE_S = 1.0
@@ -82,7 +83,8 @@ async def _result(
             job = await _ended_job(services, request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
     body = result_body(services, job).body()
-    return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
+    headers = {"Cache-Control": "no-store"} | server_timing(job)
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def result_body(services: Services, job: Job) -> ResultResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,7 @@ from engine.diffusion.images.upscale_networks import UpscaleNetwork, network_of
 from engine.diffusion.out_of_memory import memory_checked
 from engine.errors import CheckpointUnavailable, OutOfMemory
 from engine.graph.limits import Limits
+from engine.stages import Stage
 
 _LARGEST_TILE = 512
 _SMALLEST_TILE = 128
@@ -43,6 +44,7 @@ def read_upscale_model(path: Path, device: torch.device) -> UpscaleNetwork:
 class Upscale(Request):
     """Enlarges a tile (1, 3, height, width). Only small tiles gain from sharing a call."""
 
+    stage: ClassVar[Stage | None] = Stage.UPSCALE
     network: UpscaleNetwork
     tile: Tensor
 

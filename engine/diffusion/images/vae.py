@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from engine.batcher import Request
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images, Mask
 from engine.diffusion.out_of_memory import memory_checked
 from engine.errors import EngineError
+from engine.stages import Stage
 
 _CELLS_PER_ROW = 128
 _GREY = 0.5
@@ -35,6 +36,7 @@ class Decode(Request):
     of other jobs run between the images of a batch.
     """
 
+    stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
     samples: Tensor
 
@@ -62,6 +64,7 @@ class Decode(Request):
 class Encode(Request):
     """Encodes one image (1, height, width, 3), whose sides are multiples of 8; see `Decode`."""
 
+    stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
     image: Images
 

@@ -30,6 +30,7 @@ from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.graph.models_folder import ModelsFolder
 from engine.options import UnetOptions
+from engine.stages import Stage
 
 T = TypeVar("T")
 Read: TypeAlias = Callable[[Path, torch.device], T]
@@ -187,6 +188,7 @@ class Load(Request):
     """Loads models into memory; one call serves all runs that wait for the same ones."""
 
     activity: ClassVar[ActivityKind] = ActivityKind.LOAD
+    stage: ClassVar[Stage | None] = Stage.LOAD
     what: Hashable
     load: Callable[[], Any]
     rows: int = 1

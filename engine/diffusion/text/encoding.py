@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from engine.diffusion.text.text_encoders import (
 from engine.diffusion.text.textual_inversion import Embeddings, ListedEmbeddings
 from engine.diffusion.text.weighting import weighted_segments
 from engine.errors import EngineError
+from engine.stages import Stage
 
 _VOCABULARY = 49408
 CHUNK = 75
@@ -139,6 +140,7 @@ def _without_embedding(word: str, known: ListedEmbeddings | None) -> tuple[Embed
 class Encode(Request):
     """Chunks for one text encoder; the result has the encoding of each."""
 
+    stage: ClassVar[Stage | None] = Stage.TEXT
     clip: Clip
     encoder: TextEncoder
     chunks: Sequence[Tokens]

@@ -109,6 +109,18 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
     assert (load(stored)["latent_tensor"] == samples).all()
 
 
+async def test_a_completed_job_tells_where_its_time_went(bench: Bench) -> None:
+    job_id = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine([picture(0), Finished(1, {"denoise": 0.5}, rows_per_call=4.0)])
+    assert await bench.runner(engine).run(entry) is RunOutcome.COMPLETED
+    end = (await bench.job(job_id)).end
+    assert isinstance(end, Completed)
+    assert end.timing is not None
+    assert (end.timing.stage_s["denoise"], end.timing.rows_per_call) == (0.5, 4.0)
+    assert 0 < end.timing.stage_s["store"] < 10
+
+
 async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> None:
     await bench.images.put("uploads/cat", b"a cat")
     await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})

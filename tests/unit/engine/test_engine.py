@@ -34,7 +34,10 @@ def test_a_workflow_tells_progress_image_and_end_in_order(submit: Submit) -> Non
     (image,) = watched.images()
     assert watched.events[:4] == [Progress(done, 4) for done in (1, 2, 3, 4)]
     assert watched.events[4] is image
-    assert watched.events[5:] == [Finished(1)]
+    (end,) = watched.events[5:]
+    assert end == Finished(1)
+    assert end.stage_s.keys() >= {"text", "denoise", "vae"}
+    assert end.rows_per_call == 2  # with and without its text
     assert (image.index, image.node_id, image.seed) == (0, "9", 1)
     assert (image.pixels.shape, image.pixels.dtype) == ((64, 64, 3), np.uint8)
     assert image.pixels.std() > 10

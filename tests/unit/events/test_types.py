@@ -35,6 +35,7 @@ from events.types import (
     RedeliveryRequested,
     Started,
     Submitted,
+    Timing,
 )
 from events.wire.cloud_events import decode, encode
 
@@ -99,6 +100,10 @@ ADDITIONS: dict[str, EventData] = {
         request={"prompt": {"1": {"class_type": "LoadImage", "inputs": {"image": "Katze.png"}}}},
         fingerprint="3f6c",
         input_files={"Katze.png": InputFile(key="uploads/2b/9f.png", digest="sha256:9f86d081")},
+    ),
+    "timing": Completed(
+        images=4,
+        timing=Timing(stage_s={"denoise": 1.25, "store": 0.031}, rows_per_call=6.4),
     ),
     "alone": Submitted(
         flavour=Flavour.DIFFUSION,

@@ -10,6 +10,7 @@ import pytest
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Execution, Member, Request
 from engine.errors import OutOfMemory
+from engine.stages import Stage
 
 
 @dataclass(eq=False)
@@ -72,6 +73,20 @@ class Ends:
     def finish(self) -> None:
         while not self.batcher.idle:
             self.batcher.step()
+
+
+class Step(Fake):
+    stage: ClassVar[Stage | None] = Stage.DENOISE
+
+
+def test_a_run_knows_the_rows_of_its_calls_and_is_in_their_stage() -> None:
+    ends = Ends(Batcher())
+    longer = ends.join("a", run(Step("a", rows=2), Step("a", rows=2)))
+    shorter = ends.join("b", run(Step("b", rows=4)))
+    ends.finish()
+    assert shorter.stages.rows_per_call == 6
+    assert longer.stages.rows_per_call == 3  # calls of 6 and 2 rows
+    assert longer.stages.seconds.keys() == {Stage.DENOISE}
 
 
 def test_runs_share_calls_and_join_and_leave_at_any_step(calls: list[list[str]]) -> None:

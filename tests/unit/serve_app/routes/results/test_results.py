@@ -4,7 +4,8 @@ import time
 import httpx
 import pytest
 
-from events.decisions import Cancel, FailAttempt
+from events.decisions import Cancel, Complete, FailAttempt
+from events.types import Timing
 from tests.support.edge import ACTOR, Edge
 from tests.support.generate_bodies import diffusion_body
 
@@ -41,6 +42,17 @@ async def test_no_cache_keeps_a_result(edge: Edge, client: httpx.AsyncClient, en
         await edge.run(job_id)
     answer = await client.get(result_url(job_id))
     assert answer.headers["Cache-Control"] == "no-store"
+
+
+async def test_a_completed_job_says_where_its_time_went(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    job_id = await submit(client)
+    await edge.start(job_id)
+    assert "Server-Timing" not in (await client.get(result_url(job_id))).headers
+    timing = Timing(stage_s={"denoise": 0.5})
+    await edge.execute(job_id, Complete(actor=ACTOR, images=0, timing=timing))
+    assert "denoise;dur=500.0" in (await client.get(result_url(job_id))).headers["Server-Timing"]
 
 
 async def test_a_finished_image_shows_while_the_rest_runs(
