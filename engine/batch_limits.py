@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -58,15 +59,18 @@ class BatchLimits:
         self._share = share
         self._measurements: OrderedDict[Hashable, _Measurements] = OrderedDict()
 
-    def max_rows(self, key: Hashable) -> int:
-        """How many rows a call of this kind may have."""
+    def max_rows(self, key: Hashable, wanted: float = math.inf) -> int:
+        """How many rows a call of this kind may have.
+
+        Where so many are `wanted` as a call has had before, the memory is not looked at.
+        """
         measured = self._measurements.get(key)
         if self._probe is None:
             return self._row_limit if measured is None or measured.cap is None else measured.cap
         if measured is None or not measured.most_rows:
             return 1
         limit = self._row_limit if measured.cap is None else measured.cap
-        if limit <= measured.most_rows or not measured.row_bytes:
+        if min(wanted, limit) <= measured.most_rows or not measured.row_bytes:
             return limit
         available_bytes = _asked(self._probe.available_bytes) or 0
         fitting = int(available_bytes * self._share / measured.row_bytes)

@@ -80,13 +80,16 @@ class Member:
 
 @dataclass(eq=False, slots=True, frozen=True)
 class _Waiting:
+    """A request in the queue, with what it said when it came."""
+
     member: Member
     request: Request
+    key: Hashable
     rows: int
 
     def may_join(self, other: _Waiting) -> bool:
         """Whether one call may serve both."""
-        if self.request.key != other.request.key:
+        if self.key != other.key:
             return False
         return self.member is other.member or not (self.member.is_alone or other.member.is_alone)
 
@@ -150,9 +153,13 @@ class Batcher:
 
     def _pick(self) -> list[_Waiting]:
         first = self._queue[0]
-        room = self.limits.max_rows(first.request.key)
+        candidates = [each for each in self._queue if each.may_join(first)]
+        wanted = sum(each.rows for each in candidates)
+        room = self.limits.max_rows(first.key, wanted)
+        if wanted <= room:
+            return candidates
         group: list[_Waiting] = []
-        for waiting in _round_robin(each for each in self._queue if each.may_join(first)):
+        for waiting in _round_robin(candidates):
             if group and waiting.rows > room:
                 break
             room -= waiting.rows
@@ -167,7 +174,7 @@ class Batcher:
         requests = [waiting.request for waiting in group]
         if isinstance(requests[0], Turn):
             return Turn.run_batch([requests[0]])
-        key, rows = requests[0].key, sum(each.rows for each in group)
+        key, rows = group[0].key, sum(each.rows for each in group)
         is_first = self.limits.is_first(key, rows)
         kind = ActivityKind.LOAD if is_first else requests[0].activity
         self.activity.begin(kind, [waiting.member.on_active for waiting in group])
@@ -206,7 +213,7 @@ class Batcher:
         else:
             for request in fresh:
                 member.stages.begin(request.stage)
-                self._queue.append(_Waiting(member, request, request.rows))
+                self._queue.append(_Waiting(member, request, request.key, request.rows))
 
     def _drop_requests(self, member: Member) -> None:
         self._queue = [each for each in self._queue if each.member is not member]

@@ -36,8 +36,10 @@ class FakeMemoryProbe:
         self.row = row
         self.rows = 0
         self.measurements = 0
+        self.questions = 0
 
     def available_bytes(self) -> int:
+        self.questions += 1
         return self.available
 
     def start(self) -> None:
@@ -83,6 +85,17 @@ def test_memory_that_others_took_lowers_the_limit_but_not_below_what_was_seen_to
     assert limits.max_rows("k") == 4
     probe.available = 200
     assert limits.max_rows("k") == 16
+
+
+def test_the_memory_is_looked_at_only_for_more_rows_than_a_call_has_had() -> None:
+    probe = FakeMemoryProbe(available=10_000, row=10)
+    limits = BatchLimits(32, probe)
+    call(limits, probe, 1)
+    call(limits, probe, 4)
+    assert limits.max_rows("k", wanted=4) >= 4
+    assert probe.questions == 0
+    assert limits.max_rows("k", wanted=5) == 32
+    assert probe.questions == 1
 
 
 def test_running_out_of_memory_halves_the_limit() -> None:
