@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import torch
@@ -46,10 +46,22 @@ class Denoise(Request):
     """The result is (2, batch, 4, h, w): the guided x0, and the x0 of `uncond` alone."""
     concat_latent: Tensor | None = None
     """(batch, n, h, w): channels that the UNet of an inpainting model gets after those of x."""
+    level: float = field(init=False)
+    """The number in `sigma`."""
+    conditionings: tuple[PlacedConditioning, ...] = field(init=False)
+    """The conditions that apply at `sigma`: those of `cond`, then of `uncond` if it is used."""
+
+    def __post_init__(self) -> None:
+        self.level = sigma = float(self.sigma)
+        uses_uncond = self.cfg != 1.0 or self.needs_uncond
+        used = (self.cond, self.uncond) if uses_uncond else (self.cond,)
+        self.conditionings = tuple(
+            tuple(each for each in one if each.applies_at(sigma)) for one in used
+        )
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
-        return len(self.x) * sum(len(each) for each in self.conditionings)
+        return len(self.x) * sum(map(len, self.conditionings))
 
     @property
     def key(self) -> Hashable:
@@ -58,14 +70,6 @@ class Denoise(Request):
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         return "denoise", id(model.unet), id(model.levels), model.prediction, self.x.shape[1:], own
-
-    @property
-    def conditionings(self) -> tuple[PlacedConditioning, ...]:
-        """The conditions that apply at `sigma`: those of `cond`, then of `uncond` if it is used."""
-        sigma = float(self.sigma)
-        uses_uncond = self.cfg != 1.0 or self.needs_uncond
-        used = (self.cond, self.uncond) if uses_uncond else (self.cond,)
-        return tuple(tuple(each for each in one if each.applies_at(sigma)) for one in used)
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
@@ -122,10 +126,6 @@ class _Row:
         return self.placed.window(self.request.x)
 
     @property
-    def sigma(self) -> Tensor:
-        return self.request.sigma
-
-    @property
     def concat_latent(self) -> Tensor | None:
         whole = self.request.concat_latent
         return None if whole is None else self.placed.window(whole)
@@ -140,7 +140,7 @@ class _Row:
 
     def controls(self, levels: NoiseLevels) -> list[Control]:
         """The ControlNets that apply at its sigma."""
-        sigma = float(self.sigma)
+        sigma = self.request.level
         return [each for each in self.condition.controls if each.applies_at(sigma, levels)]
 
 
@@ -173,15 +173,16 @@ def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     """x0 of each row, from one UNet call."""
-    sizes = [len(row.x) for row in rows]
-    x = torch.cat([row.x for row in rows])
-    sigmas = torch.cat([row.sigma.expand(size) for row, size in zip(rows, sizes, strict=True)])
-    timesteps = model.levels.timestep_of(sigmas).to(model.device)
-    sigma = sigmas.to(model.device)[:, None, None, None]
-    model_input = model.scaled_input(x, sigma).to(model.dtype)
+    windows = [row.x for row in rows]
+    sizes = [len(each) for each in windows]
+    x, dtype = torch.cat(windows), model.dtype
+    sigmas = [row.request.level for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+    timesteps = torch.tensor([model.levels.timestep_near(each) for each in sigmas], device=x.device)
+    sigma = x.new_tensor(sigmas)[:, None, None, None]
+    model_input = model.scaled_input(x, sigma).to(dtype)
     cache = getattr(model.unet, "cross_attention_cache", None)
     join = join_texts if cache is None else cache.join_texts
-    tokens = join([row.condition.tokens for row in rows], sizes, length).to(model.dtype)
+    tokens = join([row.condition.tokens for row in rows], sizes, length).to(dtype)
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
     controls = [row.controls(model.levels) for row in rows]
     inputs |= residuals(
@@ -189,6 +190,6 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     )
     # All rows share the weights, so either each of them has such channels or none has.
     if extra := [row.concat_latent for row in rows if row.concat_latent is not None]:
-        model_input = torch.cat([model_input, torch.cat(extra).to(model.dtype)], dim=1)
+        model_input = torch.cat([model_input, torch.cat(extra).to(dtype)], dim=1)
     output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
     return list(model.denoised(x, output, sigma).split(sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,15 +36,23 @@ class SamplerSchedule:
     def row(self) -> names.Sampler:
         return names.SAMPLER_OF[self.sampler]
 
-    def sigmas_passed(self, sigma: Tensor) -> int:
-        """The number of its sigmas, without the last, that come no later than `sigma`."""
-        sigmas = self.sigmas[:-1]
-        falls = self.sigmas[0] >= self.sigmas[-1]
-        return int((sigmas >= sigma if falls else sigmas <= sigma).sum())
 
-    def begins_step(self, sigma: Tensor) -> bool:
-        """Whether a step may begin at `sigma`. Samplers also call the model within a step."""
-        return self.row.own_schedule or bool((self.sigmas[:-1] == sigma).any())
+class _Steps:
+    """Where on its schedule a sampler is, by the sigma that it calls the model at."""
+
+    def __init__(self, schedule: SamplerSchedule) -> None:
+        *begins, end = schedule.sigmas.tolist()
+        self._sign = -1.0 if begins[0] >= end else 1.0
+        self._passed = sorted(self._sign * each for each in begins)
+        self._begins = None if schedule.row.own_schedule else frozenset(begins)
+
+    def passed(self, sigma: float) -> int:
+        """The number of the schedule's sigmas, without the last, that come no later."""
+        return bisect_right(self._passed, self._sign * sigma)
+
+    def begins_at(self, sigma: float) -> bool:
+        """Whether a step may begin there. Samplers also call the model within a step."""
+        return self._begins is None or sigma in self._begins
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,13 +145,14 @@ def _sampled(
 
     A sampler that has nothing to do makes no estimate; `start` stands for it.
     """
-    estimate = start
+    estimate, steps = start, _Steps(schedule)
     try:
         x, sigma = next(sampling)
         while True:
-            x0: Tensor = yield denoise(x, sigma)
-            on_sigmas_passed(schedule.sigmas_passed(sigma))
-            if schedule.begins_step(sigma):
+            request = denoise(x, sigma)
+            x0: Tensor = yield request
+            on_sigmas_passed(steps.passed(request.level))
+            if steps.begins_at(request.level):
                 estimate = x0[0] if schedule.row.needs_uncond else x0
             x, sigma = sampling.send(x0)
     except StopIteration as stop:

@@ -7,7 +7,7 @@ sigma is the standard deviation of the noise on a clean latent of unit variance,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -71,6 +71,10 @@ class NoiseLevels:
         nearest = (sigmas.log()[:, None] - self.log_sigmas[None, :]).abs().argmin(dim=1)
         return nearest * self.stride + self.first_timestep
 
+    def timestep_near(self, sigma: float) -> int:
+        """`timestep_of` one sigma, remembered: the jobs of a schedule share its sigmas."""
+        return _timestep_near(self, sigma)
+
     def percent_to_sigma(self, percent: float) -> float:
         """The sigma at a `percent` (0..1) of the timesteps, counted from the largest sigma.
 
@@ -81,6 +85,11 @@ class NoiseLevels:
         if percent >= 1.0:
             return 0.0
         return float(self.sigma_at(torch.tensor((1.0 - percent) * self.last_timestep)))
+
+
+@lru_cache(maxsize=4096)
+def _timestep_near(levels: NoiseLevels, sigma: float) -> int:
+    return int(levels.timestep_of(torch.tensor([sigma])))
 
 
 def scaled_linear_sigmas() -> Tensor:
