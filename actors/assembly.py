@@ -13,6 +13,7 @@ from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineClient, EngineHost
 from actors.worker.job import JobRunner
 from actors.worker.plan import planner
+from actors.worker.process_memory import job_actors_that_fit
 from engine.activity import TimeLimits
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
@@ -147,7 +148,11 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
         step_s=config.workers.step_timeout_s, load_s=config.workers.model_load_timeout_s
     )
     return EngineHost(
-        engine=engine, catalogue=Catalogue(models), limits=limits, time_limits=time_limits
+        engine=engine,
+        catalogue=Catalogue(models),
+        limits=limits,
+        time_limits=time_limits,
+        most_jobs=job_actors_that_fit(),
     )
 
 

@@ -29,10 +29,12 @@ from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
 from actors.dispatch.running_jobs import RunningJobs
+from actors.dispatch.slots import SlotNumbers
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
+from engine.batch_limits import jobs_in
 from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
 from events.log import JobWriter
@@ -192,6 +194,13 @@ def _worker_pool(settings: Settings, endpoint: Endpoint, ray_calls: RayCalls) ->
         cluster=RayCluster(config, calls=ray_calls),
         settings=settings.dispatch,
         engine_silence_s=settings.workers.engine_answer_timeout_s,
+        slots=SlotNumbers(
+            most=endpoint.jobs_per_worker,
+            expected=jobs_in(settings.engine.max_rows),
+            kept_free=settings.owners.slots_kept_free,
+            spare=settings.dispatch.spare_job_actors,
+            idle_s=settings.dispatch.job_actor_idle_s,
+        ),
     )
 
 

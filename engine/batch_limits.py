@@ -15,6 +15,18 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _REMEMBERED_KEYS = 512
 _CALLS_TO_GROW = 100
+_ROWS_OF_A_JOB = 2
+"""Of a UNet call: an image with guidance."""
+_FEWEST_JOBS = 4
+"""Where calls have room for fewer, so many take turns: a long job keeps no short one waiting."""
+
+
+def jobs_in(rows: int) -> int:
+    """How many jobs are to run at once where a UNet call has so many rows.
+
+    They meet in one call. More of them would only make each other late.
+    """
+    return max(_FEWEST_JOBS, rows // _ROWS_OF_A_JOB)
 
 
 class MemoryProbe(Protocol):
@@ -71,6 +83,19 @@ class BatchLimits:
             return 1
         limit = self._row_limit if measured.cap is None else measured.cap
         if min(wanted, limit) <= measured.most_rows or not measured.row_bytes:
+            return limit
+        return self.fitting_rows(key)
+
+    def fitting_rows(self, key: Hashable) -> int:
+        """How many rows of this kind fit beside what is in memory now, as far as was measured.
+
+        Any thread may ask.
+        """
+        measured = self._measurements.get(key)
+        if measured is None:
+            return self._row_limit
+        limit = self._row_limit if measured.cap is None else measured.cap
+        if self._probe is None or not measured.row_bytes:
             return limit
         available_bytes = _asked(self._probe.available_bytes) or 0
         fitting = int(available_bytes * self._share / measured.row_bytes)

@@ -107,6 +107,13 @@ class Batcher:
     free_memory: Callable[[], bool] = lambda: False
     """Drops what no run uses when memory ran out; returns whether there was anything."""
     _queue: list[_Waiting] = field(default_factory=list)
+    _denoise_key: Hashable = None
+    """Of the last call of a denoising model."""
+
+    @property
+    def denoise_rows(self) -> int:
+        """How many rows fit into a denoising call like the last one; any thread may ask."""
+        return self.limits.fitting_rows(self._denoise_key)
 
     @property
     def idle(self) -> bool:
@@ -176,6 +183,8 @@ class Batcher:
             return Turn.run_batch([requests[0]])
         key, rows = group[0].key, sum(each.rows for each in group)
         is_first = self.limits.is_first(key, rows)
+        if requests[0].stage is Stage.DENOISE:
+            self._denoise_key = key
         kind = ActivityKind.LOAD if is_first else requests[0].activity
         self.activity.begin(kind, [waiting.member.on_active for waiting in group])
         try:

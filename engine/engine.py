@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from engine.activity import Activity, OnActive, ignore_active
 from engine.admission import Admission, EngineMemory
-from engine.batch_limits import BatchLimits
+from engine.batch_limits import BatchLimits, jobs_in
 from engine.batcher import Batcher, Member
 from engine.errors import (
     Cancelled,
@@ -152,6 +152,13 @@ class Engine:
     def activity(self) -> Activity:
         """What the device thread does now."""
         return self._batcher.activity.now
+
+    @property
+    def jobs(self) -> int:
+        """How many runs at once suit it; while some wait for memory, those that do not."""
+        if self._waiting:
+            return max(1, len(self._open) - len(self._waiting))
+        return jobs_in(self._batcher.denoise_rows)
 
     @property
     def memory(self) -> EngineMemory:

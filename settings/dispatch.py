@@ -22,6 +22,11 @@ class DispatchSettings(Group):
     becomes a dead letter."""
     jobs_per_actor: Annotated[int, Field(ge=0)] = 0
     """How many jobs one actor runs before it is replaced; 0 is 1 with a GPU and 50 without."""
+    spare_job_actors: PositiveInt = 2
+    """How many job actors of a worker are ready for further jobs while none runs. Beside jobs that
+    run there are half as many more."""
+    job_actor_idle_s: PositiveFloat = 300.0
+    """How long a job actor that is more than that is kept after it was needed."""
     worker_idle_s: PositiveFloat = 300.0
     """How long a worker above the minimum may be idle before it is closed."""
     worker_unwanted_s: PositiveFloat = 60.0

@@ -26,8 +26,11 @@ class EndpointSettings(Group):
     """How many GPUs a worker of the default endpoint takes; if unset, 1 where Ray has any."""
     cpus: PositiveFloat = Field(1.0, validation_alias="DARKROOM_WORKER_CPUS")
     """How many CPUs a worker of the default endpoint takes, as Ray counts them."""
-    jobs_per_worker: PositiveInt = 5
-    """How many jobs a worker of the default endpoint runs at the same time."""
+    jobs_per_worker: Annotated[int, Field(ge=0)] = 0
+    """How many jobs a worker of the default endpoint runs at the same time. 0 is as many as its
+    engine says: those that meet in one UNet call by `DARKROOM_MAX_ROWS` and measured memory, 16 by
+    default and 4 at least, no more than a quarter of the machine's memory holds actors for at
+    100 MiB each, and beside them `DARKROOM_OWNER_SLOTS_KEPT_FREE`."""
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """The precision of the UNets' weights on the default endpoint; `auto` is float16 with a GPU
     and float32 without."""

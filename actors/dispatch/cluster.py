@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from actors.worker.engine_host import EngineState
 from actors.worker.job import RunOutcome
 from events.queue import QueueEntry
 
@@ -55,8 +56,8 @@ class JobActor(Protocol):
 class EngineActor(Protocol):
     """The engine of one worker."""
 
-    async def check(self) -> float:
-        """For how long (s) its present work may keep it from answering again.
+    async def check(self) -> EngineState:
+        """What it does, and how many jobs it takes, if it answers.
 
         Raises EngineGone, EngineRestarts, ActorUnavailable.
         """
@@ -86,6 +87,9 @@ class Cluster(Protocol):
 
     async def engine(self, worker: str) -> EngineActor:
         """Find or make the engine of a worker that has a place. Raises ActorUnavailable."""
+
+    async def slots(self, worker: str) -> list[int]:
+        """The numbers of the slots in which it has job actors. Raises ActorUnavailable."""
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         """Find or make a job actor of a worker that has a place. Raises ActorUnavailable."""

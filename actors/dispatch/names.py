@@ -50,5 +50,10 @@ def slot_name(worker: str, number: int) -> str:
     return f"{worker}:job:{number}"
 
 
+def slot_number(name: str) -> int:
+    """Of the slot whose job actor has this name."""
+    return int(name.rsplit(":", 1)[1])
+
+
 def is_slot_name(name: str) -> bool:
     return ":job:" in name

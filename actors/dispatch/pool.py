@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from actors.dispatch.cluster import ActorUnavailable, Cluster
 from actors.dispatch.names import endpoint_prefix, index_of, worker_name
 from actors.dispatch.slot import Slot
+from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Pauses, Startup
 from actors.dispatch.worker import Worker
 from events.retry import keep_trying
@@ -31,6 +32,7 @@ class WorkerPool:
         cluster: Cluster,
         settings: DispatchSettings,
         engine_silence_s: float,
+        slots: SlotNumbers,
         worker_period_s: float = 1.0,
     ) -> None:
         """`prefix`: how the names of workers begin that are made as this endpoint's are now.
@@ -42,6 +44,7 @@ class WorkerPool:
         self._cluster = cluster
         self._settings = settings
         self._engine_silence_s = engine_silence_s
+        self._slots = slots
         self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
         self._keeping: dict[int, asyncio.Task[None]] = {}
@@ -130,8 +133,9 @@ class WorkerPool:
 
     def _wanted(self, demand: int) -> int:
         """At once as many as the jobs would fill: each pending group asks for a node of its own."""
-        endpoint = self._endpoint
-        filled = math.ceil(demand / endpoint.jobs_per_worker)
+        endpoint, unknown = self._endpoint, self._slots.most_of(self._slots.expected)
+        known = [worker.slots.most for worker in self._workers.values() if worker.is_ready]
+        filled = math.ceil(demand / max(known, default=unknown))
         return max(min(filled, endpoint.max_workers), endpoint.min_workers)
 
     def _open_needed(self, wanted: int) -> None:
@@ -146,7 +150,7 @@ class WorkerPool:
         worker = Worker(
             worker_name(self._prefix, index),
             cluster=self._cluster,
-            slots=self._endpoint.jobs_per_worker,
+            slots=self._slots,
             jobs_per_actor=self._settings.jobs_per_actor,
             startup=Startup(
                 longest_s=self._settings.worker_start_s,

@@ -18,7 +18,6 @@ from actors.dispatch.cluster import (
 )
 from actors.worker.engine_host import EngineDied, EngineState
 from actors.worker.job import RunOutcome
-from engine.activity import ActivityKind
 from events.queue import QueueEntry
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -75,7 +74,7 @@ class RayEngineActor:
         self._end = end
         self._holder: Any = None
 
-    async def check(self) -> float:
+    async def check(self) -> EngineState:
         try:
             holder = self._holder or await self._find_holder()
             state: EngineState = await answer(holder.check)
@@ -88,7 +87,7 @@ class RayEngineActor:
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error
             raise
-        return 0.0 if state.kind is ActivityKind.IDLE else state.seconds_left
+        return state
 
     async def kill(self) -> None:
         if self._holder is not None:

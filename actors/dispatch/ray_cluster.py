@@ -31,7 +31,7 @@ from actors.dispatch.cluster import (
     EngineActor,
     JobActor,
 )
-from actors.dispatch.names import engine_name, is_slot_name, standby_name
+from actors.dispatch.names import engine_name, is_slot_name, slot_number, standby_name
 from actors.dispatch.ray_actors import RayEngineActor, RayJobActor, answer
 from actors.dispatch.ray_calls import RayCalls
 from actors.remote import EngineProcessActor, JobProcessActor
@@ -121,6 +121,10 @@ class RayCluster:
 
     def _device(self, worker: str) -> str:
         return "auto" if self._gpus[worker] else "cpu"
+
+    async def slots(self, worker: str) -> list[int]:
+        names = filter(is_slot_name, await self._run(partial(_actors_of, worker)))
+        return sorted(map(slot_number, names))
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         make = JobProcessActor.options(**self._options(worker, name)).remote

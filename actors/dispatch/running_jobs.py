@@ -37,7 +37,7 @@ class RunningJobs:
         most = self._settings.max_running_jobs
         if most and self._of_owner[owner] >= most:
             return False
-        kept_free = self._settings.slots_kept_free if endpoint.jobs_per_worker > 1 else 0
+        kept_free = self._settings.slots_kept_free if endpoint.jobs_per_worker != 1 else 0
         return free_slots > kept_free or not self.of(owner, endpoint)
 
     def add(self, owner: str, endpoint: Endpoint) -> None:

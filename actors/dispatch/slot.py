@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
 from typing import Any
 
@@ -73,6 +73,12 @@ class Slot:
         self._must_kill = True
         self._begin(self._bring_up())
 
+    async def close(self) -> None:
+        """End the actor, and make no other one."""
+        if self._task is not None:
+            self._task.cancel()
+        await self._persist(lambda: self._cluster.kill(self.name))
+
     async def detach(self) -> None:
         """Leave the actor to whoever comes next."""
         if self._task is not None:
@@ -107,8 +113,11 @@ class Slot:
         self._task = asyncio.create_task(work, name=self.name)
 
     async def _bring_up(self) -> None:
+        await self._persist(self._kill_and_adopt)
+
+    async def _persist(self, step: Callable[[], Awaitable[None]]) -> None:
         await keep_trying(
-            self._kill_and_adopt,
+            step,
             on=ActorUnavailable,
             first_pause_s=self._retry_s,
             longest_pause_s=self._retry_s,

@@ -18,6 +18,7 @@ from actors.dispatch.cluster import (
 )
 from actors.dispatch.names import slot_name
 from actors.dispatch.slot import Slot, SlotState
+from actors.dispatch.slots import SlotNumbers, Slots
 from actors.dispatch.startup import Startup
 from events.retry import keep_trying
 
@@ -36,7 +37,7 @@ class Worker:
         name: str,
         *,
         cluster: Cluster,
-        slots: int,
+        slots: SlotNumbers,
         jobs_per_actor: int,
         startup: Startup,
         engine_silence_s: float,
@@ -54,7 +55,7 @@ class Worker:
         self.name = name
         self.checkpoints: set[str] = set()
         """What its engine was asked for since it started."""
-        self.slots: list[Slot] = []
+        self.slots = Slots(slots, make=self._slot, on_change=on_change)
         self.is_ready = False
         """Whether its engine answers. If it does not, the worker is given no job."""
         self.idle_since = time.monotonic()
@@ -62,7 +63,6 @@ class Worker:
         """Since when it is not ready, and no job needs it."""
         self.startup = startup
         self._cluster = cluster
-        self._slot_count = slots
         self._jobs_per_actor = jobs_per_actor
         self._engine_silence_s = engine_silence_s
         self._silent_until: float | None = None
@@ -70,35 +70,30 @@ class Worker:
         self._on_change = on_change
         self._period_s = period_s
         self._engine: EngineActor | None = None
+        self._gpus = 0.0
 
     async def keep(self) -> None:
         """Open it, then watch its engine, until cancelled. Then its actors stay as they are."""
-        gpus = await self._place()
-        self.slots = [self._slot(number, gpus=gpus) for number in range(self._slot_count)]
+        self._gpus = await self._place()
         try:
             engine = await self._open_engine()
-            for slot in self.slots:
-                slot.open()
+            self.slots.open(await self._persist(lambda: self._cluster.slots(self.name)))
             while True:
                 engine = await self._check(engine)
                 await asyncio.sleep(self._period_s if self.is_ready else self._period_s / 10)
         finally:
             self.is_ready = False
-            for slot in self.slots:
-                await slot.detach()
+            await self.slots.detach()
 
     @property
     def is_busy(self) -> bool:
-        return any(slot.state is SlotState.BUSY for slot in self.slots)
+        return self.slots.is_busy
 
     def idle_slot(self) -> Slot | None:
-        if not self.is_ready:
-            return None
-        return next((slot for slot in self.slots if slot.state is SlotState.IDLE), None)
+        return self.slots.idle() if self.is_ready else None
 
     def free_slots(self) -> int:
-        idle = sum(slot.state is SlotState.IDLE for slot in self.slots)
-        return idle if self.is_ready else 0
+        return self.slots.free() if self.is_ready else 0
 
     def mark_unready(self) -> None:
         """An attempt failed by the engine: no further job until the engine has answered again."""
@@ -111,7 +106,7 @@ class Worker:
     async def _check(self, engine: EngineActor) -> EngineActor:
         """The engine that is there afterwards: Ray restarts one, unless it ended for good."""
         try:
-            works_s = await engine.check()
+            state = await engine.check()
         except EngineGone as error:
             self.is_ready, self._silent_until = False, None
             self.checkpoints.clear()
@@ -128,8 +123,9 @@ class Worker:
             self.startup.silent(error)
             await self._end_if_stuck(engine)
         else:
-            self._silent_until = time.monotonic() + works_s + self._engine_silence_s
+            self._silent_until = time.monotonic() + state.works_s + self._engine_silence_s
             self._note_answer()
+            self.slots.fit(state.jobs)
             if not self.is_ready:
                 self.is_ready = True
                 self._on_change()
@@ -174,13 +170,13 @@ class Worker:
             fields={"action": "worker_open", "worker": self.name},
         )
 
-    def _slot(self, number: int, *, gpus: float) -> Slot:
-        default = _JOBS_PER_ACTOR_ON_GPU if gpus else _JOBS_PER_ACTOR_ON_CPU
+    def _slot(self, number: int, on_change: Callable[[], None]) -> Slot:
+        default = _JOBS_PER_ACTOR_ON_GPU if self._gpus else _JOBS_PER_ACTOR_ON_CPU
         return Slot(
             slot_name(self.name, number),
             worker=self.name,
             cluster=self._cluster,
             jobs_per_actor=self._jobs_per_actor or default,
-            on_change=self._on_change,
+            on_change=on_change,
             retry_s=self._period_s,
         )

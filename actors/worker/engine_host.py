@@ -54,6 +54,13 @@ class EngineState:
     kind: ActivityKind
     seconds_left: float
     """How long it may go on with it before its watchdog ends it."""
+    jobs: int
+    """How many jobs at once suit its device and its machine."""
+
+    @property
+    def works_s(self) -> float:
+        """For how long its present work may keep it from answering again."""
+        return 0.0 if self.kind is ActivityKind.IDLE else self.seconds_left
 
 
 class EngineDied(Exception):
@@ -81,9 +88,17 @@ class EngineHost:
     """Runs graphs on one engine and streams the events of each run to its job actor."""
 
     def __init__(
-        self, *, engine: Engine, catalogue: Catalogue, limits: Limits, time_limits: TimeLimits
+        self,
+        *,
+        engine: Engine,
+        catalogue: Catalogue,
+        limits: Limits,
+        time_limits: TimeLimits,
+        most_jobs: int,
     ) -> None:
+        """`most_jobs`: how many the machine has room for, whatever the device has."""
         self.time_limits = time_limits
+        self._most_jobs = most_jobs
         self._engine = engine
         self._catalogue = catalogue
         self._limits = limits
@@ -192,7 +207,8 @@ class EngineHost:
         if self.is_broken:
             raise EngineDied("The engine is broken.")
         activity = self._engine.activity
-        return EngineState(activity.kind, self.time_limits.seconds_left(activity))
+        jobs = min(self._engine.jobs, self._most_jobs)
+        return EngineState(activity.kind, self.time_limits.seconds_left(activity), jobs)
 
     @property
     def activity(self) -> Activity:

@@ -1,4 +1,4 @@
-"""The memory that the process of an engine may take, so that the machine outlives what it runs."""
+"""The memory that the processes of a worker may take, so that the machine outlives what it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from engine.container_memory import container_memory
 logger = logging.getLogger(__name__)
 
 _SHARE = 0.75
+_JOB_ACTORS_SHARE = 0.25
+_JOB_ACTOR_BYTES = 100 * 1024**2
 
 
 def limit_memory(size_bytes: int | None, *, device: str) -> None:
@@ -37,6 +39,11 @@ def default_bytes(device: str) -> int:
     A GPU's driver maps memory by its own rules, and most of what a job takes is on the GPU.
     """
     return int(_SHARE * memory_bytes()) if device == "cpu" else 0
+
+
+def job_actors_that_fit() -> int:
+    """How many job actors a quarter of the machine's or the container's memory holds."""
+    return max(1, int(_JOB_ACTORS_SHARE * memory_bytes()) // _JOB_ACTOR_BYTES)
 
 
 def memory_bytes() -> int:

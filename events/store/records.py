@@ -99,7 +99,8 @@ class Endpoint:
     cpus: float = 1.0
     min_workers: int = 1
     max_workers: int = 1
-    jobs_per_worker: int = 5
+    jobs_per_worker: int = 0
+    """At the same time; 0: as many as suit its device."""
     max_queued: int = 10_000
     max_pixels: int = 2**24
     """Width x height x batch of one job."""

@@ -11,9 +11,13 @@ from typing import Any
 
 from actors.dispatch.cluster import ActorDied, ActorUnavailable, EngineGone
 from actors.dispatch.endpoint import EndpointDispatcher
+from actors.dispatch.names import slot_number
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.running_jobs import RunningJobs
+from actors.dispatch.slots import SlotNumbers
+from actors.worker.engine_host import EngineState
 from actors.worker.job import RunOutcome
+from engine.activity import ActivityKind
 from events.decisions import Start, Submit
 from events.ids import new_id
 from events.job import Job
@@ -95,6 +99,8 @@ class FakeJobActor:
 class FakeEngine:
     def __init__(self) -> None:
         self.answers = True
+        self.jobs = 4
+        """How many it takes at once."""
         self.is_gone = False
         self.works_s = 0.0
         """How long its work may keep it from answering."""
@@ -104,13 +110,14 @@ class FakeEngine:
         self.had_begun: bool | None = True
         """Whether the device had worked for a run that is cancelled."""
 
-    async def check(self) -> float:
+    async def check(self) -> EngineState:
         self.asked += 1
         if self.is_gone:
             raise EngineGone("its process ended")
         if not self.answers:
             raise ActorUnavailable("no answer in time")
-        return self.works_s
+        kind = ActivityKind.CALL if self.works_s else ActivityKind.IDLE
+        return EngineState(kind, self.works_s, self.jobs)
 
     async def kill(self) -> None:
         self.kills += 1
@@ -167,6 +174,10 @@ class FakeCluster:
             self.actors[name] = FakeJobActor(name, self._made[name])
             self.actors[name].starts = name not in self.broken
         return self.actors[name]
+
+    async def slots(self, worker: str) -> list[int]:
+        prefix = f"{worker}:job:"
+        return [slot_number(name) for name in self.actors if name.startswith(prefix)]
 
     async def kill(self, name: str) -> None:
         if self.failing_kills:
@@ -234,6 +245,7 @@ class Bench:
                 cluster=self.cluster,
                 settings=settings,
                 engine_silence_s=1000,
+                slots=SlotNumbers(most=slots, kept_free=slots_kept_free),
                 worker_period_s=0.01,
             ),
             running_jobs=RunningJobs(owners),

@@ -52,7 +52,7 @@ class ScriptedEngine:
         self.script = script
         self.active = active
         self.silent = silent
-        self.state = EngineState(ActivityKind.CALL, 0.0)
+        self.state = EngineState(ActivityKind.CALL, 0.0, jobs=4)
         self.orders: list[Order] = []
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None

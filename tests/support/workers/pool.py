@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from actors.dispatch.pool import WorkerPool
+from actors.dispatch.slots import SlotNumbers
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
 from tests.support.dispatch import PREFIX, FakeCluster
@@ -31,6 +32,7 @@ def new_pool(
             endpoints_period_s=0.01, worker_idle_s=idle_s, **(settings or {})
         ),
         engine_silence_s=LONG_S,
+        slots=SlotNumbers(most=row["jobs_per_worker"]),
         worker_period_s=0.01,
     )
 

@@ -22,6 +22,7 @@ from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.reports import Errored, Finished
 from tests.support.engine.workflows import Watched, node
+from tests.support.polling import eventually
 
 PROMPT = {
     "1": node("EmptyImage", width=8, height=8, batch_size=1, color=0),
@@ -175,6 +176,26 @@ def test_memory_that_runs_out_beside_another_run_may_be_the_others(
     ends.append(submitted(engine, graph).wait())
     errors = [end.error for end in ends if isinstance(end, Errored)]
     assert [isinstance(e, OutOfMemory) and e.beside_others for e in errors] == [True, False]
+
+
+async def test_an_engine_takes_the_runs_that_meet_in_a_call_and_no_further_ones_while_some_wait(
+    tmp_path: Path, graph: Graph
+) -> None:
+    engine = Engine(models=ModelsFolder(tmp_path), max_rows=24)
+    engine.start()
+    try:
+        assert engine.jobs == 12
+        two = PROMPT | {"4": node("SaveImage", images=["1", 0], filename_prefix="y")}
+        full = validate(two, Catalogue(ModelsFolder(tmp_path)), Limits())
+        lone = submitted(engine, full, is_exclusive=True, max_untaken=1)
+        others = [submitted(engine, graph) for _ in range(2)]
+        await eventually(lambda: engine.jobs == 1)
+        assert lone.run is not None
+        lone.run.take_result()
+        assert all(isinstance(other.wait(), Finished) for other in others)
+        assert engine.jobs == 12
+    finally:
+        engine.stop()
 
 
 def test_others_join_an_exclusive_run_that_does_nothing_once_its_time_is_over(

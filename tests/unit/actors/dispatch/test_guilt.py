@@ -111,7 +111,7 @@ class MortalEngine:
         self._start()
 
     async def check(self) -> EngineState:
-        return EngineState(ActivityKind.CALL, 120.0)
+        return EngineState(ActivityKind.CALL, 120.0, jobs=4)
 
     async def kill(self) -> None:
         raise AssertionError("it answers, so nobody kills it")

@@ -95,7 +95,7 @@ class EngineHandle:
     def __init__(self, *, has_device: bool = False) -> None:
         self.holds = has_device
         self.checks = 0
-        self.state = EngineState(ActivityKind.IDLE, 120.0)
+        self.state = EngineState(ActivityKind.IDLE, 120.0, jobs=7)
         self.error: Exception | None = None
         self.has_device = Method(lambda: self._answer(self.holds))
         self.check = Method(self._check)
@@ -119,7 +119,7 @@ async def test_of_two_processes_the_one_with_the_device_is_the_engine() -> None:
 
     engine = RayEngineActor(first, second, add_standby=add, end=nothing)
     for _ in range(2):
-        await engine.check()
+        assert (await engine.check()).jobs == 7
     assert (first.checks, second.checks, with_standby) == (2, 0, [first])
 
 
@@ -136,9 +136,9 @@ async def test_a_dead_engine_is_gone_and_found_again_in_the_other_process() -> N
 async def test_an_engine_says_how_long_its_work_may_keep_it_from_answering() -> None:
     handle = EngineHandle(has_device=True)
     engine = RayEngineActor(handle, add_standby=nothing, end=nothing)
-    assert await engine.check() == 0.0
-    handle.state = EngineState(ActivityKind.LOAD, 500.0)
-    assert await engine.check() == 500.0
+    assert (await engine.check()).works_s == 0.0
+    handle.state = EngineState(ActivityKind.LOAD, 500.0, jobs=7)
+    assert (await engine.check()).works_s == 500.0
 
 
 async def test_it_is_the_process_with_the_device_that_is_ended() -> None:

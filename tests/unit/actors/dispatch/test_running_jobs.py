@@ -74,6 +74,16 @@ async def test_a_worker_of_one_slot_keeps_none_free(bench: Bench) -> None:
         assert await settled(bench, jobs, running=1) == ["alice"]
 
 
+async def test_a_burst_of_one_owner_leaves_a_slot_of_those_that_its_engine_makes(
+    bench: Bench,
+) -> None:
+    jobs = await submitted_by(bench, "alice", lanes=range(8))
+    async with bench.dispatching(slots=0, slots_kept_free=1):
+        assert await settled(bench, jobs, running=4) == ["alice"] * 4
+        jobs |= await submitted_by(bench, "bob", lanes=range(8, 10))
+        assert await settled(bench, jobs, running=5) == ["alice"] * 4 + ["bob"]
+
+
 async def test_an_owner_at_the_number_waits_and_others_pass(bench: Bench) -> None:
     jobs = await submitted_by(bench, "alice", lanes=range(4))
     async with bench.dispatching(slots=4, max_running_jobs=1):

@@ -36,6 +36,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.has_stopped = False
         self.refuses = False
+        self.jobs = 16
         self.activity = Activity(0, ActivityKind.IDLE)
         self.on_active: OnActive | None = None
         self._on_event: Callable[[EngineEvent], None] | None = None
@@ -74,6 +75,7 @@ class Bench:
             catalogue=Catalogue(ModelsFolder(folder)),
             limits=Limits(),
             time_limits=TimeLimits(step_s=120.0, load_s=600.0),
+            most_jobs=8,
         )
 
     async def run(self, job_id: str, mark: Path) -> EngineEvent:
@@ -179,7 +181,7 @@ async def test_an_engine_that_takes_no_run_is_one_that_died(bench: Bench) -> Non
 
 
 async def test_an_engine_that_has_stopped_does_not_say_that_it_is_well(bench: Bench) -> None:
-    assert bench.host.check() == EngineState(ActivityKind.IDLE, 120.0)
+    assert bench.host.check() == EngineState(ActivityKind.IDLE, 120.0, jobs=8)
     bench.engine.has_stopped = True
     with pytest.raises(EngineDied):
         bench.host.check()
@@ -192,4 +194,4 @@ async def test_it_says_what_it_does_and_for_how_long_it_may(bench: Bench) -> Non
     assert state.kind is ActivityKind.LOAD
     assert 400 < state.seconds_left <= 470
     bench.engine.activity = Activity(1, ActivityKind.CALL, began)
-    assert bench.host.check() == EngineState(ActivityKind.CALL, 0.0)
+    assert bench.host.check() == EngineState(ActivityKind.CALL, 0.0, jobs=8)

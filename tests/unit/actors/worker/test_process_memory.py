@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from actors.worker import process_memory
-from actors.worker.process_memory import default_bytes
+from actors.worker.process_memory import default_bytes, job_actors_that_fit
 from engine.container_memory import ContainerMemory
 
 MIB = 2**20
@@ -57,6 +57,12 @@ def test_an_engine_on_a_cpu_may_take_three_quarters_of_the_machine() -> None:
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < default_bytes("cpu") <= machine_bytes * 3 // 4
     assert default_bytes("auto") == 0
+
+
+def test_a_quarter_of_the_machine_is_for_job_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gib, actors in (4, 10), (16, 40), (0.1, 1):
+        monkeypatch.setattr(process_memory, "memory_bytes", lambda gib=gib: int(gib * 2**30))
+        assert job_actors_that_fit() == actors
 
 
 def test_a_container_counts_instead_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ async def test_memory_that_ran_out_alone_fails_the_job(bench: Bench) -> None:
 
 async def test_a_neighbours_load_of_two_minutes_is_waited_for(bench: Bench) -> None:
     engine = ScriptedEngine(pictures(1), gated=True)
-    engine.state = EngineState(ActivityKind.LOAD, 470.0)
+    engine.state = EngineState(ActivityKind.LOAD, 470.0, jobs=4)
     quick = AttemptLimits(silence_s=0.05, start_s=30, heartbeat_s=0.01)
     run = asyncio.create_task(bench.attempt(engine, limits=quick))
     await eventually(lambda: engine.orders)

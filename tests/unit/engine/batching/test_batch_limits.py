@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch_limits import BatchLimits
+from engine.batch_limits import BatchLimits, jobs_in
 from engine.container_memory import ContainerMemory, container_memory
 from engine.diffusion.memory_probe import HostMemoryProbe, memory_probe_of
 
@@ -66,6 +66,24 @@ def test_the_first_call_of_a_kind_has_one_row_and_the_next_as_many_as_fit() -> N
     call(limits, probe, 1)
     assert limits.max_rows("k") == 8
     assert limits.max_rows("another kind") == 1
+
+
+def test_whoever_asks_how_many_fit_is_told_the_setting_until_a_call_was_measured() -> None:
+    probe = FakeMemoryProbe(available=100, row=10)
+    limits = BatchLimits(32, probe, share=0.8)
+    assert limits.fitting_rows("k") == 32
+    call(limits, probe, 1)
+    assert limits.fitting_rows("k") == 8
+    limits.halve("k", 6)
+    assert limits.fitting_rows("k") == 3
+    assert limits.fitting_rows("another kind") == 32
+
+
+@pytest.mark.parametrize(("rows", "jobs"), [(1, 4), (8, 4), (9, 4), (12, 6), (32, 16)])
+def test_the_jobs_of_a_call_have_two_rows_each_and_four_take_turns_at_least(
+    rows: int, jobs: int
+) -> None:
+    assert jobs_in(rows) == jobs
 
 
 def test_a_call_as_large_as_one_before_is_not_measured_again() -> None:

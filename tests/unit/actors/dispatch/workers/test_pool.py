@@ -34,6 +34,18 @@ async def test_as_many_are_opened_as_the_jobs_would_fill(cluster: FakeCluster) -
         await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
 
 
+async def test_a_worker_is_filled_by_as_many_jobs_as_its_engine_takes(
+    cluster: FakeCluster,
+) -> None:
+    demand = Demand()
+    async with kept(new_pool(cluster, jobs_per_worker=0), demand) as pool:
+        await eventually(lambda: pool.free_slots() == 4)
+        cluster.engines[f"{PREFIX}0"].jobs = 16
+        await eventually(lambda: pool.free_slots() == 16)
+        demand.jobs = 17
+        await eventually(lambda: set(cluster.groups) == workers(0, 1))
+
+
 async def test_an_idle_worker_above_the_minimum_is_closed(cluster: FakeCluster) -> None:
     demand = Demand(6)
     async with kept(new_pool(cluster, idle_s=0.05), demand):

@@ -8,6 +8,7 @@ import pytest
 
 from actors.dispatch.names import slot_name
 from actors.dispatch.slot import SlotState
+from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Startup
 from actors.dispatch.worker import Worker
 from events.memory.queues import MemoryJobQueue
@@ -24,7 +25,7 @@ def new_worker(
     return Worker(
         NAME,
         cluster=cluster,
-        slots=slots,
+        slots=SlotNumbers(most=slots),
         jobs_per_actor=jobs_per_actor,
         startup=Startup(longest_s=1000, most_deaths=1000),
         engine_silence_s=silence_s,
@@ -57,7 +58,7 @@ async def test_a_worker_gives_slots_once_its_engine_answers(cluster: FakeCluster
     async with kept(new_worker(cluster)) as worker:
         assert worker.idle_slot() is None
         await eventually(lambda: worker.is_ready and has_idle_slots(worker, 2))
-        assert worker.idle_slot() is worker.slots[0]
+        assert worker.idle_slot() is next(iter(worker.slots))
 
 
 async def test_a_worker_that_never_gets_ready_gives_no_slot(cluster: FakeCluster) -> None:
@@ -72,7 +73,7 @@ async def test_a_worker_without_room_waits_for_it(cluster: FakeCluster) -> None:
     cluster.room = 0
     async with kept(new_worker(cluster)) as worker:
         await eventually(lambda: NAME in cluster.groups)
-        assert worker.slots == []
+        assert list(worker.slots) == []
         cluster.give_room(1)
         await eventually(lambda: worker.idle_slot() is not None)
 
@@ -162,7 +163,7 @@ async def test_the_settings_say_how_many_jobs_an_actor_runs(cluster: FakeCluster
     (await cluster.job_actor(NAME, slot_name(NAME, 0))).jobs_run = 3
     async with kept(new_worker(cluster, slots=1, jobs_per_actor=3)) as worker:
         await eventually(lambda: has_idle_slots(worker, 1))
-        assert worker.slots[0].is_expired
+        assert [slot.is_expired for slot in worker.slots] == [True]
 
 
 async def test_a_worker_that_is_left_keeps_its_actors(cluster: FakeCluster) -> None:

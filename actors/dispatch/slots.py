@@ -1,0 +1,152 @@
+"""Slots: those of one worker. A few more than run jobs are kept ready, within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from actors.dispatch.slot import Slot, SlotState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotNumbers:
+    """How many slots a worker has."""
+
+    most: int = 0
+    """0: as many as its engine says, and those that are kept free besides."""
+    expected: int = 4
+    """How many it is taken to say, until it has."""
+    kept_free: int = 0
+    spare: int = 2
+    """How many are ready beyond those that run jobs: so many, and half as many as run jobs."""
+    idle_s: float = 300.0
+    """How long one more than that stays after it was needed."""
+
+    def most_of(self, engine_takes: int) -> int:
+        """How many there may be beside an engine that takes so many jobs."""
+        return self.most or engine_takes + self.kept_free
+
+
+class Slots:
+    """Opens the next ones as jobs come, and closes again those that nobody needed for some time.
+
+    The start of a job actor takes part of a second, so it is begun before a job waits for it. What
+    keeps the device from too many jobs is the engine, which lets them in by their needs.
+    """
+
+    def __init__(
+        self,
+        numbers: SlotNumbers,
+        *,
+        make: Callable[[int, Callable[[], None]], Slot],
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make`: the slot of a number, which calls what it is given after each change."""
+        self._numbers = numbers
+        self._make = make
+        self._on_change = on_change
+        self._clock = clock
+        self._engine_takes = numbers.expected
+        self._open: dict[int, Slot] = {}
+        self._closing: dict[int, asyncio.Task[None]] = {}
+        self._is_kept = False
+        self._needed = 0
+        """The most that were needed since the last look at what is idle."""
+        self._look_at = 0.0
+        """When to look the next time."""
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Those that are open, by number."""
+        return iter([self._open[number] for number in sorted(self._open)])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def most(self) -> int:
+        """How many there may be."""
+        return self._numbers.most_of(self._engine_takes)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._count(SlotState.BUSY) > 0
+
+    def idle(self) -> Slot | None:
+        """The one for the next job."""
+        if self._count(SlotState.BUSY) >= self.most:
+            return None
+        return next((slot for slot in self if slot.state is SlotState.IDLE), None)
+
+    def free(self) -> int:
+        """How many further jobs may start: in slots that are idle, or as soon as they are open."""
+        to_open = max(self.most - len(self), 0)
+        room = self.most - self._count(SlotState.BUSY)
+        return max(min(self._count(SlotState.IDLE) + to_open, room), 0)
+
+    def open(self, found: Iterable[int]) -> None:
+        """Begin with those of a predecessor, which may run jobs, and as many as are to be ready."""
+        self._is_kept = True
+        self._look_at = self._clock() + self._numbers.idle_s
+        for number in found:
+            self._add(number)
+        self._open_needed()
+
+    def fit(self, engine_takes: int) -> None:
+        """The engine said how many jobs it takes: open or close what follows from that."""
+        self._engine_takes = engine_takes
+        self._open_needed()
+        if self._clock() >= self._look_at:
+            self._close_surplus()
+
+    async def detach(self) -> None:
+        """Leave the actors to whoever comes next."""
+        self._is_kept = False
+        for closing in self._closing.values():
+            closing.cancel()
+        await asyncio.gather(*self._closing.values(), return_exceptions=True)
+        for slot in self:
+            await slot.detach()
+
+    def _count(self, state: SlotState) -> int:
+        return sum(slot.state is state for slot in self._open.values())
+
+    def _wanted(self) -> int:
+        """How many are to be open now."""
+        busy = self._count(SlotState.BUSY)
+        return min(busy + self._numbers.spare + busy // 2, self.most)
+
+    def _open_needed(self) -> None:
+        wanted = self._wanted()
+        self._needed = max(self._needed, wanted)
+        number = 0
+        while len(self._open) < wanted:
+            if number not in self._open and number not in self._closing:
+                self._add(number)
+            number += 1
+
+    def _add(self, number: int) -> None:
+        self._open[number] = slot = self._make(number, self._note_change)
+        slot.open()
+
+    def _note_change(self) -> None:
+        if self._is_kept:
+            self._open_needed()
+        self._on_change()
+
+    def _close_surplus(self) -> None:
+        """Those that were idle all the time since the last look, at least by their number."""
+        surplus = len(self._open) - self._needed
+        self._needed, self._look_at = self._wanted(), self._clock() + self._numbers.idle_s
+        idle = [number for number, slot in self._open.items() if slot.state is SlotState.IDLE]
+        for number in sorted(idle, reverse=True)[: max(surplus, 0)]:
+            slot = self._open.pop(number)
+            self._closing[number] = asyncio.create_task(self._close(number, slot))
+
+    async def _close(self, number: int, slot: Slot) -> None:
+        try:
+            await slot.close()
+        finally:
+            del self._closing[number]
