@@ -22,6 +22,7 @@ from engine.stages import Stage, StageClock
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+_MOST_CALLS_AHEAD = 4
 
 
 class Request(ABC):
@@ -31,6 +32,10 @@ class Request(ABC):
     stage: ClassVar[Stage | None] = None
     rows: int
     """How many rows of a device call it takes."""
+    goes_ahead: bool = False
+    """Whether it goes ahead of the steps of other runs: what a run needs before its first step, so
+    that it joins the next one of the others, and what follows its last.
+    """
 
     @property
     @abstractmethod
@@ -98,8 +103,9 @@ class _Waiting:
 class Batcher:
     """Chooses the requests of the next call: those with the key of the first in the queue.
 
-    What is left of the runs that a call served goes to the end of the queue, so that a run of many
-    requests keeps no other waiting.
+    What begins or ends a run goes ahead of the queue, but only a few calls in a row. What is left
+    of the runs that a call served goes to the end of the queue, so that a run of many requests
+    keeps no other waiting.
     """
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
@@ -107,6 +113,8 @@ class Batcher:
     free_memory: Callable[[], bool] = lambda: False
     """Drops what no run uses when memory ran out; returns whether there was anything."""
     _queue: list[_Waiting] = field(default_factory=list)
+    _calls_ahead: int = 0
+    """How many calls in a row have gone ahead of the queue."""
     _denoise_key: Hashable = None
     """Of the last call of a denoising model."""
 
@@ -159,7 +167,7 @@ class Batcher:
         return answers
 
     def _pick(self) -> list[_Waiting]:
-        first = self._queue[0]
+        first = self._first()
         candidates = [each for each in self._queue if each.may_join(first)]
         wanted = sum(each.rows for each in candidates)
         room = self.limits.max_rows(first.key, wanted)
@@ -172,6 +180,17 @@ class Batcher:
             room -= waiting.rows
             group.append(waiting)
         return group
+
+    def _first(self) -> _Waiting:
+        """The request that the next call is for."""
+        ahead = next((each for each in self._queue if each.request.goes_ahead), None)
+        rest = next((each for each in self._queue if not each.request.goes_ahead), None)
+        if ahead is not None and (rest is None or self._calls_ahead < _MOST_CALLS_AHEAD):
+            self._calls_ahead += 1
+            return ahead
+        assert rest is not None
+        self._calls_ahead = 0
+        return rest
 
     def _run(self, group: list[_Waiting]) -> Sequence[Any]:
         """The results in order.

@@ -212,14 +212,15 @@ class Context:
         """The images of a latent, decoded one after the other."""
         images: list[Images] = []
         for samples in latent.samples.split(1):
-            images.append((yield Decode(vae, samples)))  # noqa: PERF401 - a yield is no comprehension
+            # Only the first goes ahead: others take steps between the images of a batch.
+            images.append((yield Decode(vae, samples, goes_ahead=not images)))
         return torch.cat(images)
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
         """The latent of images, cropped (see `cropped`) and encoded one after the other."""
         samples: list[Tensor] = []
         for image in cropped(images).split(1):
-            samples.append((yield EncodeImage(vae, image)))  # noqa: PERF401 - a yield is no comprehension
+            samples.append((yield EncodeImage(vae, image, goes_ahead=not samples)))
         return Latent(torch.cat(samples))
 
     def encode_for_inpainting(

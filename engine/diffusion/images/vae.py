@@ -45,6 +45,7 @@ class Decode(Request):
     stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
     samples: Tensor
+    goes_ahead: bool = False
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -73,6 +74,7 @@ class Encode(Request):
     stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
     image: Images
+    goes_ahead: bool = False
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere

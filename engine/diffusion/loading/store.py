@@ -192,6 +192,7 @@ class Load(Request):
     what: Hashable
     load: Callable[[], Any]
     rows: int = 1
+    goes_ahead: bool = True
 
     @property
     def key(self) -> Hashable:

@@ -144,6 +144,7 @@ class Encode(Request):
     clip: Clip
     encoder: TextEncoder
     chunks: Sequence[Tokens]
+    goes_ahead: bool = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere

@@ -79,6 +79,10 @@ class Step(Fake):
     stage: ClassVar[Stage | None] = Stage.DENOISE
 
 
+class Preparation(Fake):
+    goes_ahead = True
+
+
 def test_a_run_knows_the_rows_of_its_calls_and_is_in_their_stage() -> None:
     ends = Ends(Batcher())
     longer = ends.join("a", run(Step("a", rows=2), Step("a", rows=2)))
@@ -106,6 +110,27 @@ def test_requests_of_unlike_key_take_turns_oldest_first(calls: list[list[str]]) 
     ends.join("c", run(*fakes("c", 3, key="1")))
     ends.finish()
     assert [sorted(call) for call in calls] == [["a", "c"], ["b"]] * 3
+
+
+def test_a_run_that_prepares_joins_the_next_step_of_the_others(calls: list[list[str]]) -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 3)))
+    ends.batcher.step()
+    ends.join("b", run(Preparation("load", "l"), Preparation("text", "t"), *fakes("b", 2)))
+    ends.finish()
+    assert [sorted(call) for call in calls] == [["a"], ["load"], ["text"], ["a", "b"], ["a", "b"]]
+
+
+def test_runs_that_only_prepare_do_not_keep_the_steps_of_others_back(
+    calls: list[list[str]],
+) -> None:
+    ends = Ends(Batcher())
+    ends.join("a", run(*fakes("a", 3)))
+    for name in "bc":
+        ends.join(name, run(*(Preparation(name, f"{name}{number}") for number in range(20))))
+    ends.finish()
+    steps = [number for number, call in enumerate(calls) if call == ["a"]]
+    assert max(later - earlier for earlier, later in pairwise([-1, *steps])) <= 5
 
 
 def test_a_call_takes_no_more_than_max_rows_and_nobody_starves(calls: list[list[str]]) -> None:

@@ -1,0 +1,174 @@
+"""Jobs that arrive one by one: how many rows share a call, and how soon a job joins the others.
+
+The engine's own batcher with device calls that only tell a clock how long they take, so the figures
+are the same on every machine. Jobs arrive by a Poisson process at parts of the capacity, which is
+the rate of a full engine; each is a load, a text, 20 steps of 2 rows and a decode. The times of the
+calls are those of a small SD1.x on 2 cores, in milliseconds.
+
+- rows per call: those of a denoising call
+- steps missed: denoising calls that began after a job arrived and before its own first one
+- latency: from arrival to end, in multiples of the time of a job alone
+
+usage: python -m benchmarks.arrivals [--jobs 2000] [--slots 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from benchmarks._report import console, print_table
+from engine.batch_limits import BatchLimits
+from engine.batcher import Batcher, Execution, Member, Request
+
+STEPS = 20
+LOADS = (0.2, 0.5, 0.8, 0.95)
+MAX_ROWS = 32
+
+
+@dataclass
+class Device:
+    """The time, in milliseconds, and the rows of every denoising call."""
+
+    now_ms: float = 0.0
+    rows: list[int] = field(default_factory=list)
+    starts_ms: list[float] = field(default_factory=list)
+    """When each denoising call began."""
+
+
+@dataclass(eq=False)
+class Call(Request):
+    """Device work of a job that takes `call_ms`, and `row_ms` for each row."""
+
+    device: Device
+    call_ms: ClassVar[float]
+    row_ms: ClassVar[float]
+    rows: int = 1
+
+    @property
+    def key(self) -> Hashable:
+        return type(self)
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[None]:
+        rows = sum(each.rows for each in requests)
+        requests[0].device.now_ms += cls.call_ms + cls.row_ms * rows
+        return [None] * len(requests)
+
+
+class Load(Call):
+    goes_ahead = True
+    call_ms, row_ms = 0.3, 0.0
+
+
+class Text(Call):
+    goes_ahead = True
+    call_ms, row_ms = 2.0, 0.5
+
+
+class Decode(Call):
+    goes_ahead = True
+    call_ms, row_ms = 2.0, 5.0
+
+
+class Denoise(Call):
+    call_ms, row_ms = 5.0, 1.0
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[None]:
+        device = requests[0].device
+        device.rows.append(sum(each.rows for each in requests))
+        device.starts_ms.append(device.now_ms)
+        return super().run_batch(requests)
+
+
+@dataclass
+class Job:
+    arrived_ms: float
+    missed: int = 0
+    """The denoising calls between its arrival, or the free slot that it waited for, and its own."""
+    ended_ms: float = math.nan
+
+    def run(self, device: Device, since_ms: float) -> Execution:
+        yield [Load(device)]
+        yield [Text(device)]
+        for step in range(STEPS):
+            yield [Denoise(device, rows=2)]
+            if step == 0:
+                starts_ms = device.starts_ms
+                self.missed = len(starts_ms) - 1 - bisect_left(starts_ms, since_ms)
+        yield [Decode(device)]
+        self.ended_ms = device.now_ms
+
+
+def simulate(arrivals_ms: Sequence[float], slots: int) -> tuple[Device, list[Job]]:
+    """All jobs to their ends, at most `slots` of them at once."""
+    device, batcher = Device(), Batcher(BatchLimits(MAX_ROWS))
+    coming = deque(Job(at) for at in arrivals_ms)
+    jobs, running, stepped_ms = list(coming), 0, 0.0
+
+    def leave(_: Exception | None) -> None:
+        nonlocal running
+        running -= 1
+
+    while coming or not batcher.idle:
+        if batcher.idle:
+            device.now_ms = max(device.now_ms, coming[0].arrived_ms)
+        while coming and coming[0].arrived_ms <= device.now_ms and running < slots:
+            job = coming.popleft()
+            running += 1
+            since_ms = job.arrived_ms if job.arrived_ms > stepped_ms else device.now_ms
+            batcher.join(Member(job.run(device, since_ms), leave))
+        stepped_ms = device.now_ms
+        batcher.step()
+    return device, jobs
+
+
+def poisson(rate: float, jobs: int) -> list[float]:
+    """The times of arrivals, in milliseconds; `rate` is per millisecond. The same at every run."""
+    draw, now, times = random.Random(1), 0.0, []
+    for _ in range(jobs):
+        now += draw.expovariate(rate)
+        times.append(now)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.arrivals")
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--slots", type=int, default=16)
+    args = parser.parse_args()
+    alone, _ = simulate([0.0], args.slots)
+    full, _ = simulate([0.0] * args.jobs, args.slots)
+    capacity = args.jobs / full.now_ms
+    console.print(f"A job alone takes {alone.now_ms:.0f} ms; capacity {capacity * 1000:.1f} jobs/s")
+    rows = [
+        _row(load, poisson(load * capacity, args.jobs), args.slots, alone.now_ms) for load in LOADS
+    ]
+    columns = ("load", "rows per call", "steps missed", "most", "latency p50", "p95")
+    print_table("Poisson arrivals", columns, rows)
+
+
+def _row(load: float, arrivals_ms: Sequence[float], slots: int, alone_ms: float) -> list[str]:
+    device, jobs = simulate(arrivals_ms, slots)
+    missed = [job.missed for job in jobs]
+    latency = sorted((job.ended_ms - job.arrived_ms) / alone_ms for job in jobs)
+    return [
+        f"{load:g}",
+        f"{statistics.mean(device.rows):.1f}",
+        f"{statistics.mean(missed):.2f}",
+        str(max(missed)),
+        f"{statistics.median(latency):.2f}",
+        f"{latency[int(0.95 * len(latency))]:.2f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
