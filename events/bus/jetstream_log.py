@@ -91,6 +91,8 @@ class JetStreamLog:
         The first ones may be in the archive, and before an `Erased` nothing counts.
         """
         last = await self.last(job_id)
+        if last is not None and last.version == 1:
+            return [last]
         events: list[Event] = []
         while last is not None and not isinstance(last.data, Erased):
             seen = events[-1].version if events else 0
@@ -177,7 +179,7 @@ class JetStreamReader:
         """Empty if nothing came in time, or the log is not available."""
         try:
             puller = self._puller or await self._open()
-            messages = await puller.next(batch=self._batch, timeout_s=timeout_s)
+            messages = await puller.follow(batch=self._batch, timeout_s=timeout_s)
         except LogUnavailable:
             await self._reset()
             await pause(0.4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from events.bus.errors import DISCONNECTED
 from events.errors import LogUnavailable
 
 _AT_HAND_TIMEOUT_S = 2.0
+"""How long what is there may take to come."""
+_STANDING_S = 30.0
+"""How long a standing request holds; then it is made again."""
+_REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
 """Of an ack subject that names neither domain nor account."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,6 +51,9 @@ class Puller:
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._subscription: Any = None
+        self._owed = 0
+        """How many messages the standing request may still bring."""
+        self._owed_until = 0.0
 
     async def open(self) -> None:
         """Raises LogUnavailable."""
@@ -64,19 +72,63 @@ class Puller:
         Raises LogUnavailable where the consumer is gone or there is no connection.
         """
         if batch > 1 and (
-            messages := await self._pull({"batch": batch, "no_wait": True}, batch, 2)
+            messages := await self._pull(
+                {"batch": batch, "no_wait": True}, batch, _AT_HAND_TIMEOUT_S
+            )
         ):
             return messages
         expires = int(timeout_s * 1e9)
         return await self._pull({"batch": 1, "expires": expires}, 1, timeout_s + 1)
 
-    async def _pull(self, request: dict[str, Any], batch: int, timeout_s: float) -> list[Message]:
+    async def follow(self, *, batch: int, timeout_s: float) -> list[Message]:
+        """What has come by now, else the next messages to come; empty where none came in time.
+
+        The request stands while nobody waits, so what is stored meanwhile needs no other one. At
+        most `batch` messages come ahead. Raises LogUnavailable where the consumer is gone, or the
+        connection is another: what was on its way may be lost.
+        """
+        messages: list[Message] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not messages:
+                    await self._stand(batch)
+                    self._take(await self._arrived.get(), messages)
+        try:
+            while not self._arrived.empty():
+                self._take(self._arrived.get_nowait(), messages)
+        except LogUnavailable:
+            if not messages:
+                raise
+            self.interrupt()  # for the next call
+        return messages
+
+    async def _stand(self, batch: int) -> None:
+        now = time.monotonic()
+        if self._owed <= 0 or now > self._owed_until:
+            await self._ask({"batch": batch, "expires": int(_STANDING_S * 1e9)})
+            self._owed, self._owed_until = batch, now + _STANDING_S + _AT_HAND_TIMEOUT_S
+
+    def _take(self, raw: Msg | None, messages: list[Message]) -> None:
+        """Raises LogUnavailable."""
+        status = status_of(raw)
+        if raw is None or status not in {None, _REQUEST_OVER}:
+            raise LogUnavailable("the consumer or the connection is gone")
+        if status is None:
+            self._owed -= 1
+            messages.append(_acked(raw))
+        else:
+            self._owed = 0
+
+    async def _ask(self, request: dict[str, Any]) -> None:
         try:
             await self._client.publish(
                 self._target, json.dumps(request).encode(), reply=self._inbox
             )
         except (nats.errors.Error, *DISCONNECTED) as error:
             raise LogUnavailable from error
+
+    async def _pull(self, request: dict[str, Any], batch: int, timeout_s: float) -> list[Message]:
+        await self._ask(request)
         messages: list[Message] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
