@@ -50,7 +50,10 @@ class Subscription(Protocol):
 
 class EventReader(Protocol):
     async def next(self, timeout_s: float) -> list[Event]:
-        """The next events in log order, none twice; empty if none came in time."""
+        """The next events in log order, none twice; empty if none came in time.
+
+        With `timeout_s` 0 those that have come by now.
+        """
 
 
 class EventConsumer(Protocol):
@@ -59,7 +62,8 @@ class EventConsumer(Protocol):
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         """Hand every event to `handle`, at least once, until cancelled.
 
-        Several are handled at a time. One counts as handled when `handle` returns.
+        Several are handled at a time, begun in log order. One counts as handled when `handle`
+        returns.
         """
 
 

@@ -4,6 +4,9 @@
 only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Both
 queues are projections: everything here may be repeated, by two routers at once too.
 
+Most jobs are routed by the events that come by, in one round trip for all that came together; the
+log is read only where those do not say enough.
+
 An event that this version cannot read, and a job that has one, are passed over: the projection has
 kept the job's place (`results.py`), and once a version that can read it has projected it, what is
 missing on the queues is put back as anything that was lost.
@@ -15,6 +18,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 
 from actors.job_error import end_job
 from events.errors import (
@@ -25,8 +29,8 @@ from events.errors import (
     OutcomeUnknown,
     ReadTimeout,
 )
-from events.job import Job
-from events.log import EventConsumer, JobWriter
+from events.job import Job, fold
+from events.log import EventConsumer, JobWriter, utc_now
 from events.queue import CallbackQueue, JobQueue
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
@@ -36,6 +40,43 @@ logger = logging.getLogger(__name__)
 
 _PASSING = (LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout)
 """Errors that say nothing about a job: the same step is tried again."""
+_RECENT = timedelta(seconds=10)
+"""A first event that is older may be replayed: nobody knows what has come after it."""
+_MOST_UNCALLED = 20_000
+"""Of so many open jobs it is remembered that they want no callback."""
+
+
+class SeenJobs:
+    """What the events that came by say of their jobs, so that the log is not asked again.
+
+    It remembers little, and only what follows from an event for good or for a moment.
+    """
+
+    def __init__(self, *, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
+        self._first: dict[str, Event] = {}
+        self._uncalled: dict[str, None] = {}
+
+    def note(self, event: Event) -> None:
+        """Call it for each event as it comes, in log order."""
+        self._first.pop(event.job_id, None)
+        if not isinstance(event.data, Submitted):
+            return
+        if self._now() - event.time < _RECENT:
+            self._first[event.job_id] = event
+        self._uncalled.pop(event.job_id, None)
+        if event.data.callback_url is None:
+            self._uncalled[event.job_id] = None
+            if len(self._uncalled) > _MOST_UNCALLED:
+                del self._uncalled[next(iter(self._uncalled))]
+
+    def take_first(self, job_id: str) -> Event | None:
+        """The first event of a job, once, if it is recent and none has come after it."""
+        return self._first.pop(job_id, None)
+
+    def take_uncalled(self, job_id: str) -> bool:
+        """Whether it is known that a job, which has ended, wants no callback."""
+        return job_id in self._uncalled and self._uncalled.pop(job_id) is None
 
 
 class Router:
@@ -55,6 +96,7 @@ class Router:
         self._callbacks = callbacks
         self._read_model = read_model
         self._requeue_period_s = requeue_period_s
+        self._seen = SeenJobs()
         self._damaged: set[str] = set()
         """Jobs with what is no event: each is told of once."""
 
@@ -65,10 +107,13 @@ class Router:
             group.create_task(self._requeue())
 
     async def _follow(self, event: Event) -> None:
+        self._seen.note(event)
         match event.data:
             case Submitted():
-                step = self._queue_job
+                step = self._queue_new
             case Completed() | Failed() | Cancelled():
+                if self._seen.take_uncalled(event.job_id):
+                    return
                 step = self._queue_callback
             case _:
                 return
@@ -91,6 +136,17 @@ class Router:
             if isinstance(error, JobDamaged):
                 self._damaged.add(job_id)
             await end_job(job_id, error, writer=self._writer, action="route")
+
+    async def _queue_new(self, job_id: str) -> None:
+        """A job whose first event has just come is not read.
+
+        Nothing stands behind it yet, or whoever takes its entry finds it.
+        """
+        await asyncio.sleep(0)  # what came together with the event is seen, too
+        if (event := self._seen.take_first(job_id)) and (job := fold([event])):
+            await self._add(job)
+        else:
+            await self._queue_job(job_id)
 
     async def _queue_job(self, job_id: str) -> None:
         job = await self._writer.load(job_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from actors.dispatch.router import Router
 from events.decisions import Submit
 from events.ids import new_id
-from events.log import JobWriter
+from events.log import JobWriter, utc_now
 from events.memory.log import MemoryConsumer
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.read_model import ReadModel
@@ -92,7 +93,8 @@ async def routing(log: FailingLog, queue: MemoryJobQueue, model: ReadModel) -> A
 
 
 async def test_it_is_queued_once_it_can_be_read(log: FailingLog, tmp_path: Path) -> None:
-    queue, writer = MemoryJobQueue(), JobWriter(log)
+    some_time_ago = utc_now() - timedelta(minutes=1)
+    queue, writer = MemoryJobQueue(), JobWriter(log, now=lambda: some_time_ago)
     later, other = new_id(), new_id()
     for job_id in (later, other):
         await writer.submit(job_id, Submit(submitted(lane=LANE)))

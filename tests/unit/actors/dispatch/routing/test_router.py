@@ -2,124 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import datetime
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from actors.dispatch.router import Router
-from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start, Submit
+from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
-from events.ids import new_id
-from events.log import JobWriter, utc_now
-from events.memory.log import MemoryConsumer
-from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
-from events.store.database import Database
-from events.store.read_model import ReadModel
+from events.log import utc_now
 from events.types import Failed
 from tests.support.database import database_in
-from tests.support.events import submitted
-from tests.support.failing_log import FailingLog
 from tests.support.polling import eventually
+from tests.support.routing.bench import LANE, Bench
 
 ADDRESS = "http://example.com/done"
-LANE = 3
-NEVER_S = 3600.0
-"""A period in which no test puts anything back."""
-
-
-class FailingJobQueue(MemoryJobQueue):
-    """Raises what a test has put into its lists, one error at each call, before it works."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.errors: dict[str, list[Exception]] = {}
-        """By job: what adding it raises."""
-        self.errors_of_listing: list[Exception] = []
-        self.calls: Counter[str] = Counter()
-
-    async def add(
-        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
-    ) -> None:
-        self.calls[job_id] += 1
-        if errors := self.errors.get(job_id):
-            raise errors.pop(0)
-        await super().add(endpoint, lane, job_id, deadline=deadline)
-
-    async def job_ids(self) -> set[str]:
-        if self.errors_of_listing:
-            raise self.errors_of_listing.pop(0)
-        return await super().job_ids()
-
-
-class Bench:
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.read_model = ReadModel(database)
-        self.log = FailingLog()
-        self.writer = JobWriter(self.log)
-        self.queue = FailingJobQueue()
-        self.callbacks = MemoryCallbackQueue()
-
-    @asynccontextmanager
-    async def routing(self, *, requeue_period_s: float = NEVER_S) -> AsyncGenerator[None]:
-        router = Router(
-            events=MemoryConsumer(self.log),
-            writer=self.writer,
-            queue=self.queue,
-            callbacks=self.callbacks,
-            read_model=self.read_model,
-            requeue_period_s=requeue_period_s,
-        )
-        task = asyncio.create_task(router.run())
-        try:
-            yield
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def job(self, *commands: Command, **changes: Any) -> str:
-        """A job that was submitted, and then what `commands` made of it."""
-        job_id = new_id()
-        job = (await self.writer.submit(job_id, Submit(submitted(**{"lane": LANE} | changes)))).job
-        for command in commands:
-            assert job is not None
-            job = (await self.writer.execute(command, job)).job
-        return job_id
-
-    async def routed(self) -> None:
-        """Returns when every event that is stored now has been routed."""
-        last = await self.job()
-        await eventually(lambda: self.queue.calls[last])
-        await self.cancel(last)
-        await self.queue.remove("default", LANE, last)
-
-    async def cancel(self, job_id: str) -> None:
-        job = await self.writer.load(job_id)
-        assert job is not None
-        await self.writer.execute(Cancel(), job)
-
-    async def waits(self, *job_ids: str) -> bool:
-        """Whether these jobs and no others have an entry on the job queue."""
-        return await MemoryJobQueue.job_ids(self.queue) == set(job_ids)
-
-    async def project(self) -> None:
-        at = await self.read_model.checkpoint()
-        async with self.log.reader(after=at) as reader:
-            assert await self.read_model.apply(await reader.next(1), expected=at)
-
-    async def lose_callback(self, job_id: str) -> None:
-        """Take its only entry off the callback queue."""
-        async with self.callbacks.due(most_held=10, hold_s=60) as due:
-            [entry] = await due.next(most=10, timeout_s=5)
-            assert entry.job_id == job_id
-            await entry.ack()
 
 
 @pytest.fixture
