@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
-from events.log import EventLog
+from events.log import EventLog, EventReader
 from events.retry import keep_trying
 from events.store.blocked import Stop
 from events.store.read_model import ReadModel
@@ -22,6 +22,10 @@ from events.types import Event
 logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
+_GATHER_S = 0.1
+"""How long an event waits for those that follow it: they share its transaction."""
+_FULL = 400
+"""Of so many events nobody waits for more."""
 _PAGE = 500
 _PASSING = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
 """Errors that say nothing about a job."""
@@ -59,12 +63,20 @@ class Results:
         checkpoint = await self._read_model.checkpoint()
         async with self._log.reader(after=checkpoint) as reader:
             while True:
-                events = await reader.next(_POLL_S)
+                events = await self._next(reader)
                 if not events:
                     continue
                 if not await self._apply(events, expected=checkpoint):
                     return
                 checkpoint = events[-1].position
+
+    async def _next(self, reader: EventReader) -> list[Event]:
+        """Some events that follow one another; none where none came for a while."""
+        events = await reader.next(_POLL_S)
+        if 0 < len(events) < _FULL:
+            await asyncio.sleep(_GATHER_S)
+            events += await reader.next(0)
+        return events
 
     async def _apply(self, events: Sequence[Event], *, expected: int) -> bool:
         """An event that cannot be projected stops its own job, and not all that follow."""

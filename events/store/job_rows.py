@@ -18,6 +18,7 @@ ERASED = -1
 
 
 def job_row(job: Job) -> dict[str, Any]:
+    state, summary = _states(job)
     return {
         "id": job.id,
         "owner": job.submitted.owner,
@@ -28,18 +29,14 @@ def job_row(job: Job) -> dict[str, Any]:
         "ended_at": job.ended_at,
         "version": job.version,
         "position": job.position,
-        "state": _to_state(job),
-        "summary": _to_state(_without_request(job)),
+        "state": state,
+        "summary": summary,
         "key_id": job.submitted.key_id,
         "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
         "log_bytes": job.log_bytes,
         "result_bytes": job.result_bytes,
         "settled_at": None if job.submitted.callback_url is not None else job.ended_at,
     }
-
-
-def _without_request(job: Job) -> Job:
-    return replace(job, submitted=job.submitted.model_copy(update={"request": {}}))
 
 
 def image_rows(events: Iterable[Event], jobs: Mapping[str, Job]) -> list[dict[str, Any]]:
@@ -64,10 +61,16 @@ _JOB = TypeAdapter(Job)
 _ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
 
 
-def _to_state(job: Job) -> str:
-    """`Job` as JSON, with the type of its end: `Failed` and `Cancelled` look alike in JSON."""
+def _states(job: Job) -> tuple[str, str]:
+    """`Job` as JSON, and the same without its request.
+
+    With the type of its end: `Failed` and `Cancelled` look alike in JSON.
+    """
     end = None if job.end is None else job.end.type_name
-    return json.dumps({"end": end, "job": _JOB.dump_python(job, mode="json")})
+    state = {"end": end, "job": _JOB.dump_python(job, mode="json")}
+    whole = json.dumps(state)
+    state["job"]["submitted"]["request"] = {}
+    return whole, json.dumps(state)
 
 
 def from_state(state: str) -> Job:

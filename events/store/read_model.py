@@ -44,6 +44,11 @@ class ReadModel:
         """Those of these jobs of which something is left to do after their end."""
         self._database = database
         self._now = now
+        # Statements are made once: SQLAlchemy takes longer for it than to run one.
+        self._put_job = database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.segment])
+        self._put_stop = database.upsert(BLOCKED_JOBS)
+        self._put_image = database.insert(IMAGES).on_conflict_do_nothing()
+        self._put_erasure = database.insert(ERASURES).on_conflict_do_nothing()
 
     async def checkpoint(self) -> int:
         """Position of the last event folded into the rows; 0 before the first."""
@@ -115,10 +120,9 @@ class ReadModel:
         is needed there from now on, whatever time it has: who looked for its row found none.
         """
         if jobs:
-            upsert = self._database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.segment])
             now = self._now()
             rows = [job_row(job) | {"hot_since": now if job.ended_at else None} for job in jobs]
-            await connection.execute(upsert, rows)
+            await connection.execute(self._put_job, rows)
         if erased := [job for job in jobs if job.erased]:
             images = IMAGES.c.job_id.in_([job.id for job in erased])
             await connection.execute(sa.delete(IMAGES).where(images))
@@ -126,16 +130,14 @@ class ReadModel:
                 {"job_id": job.id, "erased_at": job.ended_at, "due_at": job.ended_at}
                 for job in erased
             ]
-            insert = self._database.insert(ERASURES).on_conflict_do_nothing()
-            await connection.execute(insert, rows)
+            await connection.execute(self._put_erasure, rows)
 
     async def _put_images(self, connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
         if rows:
-            insert = self._database.insert(IMAGES).on_conflict_do_nothing()
-            await connection.execute(insert, rows)
+            await connection.execute(self._put_image, rows)
 
     async def _put_stops(self, connection: AsyncConnection, stops: Sequence[Stop]) -> None:
-        await put_stops(connection, stops, upsert=self._database.upsert(BLOCKED_JOBS))
+        await put_stops(connection, stops, upsert=self._put_stop)
 
     async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
         """Erased jobs that are due for a clean-up, with the time of their erasure."""
@@ -290,5 +292,7 @@ async def _remove_former(
 
 
 async def _delete(connection: AsyncConnection, job_ids: Collection[str]) -> None:
+    if not job_ids:
+        return
     for column in (IMAGES.c.job_id, ERASURES.c.job_id, BLOCKED_JOBS.c.job_id, JOBS.c.id):
         await connection.execute(sa.delete(column.table).where(column.in_(job_ids)))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from actors.upkeep.results import Results
 from events.decisions import Start, StoreImage, Submit
 from events.ids import new_id
-from events.log import JobWriter, utc_now
+from events.log import EventReader, JobWriter, utc_now
 from events.memory.log import MemoryLog
 from events.store.read_model import ReadModel
+from events.types import Event
 from tests.support.database import database_in
 from tests.support.events import image, submitted
 from tests.support.polling import eventually
@@ -51,3 +54,50 @@ async def test_an_event_that_no_row_can_hold_stops_its_job_alone(tmp_path: Path)
 
 async def is_past(model: ReadModel, position: int) -> bool:
     return await model.checkpoint() >= position
+
+
+class InParts:
+    """A reader that has one event at first, and the others a moment later."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._parts = [events[:1], events[1:]]
+
+    async def next(self, timeout_s: float) -> list[Event]:
+        if self._parts:
+            return self._parts.pop(0)
+        await asyncio.sleep(timeout_s)
+        return []
+
+
+class LogInParts(MemoryLog):
+    @asynccontextmanager
+    async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:  # type: ignore[override]
+        # Any reader will do.
+        async with super().reader(after=after) as reader:
+            yield InParts(await reader.next(1))
+
+
+class CountingReadModel(ReadModel):
+    """Notes how many events each transaction has."""
+
+    batches: list[int]
+
+    async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
+        self.batches.append(len(events))
+        return await super().apply(events, expected=expected)
+
+
+async def test_events_that_follow_one_another_share_a_transaction(tmp_path: Path) -> None:
+    log = LogInParts()
+    for _ in range(3):
+        await JobWriter(log).submit(new_id(), Submit(submitted()))
+    async with database_in(tmp_path) as database:
+        model = CountingReadModel(database)
+        model.batches = []
+        role = asyncio.create_task(Results(log=log, read_model=model, catch_up_period_s=60).run())
+        try:
+            await eventually(lambda: is_past(model, 3))
+        finally:
+            role.cancel()
+            await asyncio.wait({role})
+    assert model.batches == [3]
