@@ -26,6 +26,7 @@ from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.ports import held_port, held_ports
 from serve_app.local.serve_environment import PORTS, configure_serve, haproxy_folder
 from serve_app.local.stale_processes import stop_stale_processes
+from serve_app.local.unused_processes import end_unused_processes
 from settings.endpoint import EndpointSettings
 from settings.graph import MAX_COST_WITHOUT_GPU
 from settings.settings import Settings, forget_secrets
@@ -155,6 +156,7 @@ class Embedded:
             _node_ip_address="127.0.0.1",
             _temp_dir=str(folder),
         )
+        end_unused_processes(descendants() - others)
         return str(ray.get_runtime_context().gcs_address)
 
     def _start_serve(self, settings: Settings) -> None:
