@@ -188,6 +188,7 @@ class JobProcess:
         self._idle = asyncio.Event()
         self._idle.set()
         self._jobs_run = 0
+        self._finding: asyncio.Task[None] | None = None
 
     async def ready(self) -> str:
         """Connected; the name under which this actor writes events."""
@@ -195,6 +196,7 @@ class JobProcess:
             self._parts = await connect_job_actor(
                 self._config, actor=actor_name(), engine=self._engine
             )
+            self._finding = asyncio.create_task(self._engine.find())
         return actor_name()
 
     async def run(self, job_id: str, token: str) -> RunOutcome:

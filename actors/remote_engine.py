@@ -31,6 +31,11 @@ class RemoteEngine:
         self._last: Any = None
         """The one that had the device when it was last found."""
 
+    async def find(self) -> None:
+        """Look it up ahead of the first run, which is then spared that. It may not be there yet."""
+        with suppress(EngineDied):
+            await self._handle()
+
     async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
         handle = await self._handle()
         method: Any = handle.run.options(

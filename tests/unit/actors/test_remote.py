@@ -162,6 +162,27 @@ async def test_the_process_that_has_the_device_is_the_engine(
     assert [each.checks for each in processes.values()] == [1, 1]
 
 
+async def test_an_engine_that_was_found_ahead_is_not_looked_up_for_the_first_run(
+    processes: dict[str, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RemoteEngine("engine", "standby")
+    await engine.find()
+    monkeypatch.setattr(remote_engine.ray, "get_actor", lambda *_: pytest.fail("looked up again"))
+    await engine.check()
+    assert processes["engine"].checks == 1
+
+
+async def test_an_engine_that_is_not_there_yet_is_looked_up_for_the_first_run(
+    processes: dict[str, Process],
+) -> None:
+    processes["engine"].holds = False
+    engine = RemoteEngine("engine", "standby")
+    await engine.find()
+    processes["engine"].holds = True
+    await engine.check()
+    assert processes["engine"].checks == 1
+
+
 async def test_the_process_that_hangs_is_killed_and_not_the_one_that_stands_by(
     processes: dict[str, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
