@@ -46,24 +46,35 @@ class Lease:
     async def keep(
         self, job: Job, *, is_silent: Callable[[], bool], seconds_left: Callable[[], float]
     ) -> Loss:
-        """Renew until there is a reason to stop; that reason."""
-        checked = job
+        """Renew until there is a reason to stop; that reason.
+
+        `job` is as it was just now, so there is no look at the log before the first renewal.
+        """
+        checked, is_due = job, False
         while True:
             if seconds_left() <= 0:
                 return Loss.DEADLINE
             if is_silent():
                 return Loss.SILENT
             started = time.monotonic()
-            last = await self._log.last(job.id)
-            if last is None:
-                return Loss.NOT_MINE
-            if last.version != checked.version:
-                read = await self._writer.load(job.id)
-                if read is None or read.end is not None or read.actor != self._actor:
-                    return Loss.NOT_MINE
-                if read.cancel_requested:
-                    return Loss.CANCELLED
-                checked = read
+            if is_due:
+                found = await self._look(checked)
+                if isinstance(found, Loss):
+                    return found
+                checked = found
+            is_due = True
             await self.entry.renew()
             elapsed = time.monotonic() - started
             await asyncio.sleep(min(max(self._renew_s - elapsed, 0), max(seconds_left(), 0)))
+
+    async def _look(self, before: Job) -> Job | Loss:
+        """The job as it is now, or why it is lost."""
+        last = await self._log.last(before.id)
+        if last is None:
+            return Loss.NOT_MINE
+        if last.version == before.version:
+            return before
+        job = await self._writer.load(before.id)
+        if job is None or job.end is not None or job.actor != self._actor:
+            return Loss.NOT_MINE
+        return Loss.CANCELLED if job.cancel_requested else job
