@@ -29,6 +29,7 @@ from actors.worker.run_mark import remove_stale_marks
 from actors.worker.watchdog import Watchdog, exit_later
 from engine.engine import load_torch
 from engine.reports import EngineEvent
+from events.job import Job
 from settings.settings import Settings, forget_secrets
 
 logger = logging.getLogger(__name__)
@@ -199,8 +200,8 @@ class JobProcess:
             self._finding = asyncio.create_task(self._engine.find())
         return actor_name()
 
-    async def run(self, job_id: str, token: str) -> RunOutcome:
-        """Run a job; `token` is that of its queue entry."""
+    async def run(self, job_id: str, token: str, known: Job | None = None) -> RunOutcome:
+        """Run a job; `token` is that of its queue entry, `known` the job as far as it is known."""
         await self.ready()
         assert self._parts is not None
         if self._job_id is not None:
@@ -208,7 +209,7 @@ class JobProcess:
         self._job_id, self._jobs_run = job_id, self._jobs_run + 1
         self._idle.clear()
         try:
-            return await self._parts.runner.run(self._parts.queue.entry(job_id, token))
+            return await self._parts.runner.run(self._parts.queue.entry(job_id, token), known)
         finally:
             self._job_id = None
             self._idle.set()

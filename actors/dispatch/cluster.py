@@ -9,6 +9,7 @@ from typing import Protocol
 
 from actors.worker.engine_host import EngineState
 from actors.worker.job import RunOutcome
+from events.job import Job
 from events.queue import QueueEntry
 
 
@@ -44,8 +45,8 @@ class JobActor(Protocol):
     async def wait_idle(self) -> None:
         """Returns once it runs no job. Raises ActorUnavailable."""
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
-        """Run the job of an entry. Raises ActorDied, ActorLost."""
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+        """Run the job of an entry, which was folded a while ago. Raises ActorDied, ActorLost."""
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         """The entry was delivered again: False if the actor does not answer in time, or does

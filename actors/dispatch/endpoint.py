@@ -233,7 +233,7 @@ class EndpointDispatcher:
         death: ActorDied | None = None
         outcome: RunOutcome | None = None
         try:
-            outcome = await slot.run(held.entry)
+            outcome = await slot.run(held.entry, held.job)
         except ActorDied as error:
             fields = {"action": "actor_died", "job_id": held.job.id, "error": str(error)}
             logger.warning("job actor died", extra=fields)

@@ -18,9 +18,12 @@ from actors.dispatch.cluster import (
 )
 from actors.worker.engine_host import EngineDied, EngineState
 from actors.worker.job import RunOutcome
+from events.job import Job
 from events.queue import QueueEntry
 
 _ANSWER_TIMEOUT_S = 10.0
+_MOST_HANDED_BYTES = 32 * 1024
+"""Of the events of a job that is handed over with a call."""
 _START_TIMEOUT_S = 120.0
 _TURN_TIMEOUT_S = 2.0
 """For the question which process has the device; one that only starts does not answer it."""
@@ -42,9 +45,11 @@ class RayJobActor:
     async def wait_idle(self) -> None:
         await answer(self._handle.wait_idle, timeout_s=None)
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+        # A large one is read by the actor: Ray would put it into its object store, and wait there.
+        known = job if job.log_bytes <= _MOST_HANDED_BYTES else None
         try:
-            return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token))
+            return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token, known))
         except RayError as error:
             died = ActorDied if ended_by_itself(error) else ActorLost
             raise died(first_line(error)) from error

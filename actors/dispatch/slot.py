@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.dispatch.cluster import ActorUnavailable, Cluster, JobActor
 from actors.worker.job import RunOutcome
+from events.job import Job
 from events.queue import QueueEntry
 from events.retry import keep_trying
 
@@ -94,11 +95,11 @@ class Slot:
         self.job_id = self.entry = None
         self._become(SlotState.IDLE)
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
-        """Run the job of an entry. Raises ActorDied, ActorLost."""
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+        """Run the job of an entry, which was folded a while ago. Raises ActorDied, ActorLost."""
         assert self._actor is not None
         self._jobs_run += 1
-        return await self._actor.run(entry)
+        return await self._actor.run(entry, job)
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         """See `JobActor.take_delivery`."""

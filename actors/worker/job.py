@@ -70,13 +70,16 @@ class JobRunner:
         self._now = now
         self._leases: dict[str, Lease] = {}
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
+    async def run(self, entry: QueueEntry, known: Job | None = None) -> RunOutcome:
         """Run the job of a queue entry that was delivered to us.
+
+        `known`: the job as it was a while ago, so that it is not read again: what was stored since
+        then comes to light when `Started` is appended.
 
         Raises ServiceError. Any other error is about this job, and ends it.
         """
         try:
-            return await self._run(entry)
+            return await self._run(entry, known)
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
                 raise
@@ -85,8 +88,8 @@ class JobRunner:
             await entry.ack()
             return RunOutcome.ENDED
 
-    async def _run(self, entry: QueueEntry) -> RunOutcome:
-        job = await self._writer.load(entry.job_id)
+    async def _run(self, entry: QueueEntry, known: Job | None) -> RunOutcome:
+        job = known or await self._writer.load(entry.job_id)
         if job is None:
             await entry.ack()
             return RunOutcome.ENDED

@@ -62,7 +62,7 @@ class FakeJobActor:
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
         self.begin(entry.job_id)
         self.entries.append(entry)
         assert self._outcome is not None

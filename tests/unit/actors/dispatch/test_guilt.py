@@ -124,13 +124,13 @@ class RunnerActor(FakeJobActor):
         super().__init__(name, incarnation)
         self._bench = bench
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
         self.begin(entry.job_id)
         try:
             if entry.job_id in self._bench.deadly:
                 await self._bench.start(entry.job_id, self)
                 raise ActorDied("its process ended")
-            outcome = await self._bench.runner(self.writer).run(entry)
+            outcome = await self._bench.runner(self.writer).run(entry, job)
             self.job_id = None
             await asyncio.sleep(ANSWER_S)
             return outcome

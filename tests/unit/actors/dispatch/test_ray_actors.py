@@ -18,6 +18,7 @@ from actors.dispatch.ray_actors import RayEngineActor, RayJobActor
 from actors.worker.engine_host import EngineDied, EngineState
 from engine.activity import ActivityKind
 from events.memory.queues import MemoryJobQueue
+from tests.support.events import folded, submitted
 
 STANDS_BY = RayTaskError("check", "", EngineDied("It stands by.")).as_instanceof_cause()
 
@@ -59,8 +60,9 @@ async def test_a_job_actor_that_cannot_be_asked_takes_no_delivery() -> None:
 
 @pytest.mark.parametrize("error", [RayError(), RaySystemError("away"), RayActorError()])
 async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception) -> None:
+    entry, job = MemoryJobQueue().entry("a-job", "1"), folded([submitted()])
     with pytest.raises(ActorDied, match=r"."):
-        await RayJobActor(FailingHandle(error)).run(MemoryJobQueue().entry("a-job", "1"))
+        await RayJobActor(FailingHandle(error)).run(entry, job)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from actors.worker.job import RunOutcome
 from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
 from tests.support.dispatch import FakeCluster, FakeJobActor
+from tests.support.events import folded, submitted
 from tests.support.polling import eventually
 
 NAME = "worker:default:d1:0:job:0"
@@ -42,7 +43,7 @@ class Bench:
         return MemoryJobQueue().entry(job_id, "1")
 
     async def running(self, job_id: str) -> tuple[asyncio.Task[RunOutcome], FakeJobActor]:
-        run = asyncio.create_task(self.slot.run(self.entry(job_id)))
+        run = asyncio.create_task(self.slot.run(self.entry(job_id), folded([submitted()])))
         actor = self.cluster.actors[NAME]
         await eventually(lambda: actor.job_id == job_id)
         return run, actor
