@@ -10,7 +10,8 @@ PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
-BENCHMARKS := $(sort $(wildcard benchmarks/[!_]*.py))
+# Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
+BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
 SUITES := tests/faults tests/hostile tests/skew
 LIVE := tests/acceptance tests/integration
@@ -19,6 +20,8 @@ ARGS ?=
 # Of `faults`: the seconds under load, and what its schedule is derived from.
 DURATION ?=
 SEED ?= 7
+# Of `bench`: a folder that is there.
+REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -66,9 +69,10 @@ format: $(INSTALLED) ## put the code into the form that `check` wants
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) $(CHECKPOINT) ## run each script in benchmarks/
-	@set -e; for script in $(BENCHMARKS:benchmarks/%.py=%); do \
-		echo "== $$script"; $(BIN)/python -m benchmarks.$$script; \
+bench: $(INSTALLED) $(CHECKPOINT) ## measure the service in ten minutes; REPORTS=folder: write JSON, too
+	@set -e; for script in $(BENCHMARKS); do \
+		echo "== $$script"; \
+		$(BIN)/python -m benchmarks.$$script $(if $(REPORTS),--json $(REPORTS)/$$script.json); \
 	done
 
 # Build labels (+cpu) belong to one machine, and torch pins its CUDA wheels itself. The image's file

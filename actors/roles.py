@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 
 from actors.archiving import open_archive
 from actors.assembly import (
@@ -20,6 +23,7 @@ from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
+from actors.dispatch.cluster import Cluster
 from actors.dispatch.dispatcher import Dispatcher
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.dispatch.gone_endpoints import GoneEndpoints
@@ -34,6 +38,7 @@ from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
+from actors.worker.config import WorkerConfig
 from engine.batch_limits import jobs_in
 from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
@@ -49,6 +54,8 @@ from events.store.uploads import Uploads
 from settings.callbacks import CallbackSettings
 from settings.settings import Settings
 from storage.images import ImageStore
+
+OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
 
 
 async def run_router(settings: Settings) -> None:
@@ -146,20 +153,21 @@ def _archiver(
     )
 
 
-async def run_dispatcher(settings: Settings) -> None:
+async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:
+    """`open_cluster`: where workers of a config run; if it is not given, in Ray."""
     messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     writer = JobWriter(PersistentLog(messaging.log))
     endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
     running_jobs = RunningJobs(settings.owners)
-    ray_calls = RayCalls(at_once=settings.dispatch.ray_calls)
+    open_cluster = open_cluster or _in_ray(settings)
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
         return EndpointDispatcher(
             endpoint,
             queue=messaging.queue,
             writer=writer,
-            pool=_worker_pool(settings, endpoint, ray_calls),
+            pool=_worker_pool(settings, endpoint, open_cluster),
             running_jobs=running_jobs,
             hold_renew_s=settings.workers.lease_s / 3,
             max_dispatch_failures=settings.dispatch.max_dispatch_failures,
@@ -176,7 +184,7 @@ async def run_dispatcher(settings: Settings) -> None:
             endpoints=endpoints,
             queue=messaging.queue,
             writer=writer,
-            cluster=RayCluster(worker_config(settings, default), calls=ray_calls),
+            cluster=open_cluster(worker_config(settings, default)),
             grace_s=settings.dispatch.endpoint_gone_s,
         ),
         lease_s=settings.dispatch.dispatcher_lease_s,
@@ -186,12 +194,16 @@ async def run_dispatcher(settings: Settings) -> None:
     await dispatcher.run()
 
 
-def _worker_pool(settings: Settings, endpoint: Endpoint, ray_calls: RayCalls) -> WorkerPool:
+def _in_ray(settings: Settings) -> OpenCluster:
+    return partial(RayCluster, calls=RayCalls(at_once=settings.dispatch.ray_calls))
+
+
+def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenCluster) -> WorkerPool:
     config = worker_config(settings, endpoint)
     return WorkerPool(
         endpoint,
         prefix=worker_prefix(config),
-        cluster=RayCluster(config, calls=ray_calls),
+        cluster=open_cluster(config),
         settings=settings.dispatch,
         engine_silence_s=settings.workers.engine_answer_timeout_s,
         slots=SlotNumbers(

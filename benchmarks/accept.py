@@ -2,152 +2,240 @@
 
 Both go through the real ingress. Nothing runs the jobs: their worker asks for a GPU, and this Ray
 has none. What follows an acceptance (queue, read model) does run, on the same cores; how long that
-goes on after a burst is the last column. Bursts of the two routes take turns, each begins quiet.
+goes on after a burst is in the table. Bursts of the routes take turns, each begins quiet.
 
-usage: python -m benchmarks.accept
+The results of an open job and of one that has ended are read in the same way. With COMFYUI_URL its
+`POST /prompt` takes turns with ours; it keeps its queue in memory.
+
+usage: python -m benchmarks.accept [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
-import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import psutil
-
-from benchmarks._http import WrongAnswer, bare_server, rate, request
-from benchmarks._report import print_hardware, print_table
-from examples.service import Service
+from benchmarks.harness.graphs import graph
+from benchmarks.harness.http import Burst, Connections, WrongAnswer, bare_server, burst, request
+from benchmarks.harness.installation import Installation, installation
+from benchmarks.harness.machine import used
+from benchmarks.harness.report import Cell, Report
+from benchmarks.peers import comfyui
 
 CONNECTIONS = (1, 8, 32)
-ROUNDS = 5
+PEER_CONNECTIONS = 8
 BURST_S = 1.5
-ACCEPTED_IN_BURST = 576
+ACCEPTED_IN_BURST = 300
 """All bursts together stay below an endpoint's `max_queued` of 10,000."""
 ANY = 1_000_000
-QUIET_TIMEOUT_S = 15.0
-QUIET_CORES = 0.25
-"""What the idle service takes, and some: health checks, leases, pulls."""
+WARM_UP_TIMEOUT_S = 15.0
+REST_S = 5.0
 
-BODY = {
-    "prompt": "a large red circle on a blue background",
-    "negative_prompt": "blurry",
-    "width": 256,
-    "height": 256,
-    "sampler_name": "DPM++ 2M",
-    "scheduler": "Karras",
-    "steps": 20,
-    "cfg_scale": 7,
-    "batch_size": 1,
-    "seed": -1,
+DIFFUSION, WORKFLOW = "/diffusion/v1/generate", "/workflow/v1/generate"
+BODIES = {
+    DIFFUSION: {
+        "prompt": "a large red circle on a blue background",
+        "negative_prompt": "blurry",
+        "width": 256,
+        "height": 256,
+        "sampler_name": "DPM++ 2M",
+        "scheduler": "Karras",
+        "steps": 20,
+        "cfg_scale": 7,
+        "batch_size": 1,
+        "seed": -1,
+    },
+    WORKFLOW: {"prompt": graph(1)},
 }
+NOTHING = request("GET", "/health/live")
 
 
 def main() -> None:
-    print_hardware()
-    with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
-        folder = Path(name)
-        settings = {
-            "DARKROOM_RAY_NUM_GPUS": "0",
-            "DARKROOM_WORKER_GPUS": "1",
-            "DARKROOM_OWNER_RATE_PER_S": "0",
-            "DARKROOM_OWNER_MAX_OPEN_JOBS": "0",
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accept")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    report = Report("accept")
+    with installation({"DARKROOM_RAY_NUM_GPUS": "0", "DARKROOM_WORKER_GPUS": "1"}) as service:
+        asyncio.run(Bench(service, report, args.rounds).run())
+    report.write(args.json)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """One burst of submissions."""
+
+    per_s: float
+    goes_on_s: float
+    cpu_ms: dict[str, float]
+    """Of one job, by part."""
+
+
+class Bench:
+    def __init__(self, service: Installation, report: Report, rounds: int) -> None:
+        self._installed = service
+        self._report = report
+        self._rounds = rounds
+        self._port = service.service.port
+        self._idle_cores: dict[str, float] = {}
+        self._cpu_ms: list[dict[str, float]] = []
+        """Of an accepted job, by part, in each burst."""
+        self._accept = {
+            path: request("POST", path, key=service.service.admin_key, body=body)
+            for path, body in BODIES.items()
         }
-        with Service(folder / "data", settings, log_path=folder / "log") as service:
-            rows = asyncio.run(_measure(service))
-    print_table(
-        f"POST /diffusion/v1/generate (202) against GET /health/live: per second,"
-        f" medians of {ROUNDS} bursts",
-        ("connections", "accepted", "no-op", "ratio", "client's limit", "goes on for"),
-        rows,
-    )
 
+    async def run(self) -> None:
+        await self._warm_up()
+        self._idle_cores = await self._cores_at_rest()
+        await self._report_accepted()
+        self._report_cpu()
+        await self._report_results()
+        if comfyui.URL is not None:
+            await self._report_comfyui(comfyui.URL)
 
-async def _measure(service: Service) -> list[list[str]]:
-    accept = request("POST", "/diffusion/v1/generate", key=service.admin_key, body=BODY)
-    nothing = request("GET", "/health/live")
-    process = psutil.Process(service.pid)
-    rows = []
-    async with bare_server() as bare_port:
-        await _warm_up(service.port, accept)
-        for connections in CONNECTIONS:
-            limit = await _burst(bare_port, nothing, 200, connections)
-            accepted, answered, goes_on_s = [], [], []
-            for _ in range(ROUNDS):
-                await _quiet(process)
-                answered.append(await _burst(service.port, nothing, 200, connections))
-                await _quiet(process)
-                accepted.append(await _burst(service.port, accept, 202, connections))
-                goes_on_s.append(await _quiet(process))
-            rows.append(_row(connections, accepted, answered, limit=limit, goes_on_s=goes_on_s))
-    return rows
+    async def _warm_up(self) -> None:
+        """HAProxy still reloads as the service gets ready, which costs open connections."""
+        give_up_at = time.monotonic() + WARM_UP_TIMEOUT_S
+        while True:
+            try:
+                await self._burst(self._accept[DIFFUSION], 202, CONNECTIONS[-1])
+            except WrongAnswer:
+                if time.monotonic() > give_up_at:
+                    raise
+            else:
+                return
 
+    async def _cores_at_rest(self) -> dict[str, float]:
+        self._installed.settle()
+        before = self._installed.family.cpu_s()
+        await asyncio.sleep(REST_S)
+        cpu_s = used(before, self._installed.family.cpu_s())
+        return {part: each / REST_S for part, each in cpu_s.items()}
 
-async def _warm_up(port: int, accept: bytes) -> None:
-    """HAProxy still reloads as the service gets ready, which costs open connections."""
-    give_up_at = time.monotonic() + QUIET_TIMEOUT_S
-    while True:
+    async def _report_accepted(self) -> None:
+        rows: list[list[Cell]] = []
+        async with bare_server() as bare_port:
+            for connections in CONNECTIONS:
+                limit = (await _burst(bare_port, NOTHING, 200, connections)).per_s
+                answered, accepted = list[float](), list[Accepted]()
+                for _ in range(self._rounds):
+                    answered.append((await self._burst(NOTHING, 200, connections)).per_s)
+                    accepted.append(await self._accepted(connections))
+                self._cpu_ms += [each.cpu_ms for each in accepted]
+                ours = statistics.median(each.per_s for each in accepted)
+                nothing = statistics.median(answered)
+                goes_on_s = statistics.median(each.goes_on_s for each in accepted)
+                rows.append([str(connections), ours, nothing, ours / nothing, limit, goes_on_s])
+        self._report.table(
+            f"POST {DIFFUSION} (202) against GET /health/live: per second, medians of"
+            f" {self._rounds} bursts",
+            {
+                "connections": "",
+                "accepted": ".0f",
+                "no-op": ".0f",
+                "ratio": ".2f",
+                "client's limit": ".0f",
+                "goes on for s": ".1f",
+            },
+            rows,
+        )
+
+    async def _accepted(self, connections: int) -> Accepted:
+        before, began = self._installed.family.cpu_s(), time.monotonic()
+        jobs = await self._burst(self._accept[DIFFUSION], 202, connections)
+        goes_on_s = self._installed.settle()
+        cpu_s = used(before, self._installed.family.cpu_s())
+        took_s = time.monotonic() - began
+        cpu_ms = {
+            part: 1000 * (each - took_s * self._idle_cores.get(part, 0.0)) / jobs.answers
+            for part, each in cpu_s.items()
+        }
+        return Accepted(jobs.per_s, goes_on_s, cpu_ms)
+
+    def _report_cpu(self) -> None:
+        parts = sorted({part for each in self._cpu_ms for part in each})
+        medians = {
+            part: statistics.median(each.get(part, 0.0) for each in self._cpu_ms) for part in parts
+        }
+        self._report.table(
+            "CPU of an accepted job until it is quiet, less what there is at rest: ms",
+            {**dict.fromkeys(medians, ".2f"), "all": ".2f"},
+            [[*medians.values(), sum(medians.values())]],
+        )
+
+    async def _report_results(self) -> None:
+        """Of a job that waits, and of one that was cancelled."""
+        open_id, ended_id = await self._submit(), await self._submit()
+        await self._call("POST", f"/v1/jobs/{ended_id}/cancel")
+        self._installed.settle()
+        rows: list[list[Cell]] = []
+        for name, job_id in (("open", open_id), ("ended", ended_id)):
+            path = f"/diffusion/v1/result?request_id={job_id}"
+            message = request("GET", path, key=self._installed.service.admin_key)
+            reads, answered = await self._in_turns(message, NOTHING)
+            rows.append([name, reads, answered, reads / answered])
+        self._report.table(
+            f"GET result against GET /health/live: per second, {PEER_CONNECTIONS} connections",
+            {"job": "", "results": ".0f", "no-op": ".0f", "ratio": ".2f"},
+            rows,
+        )
+
+    async def _report_comfyui(self, url: str) -> None:
+        port = urlsplit(url).port or 80
+        prompt = request("POST", "/prompt", body={"prompt": graph(1)})
+        rows: list[list[Cell]] = []
+        for name, message in self._accept.items():
+            ours, theirs = list[float](), list[float]()
+            for _ in range(self._rounds):
+                ours.append((await self._burst(message, 202, PEER_CONNECTIONS)).per_s)
+                self._installed.settle()
+                theirs.append((await _burst(port, prompt, 200, PEER_CONNECTIONS)).per_s)
+                comfyui.forget_queue(url)
+            accepted, queued = statistics.median(ours), statistics.median(theirs)
+            rows.append([name, accepted, queued, accepted / queued])
+        self._report.table(
+            f"POST beside ComfyUI's /prompt: per second, {PEER_CONNECTIONS} connections",
+            {"route": "", "accepted": ".0f", "ComfyUI": ".0f", "ratio": ".2f"},
+            rows,
+        )
+
+    async def _in_turns(self, *messages: bytes) -> Sequence[float]:
+        """The median of each, per second."""
+        rounds = [
+            [(await self._burst(each, 200, PEER_CONNECTIONS)).per_s for each in messages]
+            for _ in range(self._rounds)
+        ]
+        return [statistics.median(each) for each in zip(*rounds, strict=True)]
+
+    async def _submit(self) -> str:
+        answer = await self._call("POST", DIFFUSION)
+        return str(answer["request_id"])
+
+    async def _call(self, method: str, path: str) -> dict[str, object]:
+        connections, key = Connections(self._port), self._installed.service.admin_key
         try:
-            await _burst(port, accept, 202, CONNECTIONS[-1])
-        except WrongAnswer:
-            if time.monotonic() > give_up_at:
-                raise
-        else:
-            return
+            body = BODIES.get(path)
+            answer = await connections.call(request(method, path, key=key, body=body))
+        finally:
+            connections.close()
+        return dict(answer.json() if answer.body else {})
+
+    async def _burst(self, message: bytes, status: int, connections: int) -> Burst:
+        return await _burst(self._port, message, status, connections)
 
 
-async def _burst(port: int, message: bytes, status: int, connections: int) -> float:
+async def _burst(port: int, message: bytes, status: int, connections: int) -> Burst:
     most = ACCEPTED_IN_BURST if status == 202 else ANY
-    return await rate(
+    return await burst(
         port, message, status=status, connections=connections, time_s=BURST_S, most=most
     )
-
-
-def _row(
-    connections: int,
-    accepted: list[float],
-    answered: list[float],
-    *,
-    limit: float,
-    goes_on_s: list[float],
-) -> list[str]:
-    of_accept, of_nothing = statistics.median(accepted), statistics.median(answered)
-    return [
-        str(connections),
-        f"{of_accept:.0f}",
-        f"{of_nothing:.0f}",
-        f"{of_accept / of_nothing:.2f}",
-        f"{limit:.0f}",
-        f"{statistics.median(goes_on_s):.1f} s",
-    ]
-
-
-async def _quiet(process: psutil.Process) -> float:
-    """Returns once the service's processes have nothing left to do; seconds that took."""
-    period_s = 0.25
-    began = time.monotonic()
-    before = _cpu_s(process)
-    while time.monotonic() - began < QUIET_TIMEOUT_S:
-        await asyncio.sleep(period_s)
-        now = _cpu_s(process)
-        if now - before < QUIET_CORES * period_s:
-            break
-        before = now
-    return max(0.0, time.monotonic() - began - period_s)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """CPU time of the whole tree so far."""
-    total = 0.0
-    for each in [process, *process.children(recursive=True)]:
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Ended jobs through log, archive and read model: does anything grow that should not?
 
-The jobs are cast (`_many_jobs.py`), ten waves of them, and each wave leaves the log for the
+The jobs are cast (`harness/many_jobs.py`), ten waves of them, and each wave leaves the log for the
 archive, as in the service. What is measured is the rate of that, the size of the log and the memory
 of nats-server. Then how long it takes to read a result, from its row as `GET` does, and a job's
 history from the archive, beside a second installation that has few jobs: the reads of the two take
@@ -33,8 +33,8 @@ from pydantic import SecretStr
 from actors.archiving import Archiving, open_archive
 from actors.assembly import open_deliveries
 from actors.upkeep.archiver import Archiver
-from benchmarks._many_jobs import Mould, log_bytes, nats_server, publish, put_rows
-from benchmarks._report import console, print_hardware, print_table
+from benchmarks.harness.many_jobs import Mould, log_bytes, nats_server, publish, put_rows
+from benchmarks.harness.report import console, print_hardware, print_table
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.errors import LogUnavailable

@@ -3,11 +3,12 @@
 64 px images in 20 steps. What is compared takes turns, so that a busy machine slows both alike:
 
 - 16 jobs at once, against the same one after another; 8 with mixed samplers, steps and guidance
-- one job alone, against a plain loop of diffusers over the same weights
+- 16 jobs with 8 LoRAs at once, against 16 without any
 - what 16 jobs at once take outside the networks, per job and step
-- jobs per second, against a ComfyUI at COMFYUI_URL that has the same checkpoint
 
-usage: python -m benchmarks.batching [--checkpoint FILE] [--device cpu] [--rounds 5]
+The suite has the same engine beside the service, diffusers and ComfyUI.
+
+usage: python -m benchmarks.batching [--checkpoint FILE] [--device cpu] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
@@ -17,44 +18,32 @@ import itertools
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from torch.nn.modules import module as modules
 from transformers import CLIPTextModel
 
 from actors.dispatch.ray_cluster import ENGINE_ENVIRONMENT
-from benchmarks._engine import CHECKPOINT, graph, run_all
-from benchmarks._process import Process
-from benchmarks._report import console, print_hardware, print_table
+from benchmarks.harness.graphs import CHECKPOINT, LORAS, MIXED, STEPS, graph
+from benchmarks.harness.models import make_models
+from benchmarks.harness.report import Cell, Report
+from benchmarks.peers.engine import run_all
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
-from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.options import DeviceOptions
-from examples.service import ROOT
 
 MANY = 16
-MIXED: tuple[dict[str, Any], ...] = (
-    {"sampler_name": "euler", "steps": 20},
-    {"sampler_name": "dpmpp_2m", "scheduler": "karras", "steps": 14, "cfg": 5.0},
-    {"sampler_name": "euler_ancestral", "steps": 26},
-    {"sampler_name": "heun", "steps": 10, "cfg": 3.0},
-    {"sampler_name": "dpmpp_2m_sde", "scheduler": "exponential", "steps": 18},
-    {"sampler_name": "lcm", "scheduler": "simple", "steps": 8, "cfg": 1.0},
-    {"sampler_name": "uni_pc", "steps": 12},
-    {"sampler_name": "ddim", "scheduler": "ddim_uniform", "steps": 20, "cfg": 9.0},
-)
 NETWORKS = (UNet2DConditionModel, AutoencoderKL, CLIPTextModel)
-COMFYUI_TIMEOUT_S = 600.0
 
 seeds = itertools.count(1)
 
@@ -62,25 +51,28 @@ seeds = itertools.count(1)
 def main() -> None:
     _restart_with(ENGINE_ENVIRONMENT)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batching")
-    default = ROOT / "models" / "checkpoints" / CHECKPOINT
-    parser.add_argument("--checkpoint", type=Path, default=default)
+    parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print_hardware()
-    models = ModelsFolder(args.checkpoint.parents[1])
-    options = DeviceOptions(device=args.device, threads=os.cpu_count())
-    engine = Engine(models=models, options=options)
-    engine.start()
-    bench = Bench(engine, Catalogue(models), args.checkpoint.name)
-    bench.together(MANY)  # loads the checkpoint, and the engine learns what a row takes
-    bench.together(MANY)
-    _report_sharing(bench, args.rounds)
-    _report_alone(bench, args.checkpoint, args.device, args.rounds)
-    _report_overhead(bench)
-    if url := os.environ.get("COMFYUI_URL"):
-        _report_comfyui(bench, url, args.rounds)
-    engine.stop()
+    report = Report("batching")
+    with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
+        models = Path(name) / "models"
+        if args.checkpoint is None:
+            make_models(models)
+        else:
+            models = args.checkpoint.parents[1]
+        engine = _engine(models, args.device)
+        bench = Bench(engine, models, args.checkpoint.name if args.checkpoint else CHECKPOINT)
+        bench.together(MANY)  # loads the checkpoint, and the engine learns what a row takes
+        bench.together(MANY)
+        _report_sharing(bench, report, args.rounds)
+        if args.checkpoint is None:
+            _report_loras(bench, report, args.rounds)
+        _report_overhead(bench, report)
+        engine.stop()
+    report.write(args.json)
 
 
 def _restart_with(environment: dict[str, str]) -> None:
@@ -90,85 +82,88 @@ def _restart_with(environment: dict[str, str]) -> None:
         os.execve(sys.executable, arguments, os.environ | environment)
 
 
+def _engine(models: Path, device: str) -> Engine:
+    options = DeviceOptions(device=device, threads=os.cpu_count())
+    engine = Engine(models=ModelsFolder(models), options=options)
+    engine.start()
+    return engine
+
+
 class Bench:
     """Jobs on one engine; every call makes them with fresh seeds and texts."""
 
-    def __init__(self, engine: Engine, catalogue: Catalogue, checkpoint: str) -> None:
+    def __init__(self, engine: Engine, models: Path, checkpoint: str) -> None:
         self._engine = engine
-        self._catalogue = catalogue
+        self._catalogue = Catalogue(ModelsFolder(models))
         self._checkpoint = checkpoint
-
-    def prompt_of(self, **sampler: Any) -> dict[str, Any]:
-        return graph(next(seeds), checkpoint=self._checkpoint, **sampler)
 
     def together(self, jobs: int) -> float:
         """Seconds."""
-        return run_all(self._engine, self._graphs([{}] * jobs))
+        return self._at_once([{}] * jobs)
 
     def in_turn(self, jobs: int) -> float:
-        return sum(run_all(self._engine, [each]) for each in self._graphs([{}] * jobs))
+        return sum(self._at_once([{}]) for _ in range(jobs))
 
     def mixed_together(self) -> float:
-        return run_all(self._engine, self._graphs(MIXED))
+        return self._at_once(MIXED)
 
     def mixed_in_turn(self) -> float:
-        return sum(run_all(self._engine, [each]) for each in self._graphs(MIXED))
+        return sum(self._at_once([each]) for each in MIXED)
 
-    def _graphs(self, samplers: Sequence[dict[str, Any]]) -> list[Graph]:
-        return [validate(self.prompt_of(**each), self._catalogue, Limits()) for each in samplers]
+    def loras_together(self, jobs: int) -> float:
+        return self._at_once([{"lora": LORAS[at % len(LORAS)]} for at in range(jobs)])
+
+    def _at_once(self, kinds: Sequence[dict[str, Any]]) -> float:
+        prompts = [graph(next(seeds), checkpoint=self._checkpoint, **each) for each in kinds]
+        graphs = [validate(each, self._catalogue, Limits()) for each in prompts]
+        return run_all(self._engine, graphs)
 
 
-def _report_sharing(bench: Bench, rounds: int) -> None:
-    table = []
+def _report_sharing(bench: Bench, report: Report, rounds: int) -> None:
+    rows: list[list[Cell]] = []
     for name, at_once, in_turn in (
         (f"{MANY} alike", lambda: bench.together(MANY), lambda: bench.in_turn(MANY)),
         (f"{len(MIXED)} mixed", bench.mixed_together, bench.mixed_in_turn),
     ):
-        once, turns = _in_turns(at_once, in_turn, rounds)
-        gains = [b / a for a, b in zip(once, turns, strict=True)]
-        row = [_seconds(once), _seconds(turns), f"{statistics.median(gains):.2f}"]
-        table.append([name, *row, f"{min(gains):.2f} to {max(gains):.2f}"])
-    columns = ("jobs", "at once", "in turn", "gain", "from, to")
-    print_table(f"Jobs that share calls: seconds, medians of {rounds}", columns, table)
+        rows.append([name, *_compared(at_once, in_turn, rounds)])
+    report.table(
+        f"Jobs that share calls: seconds, medians of {rounds}",
+        {"jobs": "", "at once": ".3f", "in turn": ".3f", "gain": ".2f", "from": ".2f", "to": ".2f"},
+        rows,
+    )
 
 
-def _report_alone(bench: Bench, checkpoint: Path, device: str, rounds: int) -> None:
-    with Process("benchmarks._diffusers", str(checkpoint), device) as loop:
-        loop.run()
-        ours, plain = _in_turns(lambda: bench.together(1), loop.run, 3 * rounds)
-    ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
-    columns = ("", "engine", "diffusers", "ratio")
-    rows = [["one job", _seconds(ours), _seconds(plain), f"{ratio:.3f}"]]
-    print_table(f"One job alone: seconds, medians of {3 * rounds}", columns, rows)
+def _report_loras(bench: Bench, report: Report, rounds: int) -> None:
+    bench.loras_together(MANY)  # loads them
+    row = _compared(lambda: bench.loras_together(MANY), lambda: bench.together(MANY), rounds)
+    report.table(
+        f"{MANY} jobs with {len(LORAS)} LoRAs: seconds, medians of {rounds}",
+        {
+            "with": ".3f",
+            "without": ".3f",
+            "rate with, of without": ".2f",
+            "from": ".2f",
+            "to": ".2f",
+        },
+        [row],
+    )
 
 
-def _report_overhead(bench: Bench) -> None:
+def _report_overhead(bench: Bench, report: Report) -> None:
     with _network_seconds() as spent:
         total = bench.together(MANY)
-    outside_ms = (total - sum(spent)) / (MANY * 20) * 1000
-    console.print(f"Outside the networks, {MANY} jobs at once: {outside_ms:.3f} ms a job and step")
+    outside_ms = (total - sum(spent)) / (MANY * STEPS) * 1000
+    report.table(
+        f"Outside the networks, {MANY} jobs at once", {"ms a job and step": ".3f"}, [[outside_ms]]
+    )
 
 
-def _report_comfyui(bench: Bench, url: str, rounds: int) -> None:
-    def comfyui() -> float:
-        return _comfyui(url, [bench.prompt_of() for _ in range(MANY)])
-
-    comfyui()
-    ours, theirs = _in_turns(lambda: bench.together(MANY), comfyui, rounds)
-    rate, other = MANY / statistics.median(ours), MANY / statistics.median(theirs)
-    rows = [[f"{MANY} at once", f"{rate:.2f}", f"{other:.2f}", f"{rate / other:.2f}"]]
-    print_table("Jobs per second", ("", "engine", "ComfyUI", "ratio"), rows)
-
-
-def _in_turns(
-    one: Callable[[], float], other: Callable[[], float], rounds: int
-) -> tuple[list[float], list[float]]:
+def _compared(one: Callable[[], float], other: Callable[[], float], rounds: int) -> list[float]:
+    """Medians of both, which take turns; median, least and most of what the other takes of one."""
     pairs = [(one(), other()) for _ in range(rounds)]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def _seconds(each: Sequence[float]) -> str:
-    return f"{statistics.median(each):.3f}"
+    gains = [theirs / ours for ours, theirs in pairs]
+    medians = [statistics.median(each) for each in zip(*pairs, strict=True)]
+    return [*medians, statistics.median(gains), min(gains), max(gains)]
 
 
 @contextmanager
@@ -208,19 +203,6 @@ def _timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
             spent.append(time.perf_counter() - began)
 
     return timed
-
-
-def _comfyui(url: str, prompts: Sequence[dict[str, Any]]) -> float:
-    """Seconds until a ComfyUI has run them all."""
-    with httpx.Client(base_url=url, timeout=COMFYUI_TIMEOUT_S) as client:
-        began = time.perf_counter()
-        ids = [
-            client.post("/prompt", json={"prompt": each}).raise_for_status().json()["prompt_id"]
-            for each in prompts
-        ]
-        while any(not client.get(f"/history/{each}").json() for each in ids):
-            time.sleep(0.02)
-        return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks._receivers import address
-from benchmarks._report import print_hardware, print_table
+from benchmarks.harness.receivers import address
+from benchmarks.harness.report import print_hardware, print_table
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.queues import JetStreamCallbackQueue
@@ -103,7 +103,7 @@ async def _deliver(nats_url: str, folder: Path, *, over_s: float) -> Outcome:
     bus = Bus(nats_url, name="benchmark")
     bus.start()
     await asyncio.wait_for(bus.wait_connected(), 10)
-    arguments = ("-m", "benchmarks._receivers", str(HOSTS), str(HUNG), str(came))
+    arguments = ("-m", "benchmarks.harness.receivers", str(HOSTS), str(HUNG), str(came))
     async with _process(*arguments, stdout=PIPE) as receivers:
         assert receivers.stdout is not None
         port = int(await asyncio.wait_for(receivers.stdout.readline(), 20))

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks._report import print_hardware, print_table
+from benchmarks.harness.report import print_hardware, print_table
 from examples.service import Service
 
 BODY = {

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._report import console, print_hardware, print_table
+from benchmarks.harness.report import console, print_hardware, print_table
 from engine.graph.names import SAMPLERS, SCHEDULERS
 from training.shapes.captions import full_caption
 from training.shapes.drawing import draw

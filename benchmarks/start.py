@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks._engine import graph
-from benchmarks._report import print_hardware, print_table
+from benchmarks.harness.graphs import graph
+from benchmarks.harness.report import print_hardware, print_table
 from examples.service import Service
 from serve_app.cli.client import Client
 

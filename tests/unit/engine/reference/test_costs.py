@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _engine as benchmark
+from benchmarks.harness.graphs import KINDS
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Choice
 from engine.graph.limits import Limits
@@ -30,7 +30,7 @@ LARGEST = {"work": 150.0, "live_bytes": 256 * 2**20, "rows": 8, "tokens": 1000, 
 def prompts() -> Iterator[tuple[str, Prompt]]:
     yield from CASES.items()
     yield "example", json.loads((ROOT / "examples" / "workflow.json").read_text())["prompt"]
-    yield "benchmark", benchmark.graph(1)
+    yield from ((f"benchmark: {kind}", make(1)) for kind, make in KINDS.items())
     if parity.PARITY is not None:
         for path in sorted(parity.folder().glob("*/*/graph.json")):
             yield path.parent.name, json.loads(path.read_text())

@@ -3,7 +3,7 @@
 Each has an address of its own in 127.0.0.0/8, all have one port. On SIGTERM they write down what
 came, a line each: the host's number, `webhook-id`, time.
 
-usage: python -m benchmarks._receivers HOSTS HUNG FILE
+usage: python -m benchmarks.harness.receivers HOSTS HUNG FILE
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs a module of this folder in a process of its own, with the environment of a worker's engine.
+"""Runs a peer in a process of its own, with the environment of a worker's engine.
 
-The module reads a number from each line of its input, does its work that many times, and prints the
-seconds. It has a process of its own because OpenMP's threads belong to the thread that starts them:
-two threads that take turns in one process slow each other down.
+The peer reads a kind of jobs and a number from each line of its input, runs so many of them, and
+prints the seconds. It has a process of its own because OpenMP's threads belong to the thread that
+starts them: two threads that take turns in one process slow each other down.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Process:
         self._process.terminate()
         self._process.wait()
 
-    def run(self, times: int = 1) -> float:
-        """The seconds that the module needs for its work."""
+    def run(self, jobs: int = 1, *, kind: str = "alike") -> float:
+        """The seconds that the peer needs for so many jobs of a kind."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(times, file=self._process.stdin, flush=True)
+        print(kind, jobs, file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())

@@ -1,7 +1,8 @@
-"""A client that costs little: it sends the same bytes again and again, and counts the answers.
+"""Clients that cost little: one sends the same bytes again and again and counts the answers.
 
-httpx would be the bottleneck. What this one reaches against a server that does nothing but answer
-(`bare_server`) is its limit, and belongs beside every figure taken with it.
+httpx would be the bottleneck. What `burst` reaches against a server that does nothing but answer
+(`bare_server`) is its limit, and belongs beside every figure taken with it. `Connections` makes
+calls of any kind, as many at the same time as are wanted.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"content-length:"
 _START_TIMEOUT_S = 20.0
+_REUSED_FOR_S = 2.0
+"""A server closes connections that rest: one that has rested for longer is not used again."""
 
 
 class WrongAnswer(Exception):
@@ -34,10 +38,20 @@ def request(method: str, path: str, *, key: str = "", body: Any = None) -> bytes
     return head.encode() + content
 
 
-async def rate(
+@dataclass(frozen=True, slots=True)
+class Burst:
+    answers: int
+    time_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.answers / self.time_s
+
+
+async def burst(
     port: int, message: bytes, *, status: int, connections: int, time_s: float, most: int
-) -> float:
-    """Answers per second, over `time_s` or `most` answers. Raises WrongAnswer."""
+) -> Burst:
+    """Calls over `time_s`, or until `most` are answered. Raises WrongAnswer."""
     clients = [Client(message, status, most // connections) for _ in range(connections)]
     for client in clients:
         await client.connect(port)
@@ -52,7 +66,7 @@ async def rate(
     failures = await asyncio.gather(*(client.end for client in clients), return_exceptions=True)
     for failure in filter(None, failures):
         raise failure
-    return answers / took_s
+    return Burst(answers, took_s)
 
 
 class Client(asyncio.Protocol):
@@ -108,6 +122,65 @@ class Client(asyncio.Protocol):
     def _fail(self, reason: str) -> None:
         if not self.end.done():
             self.end.set_exception(WrongAnswer(reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    """By their names in small letters."""
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(slots=True)
+class _Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used_at: float = 0.0
+
+    async def call(self, message: bytes) -> Answer:
+        self.writer.write(message)
+        status, *lines = (await self.reader.readuntil(_HEAD_END)).decode().splitlines()
+        pairs = (line.split(":", 1) for line in lines if line)
+        headers = {name.lower(): value.strip() for name, value in pairs}
+        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        self.used_at = time.monotonic()
+        return Answer(int(status.split()[1]), headers, body)
+
+
+class Connections:
+    """Connections to one server, kept open: a call takes one that rests, or opens another."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._resting: list[_Connection] = []
+
+    async def call(self, message: bytes) -> Answer:
+        """Raises OSError, IncompleteReadError."""
+        connection = await self._take()
+        try:
+            answer = await connection.call(message)
+        except BaseException:
+            connection.writer.close()
+            raise
+        self._resting.append(connection)
+        return answer
+
+    async def _take(self) -> _Connection:
+        """The one that was used last."""
+        while self._resting:
+            connection = self._resting.pop()
+            if time.monotonic() - connection.used_at < _REUSED_FOR_S:
+                return connection
+            connection.writer.close()
+        return _Connection(*await asyncio.open_connection("127.0.0.1", self._port))
+
+    def close(self) -> None:
+        while self._resting:
+            self._resting.pop().writer.close()
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Ended jobs in bulk: into the log as bytes, and into the read model as rows.
+"""Jobs in bulk: into the log as bytes, and into the read model as rows.
 
 Each is like one that the service ran, but for its ids, which are written into one job's bytes: with
 a real acceptance and a real run for each, a million would take days.
@@ -58,9 +58,9 @@ async def nats_server(folder: Path, *, sync: str) -> AsyncGenerator[tuple[int, s
 
 
 class Mould:
-    """One ended job, from which others are cast."""
+    """One job, from which others are cast: one that has ended, or one that waits."""
 
-    def __init__(self, ended_at: datetime) -> None:
+    def __init__(self, last_event_at: datetime, *, is_open: bool = False) -> None:
         self._id = new_id()
         image = ImageStored(
             index=0,
@@ -72,15 +72,16 @@ class Mould:
             height=512,
             seed=7,
         )
-        data: list[EventData] = [_submitted(), Started(attempt=1, actor="a"), image]
-        data.append(Completed(images=1))
+        data: list[EventData] = [_submitted()]
+        if not is_open:
+            data += [Started(attempt=1, actor="a"), image, Completed(images=1)]
         self._payloads = [
             encode(
                 Event(
                     id=new_id(),
                     job_id=self._id,
                     version=version,
-                    time=ended_at - timedelta(seconds=len(data) - version),
+                    time=last_event_at - timedelta(seconds=len(data) - version),
                     data=each,
                 )
             )

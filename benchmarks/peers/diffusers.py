@@ -1,4 +1,7 @@
-"""The plain loop of diffusers in a process of its own: see `_process`."""
+"""The plain loop of diffusers in a process of its own (see `harness/process.py`).
+
+usage: python -m benchmarks.peers.diffusers CHECKPOINT DEVICE
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch
 from diffusers import EulerDiscreteScheduler
 from torch import nn
 
-from benchmarks._engine import prompt
+from benchmarks.harness.graphs import prompt
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.linear import OneDnnLinear
 from engine.diffusion.loading.store import ModelStore
@@ -28,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     loop = DiffusersLoop(checkpoint, device)
     for line in sys.stdin:
-        print(sum(loop.run() for _ in range(int(line))), flush=True)
+        print(sum(loop.run() for _ in range(int(line.split()[-1]))), flush=True)
 
 
 class DiffusersLoop:

@@ -9,26 +9,28 @@ calls are those of a small SD1.x on 2 cores, in milliseconds.
 - steps missed: denoising calls that began after a job arrived and before its own first one
 - latency: from arrival to end, in multiples of the time of a job alone
 
-usage: python -m benchmarks.arrivals [--jobs 2000] [--slots 16]
+usage: python -m benchmarks.admission [--jobs 2000] [--slots 16] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Self
 
-from benchmarks._report import console, print_table
+from benchmarks.harness.arrivals import poisson
+from benchmarks.harness.graphs import STEPS
+from benchmarks.harness.latencies import percentile
+from benchmarks.harness.report import Cell, Report
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Execution, Member, Request
 
-STEPS = 20
 LOADS = (0.2, 0.5, 0.8, 0.95)
 MAX_ROWS = 32
 
@@ -131,42 +133,44 @@ def simulate(arrivals_ms: Sequence[float], slots: int) -> tuple[Device, list[Job
     return device, jobs
 
 
-def poisson(rate: float, jobs: int) -> list[float]:
-    """The times of arrivals, in milliseconds; `rate` is per millisecond. The same at every run."""
-    draw, now, times = random.Random(1), 0.0, []
-    for _ in range(jobs):
-        now += draw.expovariate(rate)
-        times.append(now)
-    return times
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.arrivals")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.admission")
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    report = Report("admission")
     alone, _ = simulate([0.0], args.slots)
     full, _ = simulate([0.0] * args.jobs, args.slots)
-    capacity = args.jobs / full.now_ms
-    console.print(f"A job alone takes {alone.now_ms:.0f} ms; capacity {capacity * 1000:.1f} jobs/s")
-    rows = [
-        _row(load, poisson(load * capacity, args.jobs), args.slots, alone.now_ms) for load in LOADS
-    ]
-    columns = ("load", "rows per call", "steps missed", "most", "latency p50", "p95")
-    print_table("Poisson arrivals", columns, rows)
+    per_s = 1000 * args.jobs / full.now_ms
+    rows = [_row(load, load * per_s, args, alone.now_ms) for load in LOADS]
+    report.table(
+        f"Poisson arrivals: a job alone takes {alone.now_ms:.0f} ms; capacity {per_s:.1f} jobs/s",
+        {
+            "load": "g",
+            "rows a call": ".1f",
+            "steps missed": ".2f",
+            "most": ".0f",
+            "latency p50": ".2f",
+            "p95": ".2f",
+        },
+        rows,
+    )
+    report.write(args.json)
 
 
-def _row(load: float, arrivals_ms: Sequence[float], slots: int, alone_ms: float) -> list[str]:
-    device, jobs = simulate(arrivals_ms, slots)
+def _row(load: float, rate_per_s: float, args: argparse.Namespace, alone_ms: float) -> list[Cell]:
+    arrivals_ms = [1000 * each for each in poisson(rate_per_s, args.jobs / rate_per_s, seed=1)]
+    device, jobs = simulate(arrivals_ms, args.slots)
     missed = [job.missed for job in jobs]
-    latency = sorted((job.ended_ms - job.arrived_ms) / alone_ms for job in jobs)
+    latencies = [(job.ended_ms - job.arrived_ms) / alone_ms for job in jobs]
     return [
-        f"{load:g}",
-        f"{statistics.mean(device.rows):.1f}",
-        f"{statistics.mean(missed):.2f}",
-        str(max(missed)),
-        f"{statistics.median(latency):.2f}",
-        f"{latency[int(0.95 * len(latency))]:.2f}",
+        load,
+        statistics.mean(device.rows),
+        statistics.mean(missed),
+        max(missed),
+        percentile(latencies, 50),
+        percentile(latencies, 95),
     ]
 
 

@@ -1,0 +1,87 @@
+"""What the processes of a service take: CPU, memory, files and threads, part by part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+N = TypeVar("N", int, float)
+
+OTHERS = "Ray, the rest"
+PARTS: Mapping[str, str] = {
+    r"^ray::ServeReplica:darkroom:Api": "HTTP replicas",
+    r"^ray::RoleProcess": "roles",
+    r"^ray::JobProcess": "job actors",
+    r"^ray::EngineProcess": "engines",
+    r"^ray::ServeController": "Serve's controller",
+    r"^\S*/haproxy ": "HAProxy",
+    r"^\S*/nats-server ": "nats-server",
+    r"^\S+ \S*/darkroom up": "darkroom up",
+}
+"""The parts of a service, by how the command lines of their processes look."""
+_GONE = (psutil.NoSuchProcess, psutil.AccessDenied, OSError)
+"""A process may end while it is looked at."""
+
+
+def part_of(command: Sequence[str]) -> str:
+    """The part that a process belongs to."""
+    line = " ".join(command) + " "
+    found = (part for pattern, part in PARTS.items() if re.search(pattern, line))
+    return next(found, OTHERS)
+
+
+class Family:
+    """A process and all that it has started; what it tells is by part."""
+
+    def __init__(self, pid: int, *, part_of: Callable[[Sequence[str]], str] = part_of) -> None:
+        self._root = psutil.Process(pid)
+        self._part_of = part_of
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time so far, of those that live."""
+        return self._sum(lambda each: sum(each.cpu_times()[:2]))
+
+    def pss_bytes(self) -> dict[str, int]:
+        """Memory, with what processes share divided among them."""
+        return self._sum(lambda each: _pss_bytes(each.pid))
+
+    def files(self) -> dict[str, int]:
+        return self._sum(lambda each: each.num_fds())
+
+    def threads(self) -> dict[str, int]:
+        return self._sum(lambda each: each.num_threads())
+
+    def processes(self) -> dict[str, int]:
+        return self._sum(lambda _: 1)
+
+    def _sum(self, of: Callable[[psutil.Process], N]) -> dict[str, N]:
+        sums: dict[str, N] = {}
+        for part, process in self._each():
+            with suppress(*_GONE):
+                sums[part] = sums.get(part, 0) + of(process)
+        return sums
+
+    def _each(self) -> Iterator[tuple[str, psutil.Process]]:
+        for process in (self._root, *self._root.children(recursive=True)):
+            with suppress(*_GONE):
+                yield self._part_of(process.cmdline()), process
+
+
+def used(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What each part used between two `cpu_s`. One whose processes ended meanwhile used some of it
+    that nobody sees; it never is less than 0.
+    """
+    return {part: max(0.0, after[part] - before.get(part, 0.0)) for part in after}
+
+
+def _pss_bytes(pid: int) -> int:
+    """Proportional set size: https://docs.kernel.org/filesystems/proc.html (smaps_rollup)."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return 1024 * int(line.split()[1])
+    return 0

@@ -1,0 +1,113 @@
+"""Workers without a device, for the dispatcher: they begin and end each job in the log, in time.
+
+They run in the dispatcher's own process, so its figures have their part of a job too: the same for
+each job, however many workers and jobs there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from actors.dispatch.names import slot_number
+from actors.worker.job import RunOutcome
+from events.decisions import Complete, Start
+from events.log import JobWriter, utc_now
+from events.queue import QueueEntry
+
+
+class SimulatedJobActor:
+    """Works for a job for `job_s`, then the job has succeeded."""
+
+    def __init__(self, name: str, writer: JobWriter, *, job_s: float) -> None:
+        self._name = name
+        self._writer = writer
+        self._job_s = job_s
+        self._job_id: str | None = None
+        self._jobs_run = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def ready(self) -> str:
+        return self._name
+
+    async def state(self) -> tuple[str | None, int]:
+        return self._job_id, self._jobs_run
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    async def run(self, entry: QueueEntry) -> RunOutcome:
+        self._job_id, self._jobs_run = entry.job_id, self._jobs_run + 1
+        self._idle.clear()
+        try:
+            job = await self._writer.load(entry.job_id)
+            assert job is not None
+            start = Start(self._name, max_attempts=3, max_attempts_total=9, now=utc_now())
+            outcome = await self._writer.execute(start, job)
+            await asyncio.sleep(self._job_s)
+            assert outcome.job is not None
+            await self._writer.execute(Complete(self._name, images=0), outcome.job)
+            await entry.ack()
+            return RunOutcome.COMPLETED
+        finally:
+            self._job_id = None
+            self._idle.set()
+
+    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:  # noqa: ARG002 - the protocol's signature
+        return entry.job_id == self._job_id
+
+
+class SimulatedEngine:
+    """Answers at once, always."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    async def check(self) -> int:
+        return self._jobs
+
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:  # noqa: ARG002 - the protocol's signature
+        return False
+
+
+@dataclass
+class SimulatedCluster:
+    """See `actors.dispatch.cluster.Cluster`. It has room for every worker, or for none."""
+
+    writer: JobWriter
+    job_s: float
+    jobs_per_worker: int
+    has_room: bool = True
+    _workers: dict[str, dict[str, SimulatedJobActor]] = field(default_factory=dict)
+    """The job actors of each worker, by name."""
+
+    async def place(self, worker: str) -> float:
+        self._workers.setdefault(worker, {})
+        if not self.has_room:
+            await asyncio.Event().wait()
+        return 0.0
+
+    async def engine(self, worker: str) -> SimulatedEngine:  # noqa: ARG002 - the protocol's signature
+        return SimulatedEngine(self.jobs_per_worker)
+
+    async def slots(self, worker: str) -> list[int]:
+        return [slot_number(name) for name in self._workers[worker]]
+
+    async def job_actor(self, worker: str, name: str) -> SimulatedJobActor:
+        fresh = SimulatedJobActor(name, self.writer, job_s=self.job_s)
+        return self._workers[worker].setdefault(name, fresh)
+
+    async def kill(self, name: str) -> None:
+        for actors in self._workers.values():
+            actors.pop(name, None)
+
+    async def workers(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._workers if name.startswith(prefix))
+
+    async def is_idle(self, worker: str) -> bool:
+        states = [await each.state() for each in self._workers[worker].values()]
+        return all(job_id is None for job_id, _ in states)
+
+    async def remove(self, worker: str) -> None:
+        self._workers.pop(worker, None)

@@ -1,0 +1,1 @@
+"""What the suite runs on one service, a module for each group of tables."""

@@ -1,0 +1,135 @@
+"""What every scenario works with: the service, its caller, and the peers beside it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.harness.graphs import CHECKPOINT, Seeds
+from benchmarks.harness.installation import Installation
+from benchmarks.harness.latencies import Load
+from benchmarks.harness.load import Caller, End, offer
+from benchmarks.harness.machine import Family, used
+from benchmarks.harness.process import Process
+from benchmarks.harness.report import Report
+from benchmarks.peers import comfyui
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything; the defaults are a run of minutes on two cores."""
+
+    jobs: int = 16
+    """That are sent at once where the service is to be saturated."""
+    rounds: int = 4
+    alone: int = 12
+    """Jobs that run alone, one after the other."""
+    load_s: float = 15.0
+    """For how long each load is offered."""
+    idle_s: float = 20.0
+    first_steps: int = 40
+    copies: int = 3
+    """Checkpoints that nobody has read."""
+
+
+SMOKE = Size(jobs=2, rounds=1, alone=1, load_s=2.0, idle_s=1.0, first_steps=2, copies=1)
+"""Shows that everything runs, and measures nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A load, and the CPU time that the service took meanwhile."""
+
+    load: Load
+    cpu_s: dict[str, float]
+
+    def cpu_ms_per_job(self) -> float:
+        return 1000 * sum(self.cpu_s.values()) / max(1, len(self.load.samples))
+
+
+class Bench:
+    def __init__(self, installation: Installation, report: Report, size: Size) -> None:
+        self.installation = installation
+        self.report = report
+        self.size = size
+        self.seeds = Seeds()
+        self.caller: Caller = installation.caller()
+        self._rate_per_s: float | None = None
+        self._alone_s: float | None = None
+
+    @property
+    def family(self) -> Family:
+        return self.installation.family
+
+    async def warm_up(self) -> None:
+        """The first job waits for the worker, and the engine learns what a row takes."""
+        while not (await self.at_once("alike", 1)).load.samples[0].is_good:
+            pass  # HAProxy still reloads as the service gets ready, which costs connections
+        for kind in ("alike", "mixed", "8 LoRAs"):
+            await self.at_once(kind, self.size.jobs)
+
+    async def at_once(self, kind: str, jobs: int) -> Measured:
+        return await self.offer(kind, [0.0] * jobs)
+
+    async def offer(
+        self, kind: str, arrivals: Sequence[float], *, time_s: float | None = None
+    ) -> Measured:
+        """See `harness.load.offer`."""
+        graphs = self.seeds.graphs(kind, len(arrivals))
+
+        async def run(number: int) -> End:
+            return await self.caller.run(graphs[number])
+
+        before = self.family.cpu_s()
+        load = await offer(arrivals, run, time_s=time_s)
+        return Measured(load, used(before, self.family.cpu_s()))
+
+    async def alone_s(self) -> float:
+        """What one job takes that has the service for itself: the unit of latency bounds."""
+        if self._alone_s is None:
+            runs = [await self.at_once("alike", 1) for _ in range(self.size.alone)]
+            self._alone_s = statistics.median(each.load.time_s for each in runs)
+        return self._alone_s
+
+    async def rate_per_s(self) -> float:
+        """The service's capacity: jobs per second of as many as are sent at once."""
+        if self._rate_per_s is None:
+            runs = [await self.at_once("alike", self.size.jobs) for _ in range(self.size.rounds)]
+            self._rate_per_s = statistics.median(self.size.jobs / run.load.time_s for run in runs)
+        return self._rate_per_s
+
+    def engine_peer(self, stack: ExitStack) -> Process:
+        """An engine without a service, no nicer than the one of the service."""
+        module, models = "benchmarks.peers.engine", str(self.installation.models)
+        peer = Process(module, models, nice=self._nice_of_engine())
+        return stack.enter_context(peer)
+
+    def diffusers_peer(self, stack: ExitStack) -> Process:
+        checkpoint = str(self.installation.models / "checkpoints" / CHECKPOINT)
+        module = "benchmarks.peers.diffusers"
+        return stack.enter_context(Process(module, checkpoint, "cpu", nice=self._nice_of_engine()))
+
+    def comfyui_s(self, kind: str, jobs: int) -> float | None:
+        """Seconds of ComfyUI for as many jobs; None where there is none."""
+        if comfyui.URL is None:
+            return None
+        return comfyui.run_all(comfyui.URL, self.seeds.graphs(kind, jobs))
+
+    def _nice_of_engine(self) -> int:
+        family = psutil.Process(self.installation.service.pid).children(recursive=True)
+        engine = next(each for each in family if "EngineProcess" in " ".join(each.cmdline()))
+        return int(engine.nice())
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """None where nothing was measured."""
+    found = [each for each in values if each is not None]
+    return statistics.median(found) if found else None
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
