@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from engine.diffusion.cross_attention_cache import CrossAttentionCache
+from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.options import UnetOptions
 
@@ -34,4 +35,4 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
     # A copy of a prepared UNet has a cache already, which its layers know.
     if not hasattr(unet, "cross_attention_cache"):
         unet.cross_attention_cache = CrossAttentionCache()
-    return use_one_dnn(unet, unet.cross_attention_cache)
+    return use_one_dnn(use_plain_attention(unet), unet.cross_attention_cache)
