@@ -141,6 +141,7 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
         max_rows=config.engine.max_rows,
         job_memory_bytes=config.engine.job_memory_bytes,
         exclusive_s=config.workers.exclusive_timeout_s,
+        progress_period_s=config.engine.progress_period_s,
         limits=limits,
     )
     engine.start()

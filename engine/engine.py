@@ -56,7 +56,8 @@ class Engine:
     in one UNet call; there are fewer when memory is short. `limits` apply during a run as well,
     because the sizes of files and of other nodes' outputs are not known before. Runs wait for their
     turn while they and those that run would need more than `job_memory_bytes` together. An
-    exclusive run keeps the others back for `exclusive_s` at most.
+    exclusive run keeps the others back for `exclusive_s` at most. A run reports no more than one
+    `Progress` in each `progress_period_s`.
     """
 
     def __init__(
@@ -67,12 +68,16 @@ class Engine:
         max_rows: int = 32,
         job_memory_bytes: int = 2 * 2**30,
         exclusive_s: float = math.inf,
+        progress_period_s: float = 0.0,
         limits: Limits | None = None,
     ) -> None:
         self._models = models
         self._options = options
         self._limits = limits or Limits()
         self._max_rows = max_rows
+        self._new_run = partial(
+            Run, on_cancel=self._cancel, on_take=self._take, progress_period_s=progress_period_s
+        )
         self._batcher = Batcher()
         self._device: Device | None = None
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
@@ -127,13 +132,8 @@ class Engine:
         taken by `Run.take_result`, no node of it starts; 0 is any number. Raises EngineError once
         the engine has stopped.
         """
-        run = Run(
-            graph,
-            on_event=on_event,
-            on_cancel=self._cancel,
-            on_take=self._take,
-            first_index=first_index,
-            max_untaken=max_untaken,
+        run = self._new_run(
+            graph, on_event=on_event, first_index=first_index, max_untaken=max_untaken
         )
         with self._submit_lock:
             if self._stopped.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -33,6 +34,8 @@ class Run:
         on_take: Callable[[Run], None],
         first_index: Mapping[str, int] | None = None,
         max_untaken: int = 0,
+        progress_period_s: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.graph = graph
         self.untaken = 0
@@ -43,6 +46,9 @@ class Run:
         self._on_cancel = on_cancel
         self._on_take = on_take
         self._max_untaken = max_untaken
+        self._progress_period_s = progress_period_s
+        self._now = now
+        self._next_progress_at = now()
         self._images = _ImageOrder(graph, first_index)
         self._steps_done = 0
         self._total_steps = graph.total_steps
@@ -63,9 +69,12 @@ class Run:
         return 0 < self._max_untaken <= self.untaken
 
     def report_steps(self, count: int) -> None:
-        """Report that `count` more sampler steps are done."""
+        """Report that `count` more sampler steps are done, unless the last report is too recent."""
         self._steps_done += count
-        self._report(Progress(self._steps_done, self._total_steps))
+        now = self._now()
+        if now >= self._next_progress_at:
+            self._next_progress_at = now + self._progress_period_s
+            self._report(Progress(self._steps_done, self._total_steps))
 
     def report_images(self, node_id: str, images: Sequence[Any]) -> None:
         """Report the images of an output node, each (height, width, 3) uint8, or its latents."""

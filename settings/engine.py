@@ -31,6 +31,8 @@ class EngineSettings(Group):
     """How much memory of the machine the process of one engine may take; a job that needs more
     fails. 0 is any; if unset, three quarters of the machine's or the container's without a GPU, and
     any with one."""
+    progress_period_s: Annotated[float, Field(ge=0)] = 0.25
+    """How often a job tells its progress at most; each time takes CPU in three processes."""
     step_seed_offset: int = 0
     """The number that is added to the seed for the noise of steps; with 1 it is that of ComfyUI
     after 0.3 on a CPU."""
