@@ -96,8 +96,9 @@ class Slots:
 
     def fit(self, engine_takes: int) -> None:
         """The engine said how many jobs it takes: open or close what follows from that."""
-        self._engine_takes = engine_takes
-        self._open_needed()
+        if engine_takes != self._engine_takes:
+            self._engine_takes = engine_takes
+            self._note_change()
         if self._clock() >= self._look_at:
             self._close_surplus()
 

@@ -137,6 +137,19 @@ async def test_an_engine_that_takes_fewer_gets_no_further_job(bench: Bench) -> N
     assert bench.slots.idle() is not None
 
 
+async def test_whoever_waits_hears_when_the_engine_takes_more_again(bench: Bench) -> None:
+    await bench.open()
+    await bench.take(4)
+    bench.slots.fit(3)
+    assert bench.slots.idle() is None
+    changes = bench.changes
+    bench.slots.fit(3)
+    assert bench.changes == changes
+    bench.slots.fit(8)
+    assert bench.changes > changes
+    assert bench.slots.idle() is not None
+
+
 async def test_what_nobody_needed_for_some_time_is_closed(bench: Bench) -> None:
     await bench.open()
     await bench.take(6)
