@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,20 +63,26 @@ class Growth:
         self._sync = sync
         self._costs: list[list[Cell]] = []
         self._memory: list[list[Cell]] = []
+        self._cores: list[list[Cell]] = []
         self._followed: list[list[Cell]] = []
 
     async def run(self, args: argparse.Namespace) -> None:
-        if args.stored:
-            await self._stored(args.stored)
-        if args.queued:
-            await self._queued(args.queued)
-        for rate in args.rates:
-            async with running_parts(_workers(WORKERS), job_s=JOB_S, sync=self._sync) as parts:
-                await self._measure(f"{rate:g} jobs/s", parts, rate_per_s=rate)
-        for count in args.workers:
-            async with running_parts(_workers(count), job_s=JOB_S, sync=self._sync) as parts:
-                await self._measure(f"{count:,} workers", parts)
-        self._tell()
+        """Tells what it has found, also where it does not come to its end."""
+        try:
+            if args.stored:
+                await self._stored(args.stored)
+            if args.queued:
+                await self._queued(args.queued)
+            for rate in args.rates:
+                await self._with_workers(f"{rate:,} jobs/s", WORKERS, rate_per_s=rate)
+            for count in args.workers:
+                await self._with_workers(f"{count:,} workers", count)
+        finally:
+            self._tell()
+
+    async def _with_workers(self, name: str, count: int, *, rate_per_s: float = RATE_PER_S) -> None:
+        async with running_parts(_workers(count), job_s=JOB_S, sync=self._sync) as parts:
+            await self._measure(name, parts, rate_per_s=rate_per_s)
 
     async def _stored(self, marks: Sequence[int]) -> None:
         async with running_parts(_workers(WORKERS), job_s=JOB_S, sync=self._sync) as parts:
@@ -117,19 +123,11 @@ class Growth:
         jobs = len(load.samples)
         costs = {part: 1000 * max(0.0, cpu_s[part] - cores[part] * took_s) / jobs for part in PARTS}
         latencies = [1000 * load.latency_s(percent) for percent in (50, 99)]
-        row: list[Cell] = [
-            name,
-            jobs,
-            *latencies,
-            *costs.values(),
-            sum(costs.values()),
-            load.failed,
-        ]
-        self._costs.append(row)
-        pss = {part: size / _MB for part, size in parts.pss_bytes().items()}
-        sizes = [pss[part] for part in PARTS]
-        row = [name, *sizes, sum(sizes), *(cores[part] for part in PARTS)]
-        self._memory.append(row)
+        still_open = len(await ReadModel(parts.database).open_job_ids())
+        self._costs.append([name, jobs, *latencies, *_by_part(costs), load.failed, still_open])
+        memory_mb = {part: size / _MB for part, size in parts.pss_bytes().items()}
+        self._memory.append([name, *_by_part(memory_mb)])
+        self._cores.append([name, *_by_part(cores)])
 
     async def _offer(self, parts: Parts, rate_per_s: float) -> Load:
         caller = parts.caller()
@@ -152,25 +150,31 @@ class Growth:
             {
                 "state": "",
                 "jobs": ",.0f",
-                "202 p50": ".1f",
-                "202 p99": ".1f",
+                "202 p50 ms": ".1f",
+                "p99": ".1f",
                 **dict.fromkeys(PARTS, ".2f"),
                 "all": ".2f",
                 "refused": ".0f",
+                "still open": ",.0f",
             },
             self._costs,
         )
-        cores = {f"{part}, cores": ".3f" for part in PARTS}
-        self._report.table(
-            "Memory (PSS) in MB, and cores at rest",
-            {"state": "", **dict.fromkeys(PARTS, ".0f"), "all": ".0f", **cores},
-            self._memory,
-        )
+        for title, form, rows in (
+            ("Memory (PSS) in MB", ".0f", self._memory),
+            ("Cores at rest", ".3f", self._cores),
+        ):
+            columns = {"state": "", **dict.fromkeys(PARTS, form), "all": form}
+            self._report.table(title, columns, rows)
         self._report.table(
             "CPU of a job that was put into the log, to follow it: ms",
             {"jobs": "", "router": ".2f", "results": ".2f"},
             self._followed,
         )
+
+
+def _by_part(values: Mapping[str, float]) -> list[float]:
+    """In the order of the columns, and their sum."""
+    return [*(values[part] for part in PARTS), sum(values.values())]
 
 
 async def _cast(parts: Parts, count: int, *, is_open: bool) -> None:

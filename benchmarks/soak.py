@@ -60,7 +60,7 @@ def main() -> None:
 
 
 async def _run(bench: Bench, time_s: float, part: float) -> bool:
-    await bench.warm_up()
+    await bench.first_job()
     rate_per_s = part * await bench.rate_per_s()
     reading = asyncio.create_task(_read(bench, time_s))
     arrivals = poisson(rate_per_s, time_s, seed=1)

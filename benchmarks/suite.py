@@ -3,8 +3,8 @@
 Jobs are 64 px images in 20 steps of the tiny checkpoint, as ComfyUI graphs over HTTP; the service
 has its settings as they come, but for the limits of one owner. What is compared takes turns.
 
-usage: python -m benchmarks.suite [--only idle,sweep] [--load-s 15] [--json FILE] [--smoke]
-           [DARKROOM_NAME=value ...]
+usage: python -m benchmarks.suite [--only idle,sweep] [--load-s 15] [--device cpu] [--json FILE]
+           [--smoke] [DARKROOM_NAME=value ...]
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def main() -> None:
     report = Report("suite")
     settings = dict(each.split("=", 1) for each in args.settings)
     with installation(settings, copies=size.copies) as service:
-        asyncio.run(_run(Bench(service, report, size), args.only))
+        asyncio.run(_run(Bench(service, report, size, device=args.device), args.only))
     report.write(args.json)
 
 
 async def _run(bench: Bench, names: Sequence[str]) -> None:
-    await bench.warm_up()
+    await bench.first_job()
     for name in names:
         await SCENARIOS[name](bench)
         bench.installation.settle()
@@ -50,6 +50,7 @@ async def _run(bench: Bench, names: Sequence[str]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suite")
     parser.add_argument("--only", type=_names, default=list(SCENARIOS))
+    parser.add_argument("--device", default="cpu", help="of the peers")
     parser.add_argument("--load-s", type=float, default=Size().load_s)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--smoke", action="store_true", help="show that everything runs")

@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import psutil
 
 N = TypeVar("N", int, float)
+Cpu: TypeAlias = Mapping[tuple[str, int], float]
+"""Seconds of CPU time, by part and process id."""
 
 OTHERS = "Ray, the rest"
 PARTS: Mapping[str, str] = {
@@ -42,9 +44,13 @@ class Family:
         self._root = psutil.Process(pid)
         self._part_of = part_of
 
-    def cpu_s(self) -> dict[str, float]:
+    def cpu_s(self) -> Cpu:
         """CPU time so far, of those that live."""
-        return self._sum(lambda each: sum(each.cpu_times()[:2]))
+        times: dict[tuple[str, int], float] = {}
+        for part, process in self._each():
+            with suppress(*_GONE):
+                times[part, process.pid] = sum(process.cpu_times()[:2])
+        return times
 
     def pss_bytes(self) -> dict[str, int]:
         """Memory, with what processes share divided among them."""
@@ -72,11 +78,12 @@ class Family:
                 yield self._part_of(process.cmdline()), process
 
 
-def used(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What each part used between two `cpu_s`. One whose processes ended meanwhile used some of it
-    that nobody sees; it never is less than 0.
-    """
-    return {part: max(0.0, after[part] - before.get(part, 0.0)) for part in after}
+def used(before: Cpu, after: Cpu) -> dict[str, float]:
+    """What each part used between two `cpu_s`. What a process used that ended meanwhile is lost."""
+    sums: dict[str, float] = {}
+    for (part, pid), cpu_s in after.items():
+        sums[part] = sums.get(part, 0.0) + cpu_s - before.get((part, pid), 0.0)
+    return sums
 
 
 def _pss_bytes(pid: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.harness.load import Caller
-from benchmarks.harness.machine import Family
+from benchmarks.harness.machine import Cpu, Family
 from benchmarks.harness.many_jobs import OWNER, nats_server
 from benchmarks.harness.part import JOB_S
 from events.log import utc_now
@@ -32,7 +32,7 @@ from examples.service import ROOT, free_port
 from serve_app.access.api_keys import mint
 from settings.stores import StoreSettings
 
-_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 180.0
 _QUIET_CORES = 0.2
 _QUIET_PERIOD_S = 0.5
 
@@ -51,8 +51,12 @@ class Parts:
     def caller(self) -> Caller:
         return Caller(self.port, self.key)
 
-    def cpu_s(self) -> dict[str, float]:
-        return {part: sum(each.cpu_s().values()) for part, each in self.families.items()}
+    def cpu_s(self) -> Cpu:
+        return {
+            (part, pid): cpu_s
+            for part, family in self.families.items()
+            for (_, pid), cpu_s in family.cpu_s().items()
+        }
 
     def pss_bytes(self) -> dict[str, int]:
         return {part: sum(each.pss_bytes().values()) for part, each in self.families.items()}

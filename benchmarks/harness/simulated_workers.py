@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from actors.dispatch.names import slot_number
 from actors.worker.job import RunOutcome
 from events.decisions import Complete, Start
+from events.job import Job
 from events.log import JobWriter, utc_now
 from events.queue import QueueEntry
 
@@ -37,12 +38,10 @@ class SimulatedJobActor:
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def run(self, entry: QueueEntry) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
         self._job_id, self._jobs_run = entry.job_id, self._jobs_run + 1
         self._idle.clear()
         try:
-            job = await self._writer.load(entry.job_id)
-            assert job is not None
             start = Start(self._name, max_attempts=3, max_attempts_total=9, now=utc_now())
             outcome = await self._writer.execute(start, job)
             await asyncio.sleep(self._job_s)

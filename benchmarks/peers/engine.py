@@ -1,6 +1,6 @@
 """An engine in a process of its own (see `harness/process.py`), which runs graphs at once.
 
-usage: python -m benchmarks.peers.engine MODELS
+usage: python -m benchmarks.peers.engine MODELS DEVICE
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def run_all(engine: Engine, graphs: Sequence[Graph]) -> float:
 
 def main() -> None:
     models = ModelsFolder(Path(sys.argv[1]))
-    engine = Engine(models=models, options=DeviceOptions(threads=os.cpu_count()))
+    options = DeviceOptions(device=sys.argv[2], threads=os.cpu_count())
+    engine = Engine(models=models, options=options)
     engine.start()
     catalogue, seeds = Catalogue(models), Seeds()
     for line in sys.stdin:

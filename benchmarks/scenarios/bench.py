@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +18,8 @@ from benchmarks.harness.machine import Family, used
 from benchmarks.harness.process import Process
 from benchmarks.harness.report import Report
 from benchmarks.peers import comfyui
+
+FIRST_JOB_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,16 @@ class Measured:
 
 
 class Bench:
-    def __init__(self, installation: Installation, report: Report, size: Size) -> None:
+    def __init__(
+        self, installation: Installation, report: Report, size: Size, *, device: str = "cpu"
+    ) -> None:
+        """`device`: of the peers; the service takes a GPU where there is one."""
         self.installation = installation
         self.report = report
         self.size = size
         self.seeds = Seeds()
         self.caller: Caller = installation.caller()
+        self._device = device
         self._rate_per_s: float | None = None
         self._alone_s: float | None = None
 
@@ -65,11 +72,18 @@ class Bench:
     def family(self) -> Family:
         return self.installation.family
 
-    async def warm_up(self) -> None:
-        """The first job waits for the worker, and the engine learns what a row takes."""
-        while not (await self.at_once("alike", 1)).load.samples[0].is_good:
-            pass  # HAProxy still reloads as the service gets ready, which costs connections
-        for kind in ("alike", "mixed", "8 LoRAs"):
+    async def first_job(self) -> None:
+        """It waits for the worker. HAProxy still reloads meanwhile, which costs connections.
+
+        Raises TimeoutError.
+        """
+        async with asyncio.timeout(FIRST_JOB_TIMEOUT_S):
+            while (await self.at_once("alike", 1)).load.failed:
+                pass
+
+    async def warm_up(self, kind: str) -> None:
+        """The engine learns what a row takes, and job actors are started for as many jobs."""
+        for _ in range(2):
             await self.at_once(kind, self.size.jobs)
 
     async def at_once(self, kind: str, jobs: int) -> Measured:
@@ -98,6 +112,7 @@ class Bench:
     async def rate_per_s(self) -> float:
         """The service's capacity: jobs per second of as many as are sent at once."""
         if self._rate_per_s is None:
+            await self.warm_up("alike")
             runs = [await self.at_once("alike", self.size.jobs) for _ in range(self.size.rounds)]
             self._rate_per_s = statistics.median(self.size.jobs / run.load.time_s for run in runs)
         return self._rate_per_s
@@ -105,13 +120,14 @@ class Bench:
     def engine_peer(self, stack: ExitStack) -> Process:
         """An engine without a service, no nicer than the one of the service."""
         module, models = "benchmarks.peers.engine", str(self.installation.models)
-        peer = Process(module, models, nice=self._nice_of_engine())
+        peer = Process(module, models, self._device, nice=self._nice_of_engine())
         return stack.enter_context(peer)
 
     def diffusers_peer(self, stack: ExitStack) -> Process:
         checkpoint = str(self.installation.models / "checkpoints" / CHECKPOINT)
         module = "benchmarks.peers.diffusers"
-        return stack.enter_context(Process(module, checkpoint, "cpu", nice=self._nice_of_engine()))
+        peer = Process(module, checkpoint, self._device, nice=self._nice_of_engine())
+        return stack.enter_context(peer)
 
     def comfyui_s(self, kind: str, jobs: int) -> float | None:
         """Seconds of ComfyUI for as many jobs; None where there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from random import Random
 
 import nats
@@ -17,6 +18,8 @@ from benchmarks.scenarios.bench import Bench
 
 _PAUSE_S = (0.2, 0.5)
 """Between two jobs, drawn: they meet what the service does now and then at any of its moments."""
+SETTLE_TIMEOUT_S = 60.0
+"""After a start: what stands by loads torch, and job actors are started ahead."""
 _MB = 1e6
 
 
@@ -27,7 +30,7 @@ async def run(bench: Bench) -> None:
 
 async def _at_rest(bench: Bench) -> None:
     family = bench.family
-    await asyncio.to_thread(bench.installation.settle)
+    await asyncio.to_thread(partial(bench.installation.settle, timeout_s=SETTLE_TIMEOUT_S))
     before, began = family.cpu_s(), time.monotonic()
     await asyncio.sleep(bench.size.idle_s)
     cpu_s, took_s = used(before, family.cpu_s()), time.monotonic() - began

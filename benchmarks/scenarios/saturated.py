@@ -20,6 +20,7 @@ async def run(bench: Bench) -> None:
     with ExitStack() as stack:
         engine = bench.engine_peer(stack)
         for kind in KINDS:
+            await bench.warm_up(kind)
             engine.run(bench.size.jobs, kind=kind)  # loads what they need
             row, runs = await _kind(bench, kind, engine)
             rows.append(row)

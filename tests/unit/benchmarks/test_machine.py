@@ -28,15 +28,13 @@ def test_each_process_belongs_to_a_part(line: str, part: str) -> None:
 def test_a_family_tells_what_it_takes() -> None:
     family = Family(os.getpid(), part_of=lambda _: "this")
     assert family.processes()["this"] >= 1
-    assert family.cpu_s()["this"] > 0
+    assert family.cpu_s()["this", os.getpid()] > 0
     assert family.pss_bytes()["this"] > 1024**2
     assert family.files()["this"] > 0
     assert family.threads()["this"] > 0
 
 
-def test_a_part_uses_nothing_less_than_nothing() -> None:
-    assert used({"a": 5.0, "b": 1.0}, {"a": 4.0, "b": 1.5, "c": 2.0}) == {
-        "a": 0.0,
-        "b": 0.5,
-        "c": 2.0,
-    }
+def test_what_a_part_used_is_that_of_its_processes_that_live() -> None:
+    before = {("a", 1): 5.0, ("a", 2): 7.0, ("b", 3): 1.0}
+    after = {("a", 1): 5.5, ("a", 4): 0.25, ("b", 3): 1.0}  # 2 has ended, 4 began
+    assert used(before, after) == {"a": 0.75, "b": 0.0}
