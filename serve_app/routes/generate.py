@@ -17,6 +17,7 @@ from serve_app.openapi.callback_docs import callback_routes
 from serve_app.openapi.error_responses import documented
 from serve_app.openapi.request_bodies import request_body
 from serve_app.replica import Replica, ReplicaDep
+from serve_app.routes.direct_route import DirectRoute
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -51,6 +52,7 @@ Handler = Callable[..., Awaitable[Response]]
 
 router = APIRouter(
     tags=["generate"],
+    route_class=DirectRoute,
     responses=documented(400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503),
 )
 

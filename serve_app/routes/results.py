@@ -17,6 +17,7 @@ from serve_app.auth import ReadKey, caller
 from serve_app.job_state import owned_job
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import Replica, ReplicaDep
+from serve_app.routes.direct_route import DirectRoute
 from serve_app.routes.server_timing import server_timing
 from serve_app.services import Services
 
@@ -39,6 +40,7 @@ Wait = Annotated[
 
 router = APIRouter(
     tags=["results"],
+    route_class=DirectRoute,
     responses={
         200: {"model": ResultResponse, "description": "The job as it is now"},
         **documented(400, 401, 403, 404, 500, 503),
