@@ -84,4 +84,9 @@ def replica_of(request: Request) -> Replica:
     return replica
 
 
-ReplicaDep = Annotated[Replica, Depends(replica_of)]
+async def _replica(request: Request) -> Replica:
+    """Not `replica_of` itself: FastAPI calls a function that is not async in a thread."""
+    return replica_of(request)
+
+
+ReplicaDep = Annotated[Replica, Depends(_replica)]

@@ -18,13 +18,10 @@ class Unprojected:
     def __init__(self, *, checkpoint: int = 0) -> None:
         """`checkpoint`: that of the rows as they were last counted."""
         self._checkpoint = checkpoint
-        self._storing = 0
         self._stored: list[tuple[int, int]] = []
         """Positions and amounts."""
-
-    @property
-    def total(self) -> int:
-        return self._storing + sum(amount for _, amount in self._stored)
+        self.total = 0
+        """What is being stored, and all that was."""
 
     @contextmanager
     def storing(self, amount: int) -> Generator[NoteStored]:
@@ -33,14 +30,17 @@ class Unprojected:
         def note(position: int) -> None:
             if position > self._checkpoint:  # otherwise the rows already count it
                 self._stored.append((position, amount))
+                self.total += amount
 
-        self._storing += amount
+        self.total += amount
         try:
             yield note
         finally:
-            self._storing -= amount
+            self.total -= amount
 
     def drop_until(self, checkpoint: int) -> None:
         """The rows were counted at this checkpoint."""
         self._checkpoint = checkpoint
+        passed = sum(amount for position, amount in self._stored if position <= checkpoint)
         self._stored = [each for each in self._stored if each[0] > checkpoint]
+        self.total -= passed
