@@ -11,16 +11,20 @@ from serve_app.refusals import JobNotFound
 from serve_app.services import Services
 
 
-async def current_job(services: Services, job_id: str) -> Job | None:
+async def current_job(services: Services, job_id: str, *, with_request: bool = True) -> Job | None:
     """None for an unknown job; else it as far as this version can read it, to be shown.
+
+    Whoever needs nothing of its request says so: then that may be missing.
 
     Raises LogUnavailable, ReadTimeout, JobUnreadable where it has no row either, and
     DatabaseUnavailable where it may be archived.
     """
-    row = await _row(services, job_id)
+    row = await _row(services, job_id, with_request=with_request)
     if row is not None and row.end is not None:
         return row
     try:
+        if row is not None and await _is_at_end_of_log(services, row):
+            return row
         events = await services.log.read(job_id)
     except (LogUnavailable, ReadTimeout):
         if row is None:
@@ -46,30 +50,44 @@ async def ended_job(services: Services, job_id: str) -> Job | None:
     return row if row is not None and row.end is not None else None
 
 
-async def _row(services: Services, job_id: str) -> Job | None:
+async def _row(services: Services, job_id: str, *, with_request: bool) -> Job | None:
     try:
-        return await services.read_model.job(job_id)
+        return await services.read_model.job(job_id, with_request=with_request)
     except DatabaseUnavailable:
         return None  # the log has it as well
 
 
+async def _is_at_end_of_log(services: Services, row: Job) -> bool:
+    """Whether every event that the log has of the job is in its row. Raises LogUnavailable."""
+    last = await services.log.last(row.id)
+    return last is not None and last.position == row.position
+
+
 async def owned_job(
-    services: Services, job_id: str, key: ApiKey, *, flavour: Flavour | None = None
+    services: Services,
+    job_id: str,
+    key: ApiKey,
+    *,
+    flavour: Flavour | None = None,
+    with_request: bool = True,
 ) -> Job:
-    """The job of this key's owner.
+    """The job of this key's owner; `with_request` as for `current_job`.
 
     Raises JobNotFound alike for a job that is unknown, erased, of another flavour or of another
     owner. Raises what `current_job` raises.
     """
-    job = await owned_or_erased_job(services, job_id, key)
+    job = await owned_or_erased_job(services, job_id, key, with_request=with_request)
     if job.erased or (flavour is not None and job.submitted.flavour is not flavour):
         raise JobNotFound
     return job
 
 
-async def owned_or_erased_job(services: Services, job_id: str, key: ApiKey) -> Job:
+async def owned_or_erased_job(
+    services: Services, job_id: str, key: ApiKey, *, with_request: bool = True
+) -> Job:
     """The job of this key's owner, even if it is erased. Raises what `owned_job` raises."""
-    job = await current_job(services, job_id) if is_job_id(job_id) else None
+    known = is_job_id(job_id)
+    job = await current_job(services, job_id, with_request=with_request) if known else None
     if job is None:
         raise JobNotFound
     if job.submitted.owner != key.owner:

@@ -6,8 +6,17 @@ SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Co
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
-from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from events.errors import DatabaseUnavailable, RowRefused, TextNotStorable
 from events.retry import keep_trying, pause
+from events.store.point_reads import PointReads
 from events.store.tables import CHECKPOINTS, METADATA, RESULTS_CHECKPOINT
 
 _CLOCKS_S = {
@@ -37,7 +47,7 @@ def _reached() -> Generator[None]:
     """Turn the drivers' errors of a database that is not available into DatabaseUnavailable."""
     try:
         yield
-    except (DBAPIError, PoolExhausted, OSError) as error:
+    except (DBAPIError, PoolExhausted, OSError, sqlite3.Error) as error:
         if _is_about_a_row(error):
             raise RowRefused(f"The database refused a row: {type(error).__name__}.") from None
         raise DatabaseUnavailable from error
@@ -59,7 +69,8 @@ class Database:
     def __init__(self, url: str, *, busy_timeout_s: float = 10.0) -> None:
         """`busy_timeout_s`: how long a statement may wait for another writer, or for the server."""
         self._busy_timeout_s = busy_timeout_s
-        self._is_sqlite = sa.make_url(url).get_backend_name() == "sqlite"
+        place = sa.make_url(url)
+        self._is_sqlite = place.get_backend_name() == "sqlite"
         # isolation_level None: the driver opens no transaction of its own, `write` does.
         driver = (
             {"isolation_level": None} if self._is_sqlite else {"command_timeout": busy_timeout_s}
@@ -74,6 +85,9 @@ class Database:
         sa.event.listen(self._engine.sync_engine, "before_cursor_execute", _require_storable)
         if self._is_sqlite:
             sa.event.listen(self._engine.sync_engine, "connect", _make_durable)
+        self._point_reads: PointReads | None = None
+        if self._is_sqlite and place.database is not None:
+            self._point_reads = PointReads(place.database, busy_timeout_s=busy_timeout_s)
 
     async def prepare(self) -> None:
         """Create what is missing. Safe while another process does the same."""
@@ -113,11 +127,35 @@ class Database:
 
     async def close(self) -> None:
         await self._engine.dispose()
+        if self._point_reads is not None:
+            await self._point_reads.close()
 
     async def fetch(self, query: sa.Select[*tuple[Any, ...]]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         with _reached():
             async with self._engine.connect() as connection:
                 return (await connection.execute(query)).all()
+
+    def point_read(
+        self, column: sa.ColumnElement[Any], *, by: sa.Column[str]
+    ) -> Callable[[str], Awaitable[Any | None]]:
+        """A function that reads a column of the row that has a key, None where there is none.
+
+        It returns what the database stores, so the column's type must be one that needs no
+        conversion. For reads that requests wait for: on SQLite it costs a tenth of `fetch`.
+        """
+        query = sa.select(column).where(by == sa.bindparam("key"))
+        text = str(query.compile(dialect=sqlite.dialect()))
+
+        async def read(key: str) -> Any | None:
+            if self._point_reads is None:
+                rows = await self.fetch(query.params(key=key))
+                return rows[0][0] if rows else None
+            if not _is_storable(key):
+                raise TextNotStorable
+            with _reached():
+                return await self._point_reads.value(text, key)
+
+        return read
 
     async def execute(self, statement: sa.UpdateBase) -> int:
         """Run one statement that writes; the number of rows that it changed."""

@@ -24,6 +24,7 @@ from events.store.tables import (
     IMAGES,
     JOBS,
     RESULTS_CHECKPOINT,
+    SUMMARY,
 )
 from events.store.unsettled import UnsettledJobs
 from events.store.usage import Usage
@@ -49,6 +50,8 @@ class ReadModel:
         self._put_stop = database.upsert(BLOCKED_JOBS)
         self._put_image = database.insert(IMAGES).on_conflict_do_nothing()
         self._put_erasure = database.insert(ERASURES).on_conflict_do_nothing()
+        self._state = database.point_read(JOBS.c.state, by=JOBS.c.id)
+        self._summary = database.point_read(SUMMARY, by=JOBS.c.id)
 
     async def checkpoint(self) -> int:
         """Position of the last event folded into the rows; 0 before the first."""
@@ -174,9 +177,10 @@ class ReadModel:
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
 
-    async def job(self, job_id: str) -> Job | None:
-        rows = await self._database.fetch(sa.select(JOBS.c.state).where(JOBS.c.id == job_id))
-        return from_state(rows[0].state) if rows else None
+    async def job(self, job_id: str, *, with_request: bool = True) -> Job | None:
+        """What the caller asked for may be much, and is empty where it is not wanted."""
+        state = await (self._state(job_id) if with_request else self._summary(job_id))
+        return None if state is None else from_state(state)
 
     async def jobs(
         self,
@@ -228,11 +232,9 @@ class ReadModel:
 def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
     """Jobs that are not erased, newest first; a wanted value of None is any.
 
-    Without their requests, of which a page may have a hundred MB; rows of an older version have
-    no summary until their next event.
+    Without their requests, of which a page may have a hundred MB.
     """
-    state = sa.func.coalesce(JOBS.c.summary, JOBS.c.state).label("state")
-    query = sa.select(state).where(
+    query = sa.select(SUMMARY.label("state")).where(
         JOBS.c.status != ERASED,
         *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
     )

@@ -91,6 +91,8 @@ JOBS = _table(
     ),
     _partial_index("jobs_unsettled", "position", of="settled_at IS NULL AND ended_at IS NOT NULL"),
 )
+SUMMARY = sa.func.coalesce(JOBS.c.summary, JOBS.c.state)
+"""A job without its request. Rows of an older version have no summary until their next event."""
 
 SEGMENTS = _table(
     "segments",

@@ -106,7 +106,7 @@ async def _find(
         or not is_file_token(token, secret=secret, job_id=request_id, name=name, expires=expires)
     ):
         raise not_found("There is no such file.")
-    job = await current_job(services, request_id)
+    job = await current_job(services, request_id, with_request=False)
     image = None if job is None else job.image(int(parts["index"]))
     if image is None or name != file_name(image.index, image.media_type):
         raise not_found("There is no such file.")

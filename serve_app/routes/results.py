@@ -78,7 +78,7 @@ async def _result(
     wait_s: float,
 ) -> Response:
     services = replica.services
-    job = await owned_job(services, request_id, key, flavour=flavour)
+    job = await owned_job(services, request_id, key, flavour=flavour, with_request=False)
     wait_s = min(wait_s, services.http_settings.max_wait_s)
     if job.end is None and wait_s > 0:
         with replica.waits.hold(key.owner):
@@ -106,11 +106,11 @@ async def _ended_job(
     try:
         # Subscribe first: an event that is stored between the two is not missed.
         async with services.log.watch(job.id) as subscription:
-            job = await owned_job(services, job.id, key)
+            job = await owned_job(services, job.id, key, with_request=False)
             while job.end is None and (left_s := deadline - loop.time()) > 0:
                 if await _disconnected(request, subscription, for_s=min(left_s, _REREAD_S)):
                     break
-                job = await owned_job(services, job.id, key)
+                job = await owned_job(services, job.id, key, with_request=False)
     except (LogUnavailable, ReadTimeout):
         return job
     return job

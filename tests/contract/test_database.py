@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from events.errors import DatabaseUnavailable
+from events.errors import DatabaseUnavailable, TextNotStorable
 from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
+from events.store.tables import JOBS
 from tests.support.events import History, submitted
 
 
@@ -74,6 +76,42 @@ async def test_a_database_that_comes_late_is_prepared(tmp_path: Path) -> None:
     folder.mkdir()
     await asyncio.wait_for(preparing, 10)
     assert await ReadModel(database).checkpoint() == 0
+    await database.close()
+
+
+async def test_a_value_is_read_by_its_key(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id = new_id()
+    read = database.point_read(JOBS.c.owner, by=JOBS.c.id)
+    assert await read(job_id) is None
+    await model.apply(history.add(job_id, submitted()), expected=0)
+    assert await read(job_id) == submitted().owner
+    with pytest.raises(TextNotStorable):
+        await read("\ud800")
+
+
+async def test_reads_by_key_wait_for_no_writer(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id = new_id()
+    await model.apply(history.add(job_id, submitted()), expected=0)
+    async with database.write() as connection:
+        await connection.execute(sa.update(JOBS).values(owner="nobody"))
+        async with asyncio.timeout(5):
+            read = [model.job(job_id) for _ in range(8)]
+            assert {job and job.submitted.owner for job in await asyncio.gather(*read)} == {
+                submitted().owner
+            }
+
+
+async def test_a_value_of_a_database_that_is_away_is_unavailable(database_url: str) -> None:
+    database = Database(database_url)
+    read = database.point_read(JOBS.c.owner, by=JOBS.c.id)
+    with pytest.raises(DatabaseUnavailable):
+        await read(new_id())
+    await database.prepare()
+    assert await read(new_id()) is None
     await database.close()
 
 

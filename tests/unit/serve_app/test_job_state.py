@@ -26,7 +26,7 @@ SUBMITTED = Submitted(
 class AwayReadModel:
     """A read model whose database does not answer."""
 
-    async def job(self, job_id: str) -> None:
+    async def job(self, job_id: str, *, with_request: bool = True) -> None:
         raise DatabaseUnavailable
 
 
@@ -69,6 +69,32 @@ async def test_a_job_that_has_ended_is_not_read_from_the_log(
     job = await current_job(edge.services, job_id)
     assert job is not None
     assert job.end is not None
+
+
+async def test_of_an_open_job_the_log_is_read_only_where_its_row_is_behind(
+    edge: Edge, job_id: str, log: FailingLog
+) -> None:
+    await edge.start(job_id)
+    await edge.project()
+    log.reads.clear()
+    projected = await current_job(edge.services, job_id)
+    assert projected is not None
+    assert (projected.attempts, log.reads[job_id]) == (1, 0)
+    assert projected.submitted == SUBMITTED
+    await edge.complete(job_id)
+    ended = await current_job(edge.services, job_id)
+    assert ended is not None
+    assert ended.end is not None
+
+
+async def test_the_request_is_left_out_where_it_is_not_needed(edge: Edge) -> None:
+    job_id = new_id()
+    asked = SUBMITTED.model_copy(update={"request": {"prompt": {}}})
+    await edge.services.writer.submit(job_id, Submit(asked))
+    await edge.project()
+    job = await current_job(edge.services, job_id, with_request=False)
+    assert job is not None
+    assert job.submitted == SUBMITTED
 
 
 async def test_a_job_is_shown_as_far_as_it_can_be_read(
