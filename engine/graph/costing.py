@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from engine.graph.cost import (
@@ -19,7 +19,7 @@ from engine.graph.cost import (
     bytes_of,
     saturated,
 )
-from engine.graph.declarations import InputFile, NodeType
+from engine.graph.declarations import NodeType
 from engine.graph.graph import Graph, Node, run_order
 from engine.graph.limits import Limits
 
@@ -83,6 +83,8 @@ class Ledger:
         self._sizes = sizes or {}
         self._shapes: dict[str, Sequence[Shape]] = {}
         self._consumers = Counter(source for node in graph.nodes for source in node.sources)
+        self._output_bytes: dict[str, int] = {}
+        """What the outputs of each started node take."""
         self._scratch: dict[str, int] = {}
         self._merged: set[str] = set()
         """The nodes whose outputs are alive and hold a merged model."""
@@ -120,22 +122,27 @@ class Ledger:
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended."""
         estimate = self._types[node.class_type].estimated(self._inputs(node))
-        estimate = replace(estimate, shapes=self._with_merged(node, estimate.shapes))
-        self._shapes[node.id] = estimate.shapes
+        shapes = self._with_merged(node, estimate.shapes)
+        self._shapes[node.id] = shapes
+        self._output_bytes[node.id] = _size(shapes)
         self._scratch[node.id] = saturated(estimate.scratch_bytes)
         self._work = min(self._work + estimate.work, float(MOST))
-        size_bytes = _size(estimate.shapes) + self._scratch[node.id]
+        size_bytes = self._output_bytes[node.id] + self._scratch[node.id]
         self._hold(size_bytes)
+        # Whether it makes a merged model, or passes one on.
+        is_merging = any(isinstance(shape, MergedModel) for shape in shapes)
         # No merged model is made ahead of its turn, while others are still alive.
-        self.node_bytes[node.id] = MOST if self._is_merging(node) else size_bytes
-        self._note(node, estimate)
+        self.node_bytes[node.id] = MOST if is_merging else size_bytes
+        self._note(node, estimate, is_merging=is_merging)
 
     def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:
         """Give up what only the node needed. `shapes` are those its outputs turned out to have."""
         self._hold(-self._scratch.pop(node.id))
         if shapes is not None:
-            self._hold(_size(shapes) - _size(self._shapes[node.id]))
+            size_bytes = _size(shapes)
+            self._hold(size_bytes - self._output_bytes[node.id])
             self._shapes[node.id] = shapes
+            self._output_bytes[node.id] = size_bytes
             self._peaks["max_live_bytes"].offer(self._live_bytes, node)
         if not self._consumers[node.id]:
             self._let_go(node.id)
@@ -146,36 +153,32 @@ class Ledger:
 
     def _inputs(self, node: Node) -> dict[str, Any]:
         inputs = dict(node.literals)
-        for name, value in node.literals.items() if node.input_files else ():
-            if isinstance(self._types[node.class_type].all_inputs[name], InputFile):
-                inputs[name] = ImageShape(1, *self._sizes.get(value, _UNKNOWN_SIZE))
+        for name in self._types[node.class_type].file_inputs:
+            if name in inputs:
+                inputs[name] = ImageShape(1, *self._sizes.get(inputs[name], _UNKNOWN_SIZE))
         for name, source in node.links.items():
             inputs[name] = self._shapes[source.node_id][source.output]
         return inputs
 
     def _with_merged(self, node: Node, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
         """Its outputs, of which those without a size hold the merged models that it was given."""
-        if not any(source in self._merged for source in node.sources):
+        if self._merged.isdisjoint(node.sources):
             return tuple(shapes)
         return tuple(MergedModel() if shape is None else shape for shape in shapes)
-
-    def _is_merging(self, node: Node) -> bool:
-        """Whether it makes a merged model, or passes one on."""
-        return any(isinstance(shape, MergedModel) for shape in self._shapes[node.id])
 
     def _hold(self, size_bytes: int) -> None:
         self._live_bytes += size_bytes
 
     def _let_go(self, node_id: str) -> None:
-        self._hold(-_size(self._shapes[node_id]))
+        self._hold(-self._output_bytes[node_id])
         self._merged.discard(node_id)
 
-    def _note(self, node: Node, estimate: Estimate) -> None:
+    def _note(self, node: Node, estimate: Estimate, *, is_merging: bool) -> None:
         peaks = self._peaks
         peaks["max_cost"].offer(estimate.work, node)
         peaks["max_live_bytes"].offer(saturated(self._live_bytes), node)
         peaks["max_conditioning_rows"].offer(estimate.rows, node)
-        if self._is_merging(node):
+        if is_merging:
             self._merged.add(node.id)
             peaks["max_merged_models"].offer(len(self._merged), node)
         if estimate.results:

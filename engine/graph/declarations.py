@@ -123,11 +123,16 @@ class NodeType:
     estimate: Callable[[Mapping[str, Any]], Estimate] | None = None
     """What the node costs, from its literals and the shapes of what it is linked to. The name of
     a file is replaced by the shape of what is in it."""
+    all_inputs: Mapping[str, Input] = field(init=False, repr=False, compare=False)
+    """The required and the optional inputs."""
+    file_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Those of them that are names of input files."""
 
-    @property
-    def all_inputs(self) -> dict[str, Input]:
-        """The required and the optional inputs."""
-        return {**self.inputs, **self.optional}
+    def __post_init__(self) -> None:
+        inputs = {**self.inputs, **self.optional}
+        files = tuple(name for name, each in inputs.items() if isinstance(each, InputFile))
+        object.__setattr__(self, "all_inputs", inputs)
+        object.__setattr__(self, "file_inputs", files)
 
     def estimated(self, inputs: Mapping[str, Any]) -> Estimate:
         """What the node costs with these inputs; see `estimate`."""

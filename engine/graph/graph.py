@@ -37,6 +37,12 @@ class Node:
     """The names of the files that it reads."""
     title: str | None = None
     """What the caller's editor calls it. It has no effect."""
+    sources: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The ids of the nodes that it is linked to, each once."""
+
+    def __post_init__(self) -> None:
+        sources = dict.fromkeys(source.node_id for source in self.links.values())
+        object.__setattr__(self, "sources", tuple(sources))
 
     @property
     def prompt(self) -> dict[str, Any]:
@@ -47,11 +53,6 @@ class Node:
             "class_type": self.class_type,
         }
         return written if self.title is None else {**written, "_meta": {"title": self.title}}
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The ids of the nodes that it is linked to, each once."""
-        return tuple(dict.fromkeys(source.node_id for source in self.links.values()))
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,10 @@ class InputInvalid(Exception):
         self.error = error
 
 
-def missing_input(name: str) -> InputInvalid:
+def missing_input(name: str) -> InputError:
     """A required input has no value."""
     message = "A required input is missing"
-    return InputInvalid(
-        InputError("required_input_missing", message, name, extra_info={"input_name": name})
-    )
+    return InputError("required_input_missing", message, name, extra_info={"input_name": name})
 
 
 @dataclass(frozen=True, slots=True)

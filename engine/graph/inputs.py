@@ -45,12 +45,12 @@ def check_inputs(
     """
     checked = CheckedInputs()
     for name, each in declared.all_inputs.items():
-        if name in declared.optional and name not in inputs:
+        if name not in inputs:
+            if name not in declared.optional:
+                checked.errors.append(missing_input(name))
             continue
+        given = GivenInput(name, each, inputs[name], catalogue)
         try:
-            if name not in inputs:
-                raise missing_input(name)
-            given = GivenInput(name, each, inputs[name], catalogue)
             if isinstance(given.value, list) or isinstance(each, Link):
                 _check_link(given, types, checked)
             else:

@@ -88,8 +88,9 @@ def _require_range(given: GivenInput, number: float, *, least: float, most: floa
 
 
 def _text(given: GivenInput, limits: Limits) -> str:
-    is_number = finite_number(given.value) is not None
-    text = str(given.value) if is_number else given.value
+    text = given.value
+    if not isinstance(text, str) and finite_number(text) is not None:
+        text = str(text)
     if not isinstance(text, str) or not is_unicode(text):
         raise given.wrong_type()
     if len(text) > limits.max_text_chars:

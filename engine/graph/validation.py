@@ -15,7 +15,7 @@ from typing import Any
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.costing import COST_TOO_HIGH, Excess, FileSizes, ledger_of
-from engine.graph.declarations import InputFile, NodeType
+from engine.graph.declarations import NodeType
 from engine.graph.graph import Graph, Node
 from engine.graph.graph_errors import InputError, graph_invalid, graph_too_costly
 from engine.graph.inputs import CheckedInputs, check_inputs
@@ -158,15 +158,15 @@ def _graph(
 def _node(
     node_id: str, declared: NodeType, checked: CheckedInputs, *, steps: int, title: str | None
 ) -> Node:
-    files = [name for name, each in declared.all_inputs.items() if isinstance(each, InputFile)]
+    literals = checked.literals
     return Node(
         node_id,
         declared.class_type,
-        literals=checked.literals,
+        literals=literals,
         links=checked.links,
         is_output=declared.is_output,
         steps=steps,
-        input_files=tuple(checked.literals[name] for name in files if name in checked.literals),
+        input_files=tuple(literals[name] for name in declared.file_inputs if name in literals),
         title=title,
     )
 
