@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from engine.graph.catalogue import Catalogue
@@ -82,6 +83,6 @@ class Services:
     def deliveries(self) -> EventLog:
         return self.history.delivery_log
 
-    @property
+    @cached_property
     def writer(self) -> JobWriter:
         return JobWriter(self.history.log)

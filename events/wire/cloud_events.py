@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from events.log import StoredEvent
 from events.types import EVENT_TYPES, Broken, Event, EventData, Unknown
@@ -29,6 +30,8 @@ class MalformedEvent(ValueError):
 
 
 class _Envelope(BaseModel):
+    """What is read of an event."""
+
     model_config = ConfigDict(hide_input_in_errors=True)  # errors are logged; prompts are not
 
     specversion: str = "1.0"
@@ -45,16 +48,20 @@ class _Envelope(BaseModel):
 
 def encode(event: Event) -> bytes:
     """The wire form. `sequence` is the CloudEvents extension, zero-padded so that it sorts."""
-    envelope = _Envelope(
-        id=event.id,
-        type=event.data.type_name,
-        subject=event.job_id,
-        time=event.time,
-        sequence=f"{event.version:010d}",
-        traceparent=event.traceparent,
-        data=event.data.model_dump(mode="json", exclude_none=True),
-    )
-    return envelope.model_dump_json(exclude_none=True).encode()
+    traceparent = {} if event.traceparent is None else {"traceparent": event.traceparent}
+    envelope = {
+        "specversion": "1.0",
+        "id": event.id,
+        "source": SOURCE,
+        "type": event.data.type_name,
+        "subject": event.job_id,
+        "time": event.time,
+        "sequence": f"{event.version:010d}",
+        "datacontenttype": "application/json",
+        **traceparent,
+        "data": event.data,
+    }
+    return to_json(envelope, exclude_none=True, inf_nan_mode="null")
 
 
 def decode(payload: bytes, *, position: int = 0) -> Event:

@@ -7,10 +7,10 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 
 from engine.errors import EngineError
+from engine.graph.cost import Cost
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import ENDPOINT_ID, derived_id, lane_of, new_id
@@ -148,7 +148,7 @@ class Acceptance:
             input_files=input_files,
             alone=request.alone or None,
             bare=True if request.key.limits.embed_metadata is False else None,
-            cost=JobCost(**asdict(checked.cost)),
+            cost=_recorded(checked.cost),
         )
 
     async def _endpoint(self, id: str) -> Endpoint:
@@ -229,3 +229,14 @@ class Acceptance:
             fields = {"action": "accept", "job_id": job_id, "flavour": submitted.flavour}
             logger.info("job accepted", extra=fields)
         return outcome.job
+
+
+def _recorded(cost: Cost) -> JobCost:
+    return JobCost(
+        work=cost.work,
+        live_bytes=cost.live_bytes,
+        rows=cost.rows,
+        tokens=cost.tokens,
+        outputs=cost.outputs,
+        result_bytes=cost.result_bytes,
+    )

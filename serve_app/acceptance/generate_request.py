@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from events.store.records import ApiKey
@@ -28,6 +28,17 @@ class GenerateRequest:
     body: bytes
     content: Any
     traceparent: str | None
+    fingerprint: str = field(init=False)
+    """Tells a repeat from another request. It covers all that a caller sends, before any seed is
+    drawn.
+    """
+
+    def __post_init__(self) -> None:
+        callback = "" if self.callback_url is None else f"={self.callback_url}"
+        alone = ["alone"] if self.alone else []
+        text = "\0".join((self.flavour, self.endpoint, callback, *alone))
+        said = text.encode("utf-8", "surrogatepass") + b"\0" + self.body
+        object.__setattr__(self, "fingerprint", hashlib.sha256(said).hexdigest())
 
     @property
     def is_quick_to_check(self) -> bool:
@@ -37,13 +48,3 @@ class GenerateRequest:
         """
         marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
         return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells a repeat from another request. It covers all that a caller sends, before any seed
-        is drawn.
-        """
-        callback = "" if self.callback_url is None else f"={self.callback_url}"
-        alone = ["alone"] if self.alone else []
-        text = "\0".join((self.flavour, self.endpoint, callback, *alone))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass") + b"\0" + self.body).hexdigest()

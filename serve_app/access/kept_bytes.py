@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from events.store.records import KeptBytes
@@ -38,10 +38,10 @@ class _Account:
 
     @property
     def total(self) -> KeptBytes:
-        return replace(
-            self.kept,
+        return KeptBytes(
             log_bytes=self.kept.log_bytes + self.log_bytes.total,
             result_bytes=self.kept.result_bytes + self.result_bytes.total,
+            upload_bytes=self.kept.upload_bytes,
         )
 
 
@@ -110,6 +110,8 @@ class OwnedBytes:
         self._accounts.move_to_end(owner)
         if len(self._accounts) > self._max_owners:
             self._accounts.popitem(last=False)
+        if self._clock() < account.counted_until:
+            return account
         async with account.counting:
             began = self._clock()
             if began >= account.counted_until:

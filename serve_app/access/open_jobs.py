@@ -90,6 +90,8 @@ class OpenJobs:
 
     async def _count(self) -> None:
         """One query for all keys and owners, once a period."""
+        if self._clock() < self._counted_until:
+            return
         async with self._counting:
             if self._clock() < self._counted_until:
                 return

@@ -151,8 +151,8 @@ async def _accept(
             )
         )
     result = result_of(job, replica.services.url_for)
-    location = f"{_result_path(request.url.path, flavour)}?request_id={job.id}"
-    headers = {"Location": location}
+    result_path = _result_path(request.scope["path"], flavour)
+    headers = {"Location": f"{result_path}?request_id={job.id}"}
     return Response(result.body(), 202, headers, media_type="application/json")
 
 

@@ -23,7 +23,7 @@ REQUESTS = (
 )
 
 
-async def no_database(*_: object) -> None:
+async def no_database(*_: object, **__: object) -> None:
     raise DatabaseUnavailable
 
 

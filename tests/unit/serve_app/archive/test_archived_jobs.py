@@ -105,7 +105,7 @@ async def test_a_key_needs_the_database_only_where_the_log_says_nothing(
     job_id = await archived_job(edge, client, archiver)
     open_job = await client.post(DIFFUSION, json=diffusion_body(), headers={"Idempotency-Key": "2"})
 
-    async def away(*_: object) -> None:
+    async def away(*_: object, **__: object) -> None:
         raise DatabaseUnavailable
 
     monkeypatch.setattr(ReadModel, "job", away)
