@@ -32,9 +32,8 @@ from settings.version import VERSION
 
 logger = logging.getLogger(__name__)
 
+_DIRECT_ROUTES = (generate, results)
 _ROUTES = (
-    generate,
-    results,
     jobs,
     blocked_jobs,  # before those of one job, whose id could be read as its name
     admin_jobs,
@@ -83,6 +82,8 @@ def create_api(
     app.add_middleware(UnreadBodies)
     errors.install(app)
     refused_keys.install(app, replica.refusal_log)
+    for direct in _DIRECT_ROUTES:
+        app.router.routes += direct.router.routes
     for module in _ROUTES:
         app.include_router(module.router)
     return app

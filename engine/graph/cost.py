@@ -65,7 +65,8 @@ class BatchShape:
 
     @property
     def size_bytes(self) -> int:
-        return saturated(int(self._pixels * self.pixel_bytes) + self.held_bytes)
+        pixels = min(self.count * self.width * self.height, MOST)
+        return min(int(pixels * self.pixel_bytes) + self.held_bytes, MOST)
 
     @property
     def _pixels(self) -> int:

@@ -128,7 +128,7 @@ class Ledger:
         self._scratch[node.id] = saturated(estimate.scratch_bytes)
         self._work = min(self._work + estimate.work, float(MOST))
         size_bytes = self._output_bytes[node.id] + self._scratch[node.id]
-        self._hold(size_bytes)
+        self._live_bytes += size_bytes
         # Whether it makes a merged model, or passes one on.
         is_merging = any(isinstance(shape, MergedModel) for shape in shapes)
         # No merged model is made ahead of its turn, while others are still alive.
@@ -137,10 +137,10 @@ class Ledger:
 
     def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:
         """Give up what only the node needed. `shapes` are those its outputs turned out to have."""
-        self._hold(-self._scratch.pop(node.id))
+        self._live_bytes -= self._scratch.pop(node.id)
         if shapes is not None:
             size_bytes = _size(shapes)
-            self._hold(size_bytes - self._output_bytes[node.id])
+            self._live_bytes += size_bytes - self._output_bytes[node.id]
             self._shapes[node.id] = shapes
             self._output_bytes[node.id] = size_bytes
             self._peaks["max_live_bytes"].offer(self._live_bytes, node)
@@ -166,18 +166,17 @@ class Ledger:
             return tuple(shapes)
         return tuple(MergedModel() if shape is None else shape for shape in shapes)
 
-    def _hold(self, size_bytes: int) -> None:
-        self._live_bytes += size_bytes
-
     def _let_go(self, node_id: str) -> None:
-        self._hold(-self._output_bytes[node_id])
+        self._live_bytes -= self._output_bytes[node_id]
         self._merged.discard(node_id)
 
     def _note(self, node: Node, estimate: Estimate, *, is_merging: bool) -> None:
         peaks = self._peaks
-        peaks["max_cost"].offer(estimate.work, node)
         peaks["max_live_bytes"].offer(saturated(self._live_bytes), node)
-        peaks["max_conditioning_rows"].offer(estimate.rows, node)
+        if estimate.work:
+            peaks["max_cost"].offer(estimate.work, node)
+        if estimate.rows:
+            peaks["max_conditioning_rows"].offer(estimate.rows, node)
         if is_merging:
             self._merged.add(node.id)
             peaks["max_merged_models"].offer(len(self._merged), node)
@@ -207,10 +206,21 @@ def ledger_of(
     graph: Graph, types: NodeTypes, limits: Limits, *, sizes: FileSizes | None = None
 ) -> Ledger | Excess:
     """The ledger of a graph whose nodes run one by one, or the first limit they go beyond."""
+    order = run_order(graph)
     ledger = Ledger(graph, types, sizes)
-    for node in run_order(graph):
+    for node in order:
+        ledger.start(node)
+        ledger.end(node)
+    if ledger.excess(limits) is None:
+        return ledger
+    return _first_excess(order, Ledger(graph, types, sizes), limits)
+
+
+def _first_excess(order: Sequence[Node], ledger: Ledger, limits: Limits) -> Excess:
+    """The limit that the nodes go beyond first. It is asked for only where there is one."""
+    for node in order:
         ledger.start(node)
         if excess := ledger.excess(limits):
             return excess
         ledger.end(node)
-    return ledger
+    raise AssertionError("all nodes together go beyond a limit, and no first ones do")

@@ -41,7 +41,7 @@ class Node:
     """The ids of the nodes that it is linked to, each once."""
 
     def __post_init__(self) -> None:
-        sources = dict.fromkeys(source.node_id for source in self.links.values())
+        sources = dict.fromkeys([source.node_id for source in self.links.values()])
         object.__setattr__(self, "sources", tuple(sources))
 
     @property

@@ -26,7 +26,7 @@ class CheckedInputs:
     @property
     def sources(self) -> tuple[str, ...]:
         """The ids of the nodes that the links come from."""
-        return tuple(source.node_id for source in self.links.values())
+        return tuple([source.node_id for source in self.links.values()])
 
 
 def check_inputs(

@@ -93,7 +93,9 @@ class Checker:
     def _diffusion(self, body: Any) -> CheckedRequest:
         given = parse_parameters(body)
         parameters = with_seed(given, draw_seed)
-        default = self.default_checkpoint or self._first_checkpoint()
+        default = self.default_checkpoint
+        if default is None and given.checkpoint is None:
+            default = self._first_checkpoint()
         compiled = compile_parameters(
             parameters, self.catalogue, self.limits, default_checkpoint=default
         )

@@ -15,6 +15,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.params import Depends, Header, Query
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError, create_model
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 Endpoint = Callable[..., Awaitable[Response]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -23,13 +25,29 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class DirectRoute(APIRoute):
     """Documented and matched as any other route, and answered alike.
 
-    Its endpoint may take the request, dependencies that take the request and nothing else, query
+    It may be in the application's own list of routes, which spares a router between the two. Its
+    endpoint may take the request, dependencies that take the request and nothing else, query
     parameters and headers, each given at most once. It returns a response. The router has no
     dependencies.
     """
 
+    _answer: Handler
+
     def get_route_handler(self) -> Handler:
-        return _handler(self.endpoint)
+        self._answer = _handler(self.endpoint)
+        return self._answer
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Most paths are told apart without a regular expression."""
+        return super().matches(scope) if scope["path"].endswith(self.path) else (Match.NONE, {})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error is answered by the application, as that of any route."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def _handler(endpoint: Endpoint) -> Handler:

@@ -42,7 +42,10 @@ def app_with(route_class: type[APIRoute]) -> FastAPI:
     router = APIRouter(route_class=route_class)
     router.add_api_route("/a", endpoint, response_model=None)
     app = FastAPI()
-    app.include_router(router)
+    if route_class is DirectRoute:
+        app.router.routes += router.routes
+    else:
+        app.include_router(router)
     app.add_exception_handler(RequestValidationError, refused)
     app.add_exception_handler(PermissionError, unknown)
     return app
@@ -72,6 +75,17 @@ async def test_a_direct_route_answers_as_an_ordinary_one(
         async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
             answer = await client.get(f"/a?{query}", headers={"Authorization": "me", **headers})
         answers.append((answer.status_code, answer.json()))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST"])
+async def test_another_method_is_answered_as_by_an_ordinary_one(method: str) -> None:
+    answers = []
+    for route_class in (APIRoute, DirectRoute):
+        transport = httpx.ASGITransport(app_with(route_class))
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+            answer = await client.request(method, "/a?id=1", headers={"Authorization": "me"})
+        answers.append((answer.status_code, answer.content, dict(answer.headers)))
     assert answers[0] == answers[1]
 
 
