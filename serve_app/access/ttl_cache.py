@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
 
 
 class TtlCache(Generic[Row]):
-    """A row that exists is remembered for `ttl_s`; one that does not is loaded every time."""
+    """A row that exists is remembered for `ttl_s`; one that does not is loaded every time.
+
+    Requests that come while a row is loaded wait for it, and load none of their own.
+    """
 
     def __init__(
         self,
-        load: Callable[[str], Awaitable[Row | None]],
+        load: Callable[[str], Coroutine[Any, Any, Row | None]],
         *,
         ttl_s: float,
         max_rows: int = 10_000,
@@ -25,24 +30,41 @@ class TtlCache(Generic[Row]):
         self._max_rows = max_rows
         self._clock = clock
         self._rows: dict[str, tuple[float, Row]] = {}
-        self._drops = 0
+        self._loading: dict[str, asyncio.Task[Row | None]] = {}
 
     async def get(self, id: str) -> Row | None:
         now = self._clock()
         if (known := self._rows.get(id)) is not None and now - known[0] < self._ttl_s:
             return known[1]
-        drops = self._drops
-        row = await self._load(id)
-        if row is None:
+        if (loading := self._loading.get(id)) is not None:
+            row = await asyncio.shield(loading)
+            if row is not None:
+                return row
+            # It may be there since.
+        return await asyncio.shield(self._begin(id, now))
+
+    def _begin(self, id: str, now: float) -> asyncio.Task[Row | None]:
+        """A task of its own: whoever hangs up leaves the row to the others."""
+        loading = asyncio.create_task(self._load(id))
+        self._loading[id] = loading
+        loading.add_done_callback(partial(self._end, id, now))
+        return loading
+
+    def _end(self, id: str, now: float, loading: asyncio.Task[Row | None]) -> None:
+        failed = loading.cancelled() or loading.exception() is not None
+        if self._loading.get(id) is not loading:
+            return  # another began since, or the row was dropped
+        del self._loading[id]
+        if failed:
+            return
+        if (row := loading.result()) is None:
             self._rows.pop(id, None)
-            return None
+            return
         if len(self._rows) >= self._max_rows:
             self._rows.clear()
-        if drops == self._drops:
-            self._rows[id] = (now, row)
-        return row
+        self._rows[id] = (now, row)
 
     def drop(self, id: str) -> None:
         """Forget a row, also while it is being loaded: it may be older than a change."""
-        self._drops += 1
         self._rows.pop(id, None)
+        self._loading.pop(id, None)

@@ -1,5 +1,6 @@
 import asyncio
 
+from events.errors import DatabaseUnavailable
 from serve_app.access.ttl_cache import TtlCache
 
 
@@ -41,3 +42,57 @@ async def test_what_it_remembers_is_bounded() -> None:
         assert await cache.get(f"unknown {number}") is None
     assert await cache.get("row 99") == "row 99"
     assert len(loads) == 100  # what does not exist drives nothing out
+
+
+async def test_requests_that_come_while_a_row_is_loaded_share_it() -> None:
+    loads: list[str] = []
+    go_on = asyncio.Event()
+
+    async def load(id: str) -> str | None:
+        loads.append(id)
+        await go_on.wait()
+        return id
+
+    cache = TtlCache(load, ttl_s=60)
+    waiting = [asyncio.create_task(cache.get("a")) for _ in range(8)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # whoever hangs up leaves the row to the others
+    go_on.set()
+    assert await asyncio.gather(*waiting[1:]) == ["a"] * 7
+    assert loads == ["a"]
+
+
+async def test_a_row_that_was_missing_as_another_asked_is_looked_for_again() -> None:
+    rows: dict[str, str] = {}
+    go_on = asyncio.Event()
+
+    async def load(id: str) -> str | None:
+        row = rows.get(id)
+        await go_on.wait()
+        return row
+
+    cache = TtlCache(load, ttl_s=60)
+    early = asyncio.create_task(cache.get("a"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    rows["a"] = "new"
+    late = asyncio.create_task(cache.get("a"))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await early is None
+    assert await late == "new"
+
+
+async def test_whoever_waits_for_a_load_that_fails_is_told() -> None:
+    go_on = asyncio.Event()
+
+    async def load(id: str) -> str | None:
+        await go_on.wait()
+        raise DatabaseUnavailable(id)
+
+    cache = TtlCache(load, ttl_s=60)
+    waiting = [asyncio.create_task(cache.get("a")) for _ in range(3)]
+    await asyncio.sleep(0)
+    go_on.set()
+    failed = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in failed] == [DatabaseUnavailable] * 3
