@@ -86,7 +86,7 @@ class _Arguments:
                     self._request_names.append(name)
                 case _:
                     raise TypeError(f"{endpoint.__name__}: a direct route cannot give it {name}")
-        self._model = create_model("Parameters", **fields)
+        self._model: type[BaseModel] = create_model("Parameters", **fields)
 
     async def of(self, request: Request) -> dict[str, Any]:
         """Raises RequestValidationError, and what the dependencies raise, which come first."""
