@@ -117,7 +117,8 @@ class Context:
         """The model and its text encoders changed by a LoRA."""
         if not model_strength and not clip_strength:
             return model, clip
-        networks = Networks(model.unet, clip.encoders if clip is not None else ())
+        encoders = clip.encoders if clip is not None else ()
+        networks = Networks(model.unet, encoders, model.adapters)
         changed: Networks = yield Load(
             (LORAS, name, networks.key, model_strength, clip_strength),
             lambda: with_lora(
@@ -130,7 +131,7 @@ class Context:
         )
         if clip is not None:
             clip = replace(clip, encoders=changed.text_encoders)
-        return replace(model, unet=changed.unet), clip
+        return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
     def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""

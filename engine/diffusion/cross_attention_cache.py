@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.diffusion.adapters import Adapters, key_of
+
 _LIMIT_BYTES = 256 * 2**20
 """The limit for each UNet. What does not fit is computed again at each call."""
 
@@ -32,9 +34,20 @@ class CrossAttentionCache:
     def __deepcopy__(self, _memo: Any) -> CrossAttentionCache:
         return CrossAttentionCache(self._limit_bytes)
 
-    def join_texts(self, texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
-        """What `join_texts` gives; the very same tensor as before for the same texts."""
-        key = length, tuple((id(text), size) for text, size in zip(texts, sizes, strict=True))
+    def join_texts(
+        self,
+        texts: Sequence[Tensor],
+        sizes: Sequence[int],
+        length: int,
+        *,
+        adapters: Sequence[Adapters] = (),
+    ) -> Tensor:
+        """What `join_texts` gives; the very same tensor as before for the same texts.
+
+        `adapters` are those that change the projections of each text.
+        """
+        of_texts = tuple((id(text), size) for text, size in zip(texts, sizes, strict=True))
+        key = length, of_texts, tuple(map(key_of, adapters))
         if key != self._key:
             # Holding the texts keeps their ids from being given to other tensors.
             self._key, self._texts = key, tuple(texts)

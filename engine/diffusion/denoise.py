@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from engine.batcher import Request
+from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.guidance import rescaled_cfg
 from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
 from engine.diffusion.control.control_net import Control, residuals
-from engine.diffusion.cross_attention_cache import join_texts
+from engine.diffusion.cross_attention_cache import CrossAttentionCache, join_texts
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.row_updates import RowUpdates
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.stages import Stage
 
@@ -135,6 +139,10 @@ class _Row:
         return self.placed.condition
 
     @property
+    def adapters(self) -> Adapters:
+        return self.request.model.adapters
+
+    @property
     def length(self) -> int:
         return self.condition.tokens.shape[1]
 
@@ -156,11 +164,15 @@ def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
 def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
     """The indices of rows that share a call, and the length to which their texts are repeated.
 
-    Texts of different lengths share a call unless it would become too large.
+    Rows of the same adapters follow one another. Texts of different lengths share a call unless it
+    would become too large.
     """
-    by_size: defaultdict[Hashable, list[int]] = defaultdict(list)
+    by_adapters: defaultdict[Adapters, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        by_size[row.x.shape[1:]].append(place)
+        by_adapters[row.adapters].append(place)
+    by_size: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for place in chain.from_iterable(by_adapters.values()):
+        by_size[rows[place].x.shape[1:]].append(place)
     for places in by_size.values():
         lengths = {rows[place].length for place in places}
         common = math.lcm(*lengths)
@@ -180,9 +192,7 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     timesteps = torch.tensor([model.levels.timestep_near(each) for each in sigmas], device=x.device)
     sigma = x.new_tensor(sigmas)[:, None, None, None]
     model_input = model.scaled_input(x, sigma).to(dtype)
-    cache = getattr(model.unet, "cross_attention_cache", None)
-    join = join_texts if cache is None else cache.join_texts
-    tokens = join([row.condition.tokens for row in rows], sizes, length).to(dtype)
+    tokens = _joined_texts(model, rows, sizes, length).to(dtype)
     inputs = model.unet_inputs([row.condition for row in rows], sizes)
     controls = [row.controls(model.levels) for row in rows]
     inputs |= residuals(
@@ -191,5 +201,24 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     # All rows share the weights, so either each of them has such channels or none has.
     if extra := [row.concat_latent for row in rows if row.concat_latent is not None]:
         model_input = torch.cat([model_input, torch.cat(extra).to(dtype)], dim=1)
-    output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
+    with _updated(model, rows, sizes):
+        output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
     return list(model.denoised(x, output, sigma).split(sizes))
+
+
+def _joined_texts(model: Model, rows: Sequence[_Row], sizes: Sequence[int], length: int) -> Tensor:
+    texts = [row.condition.tokens for row in rows]
+    cache: CrossAttentionCache | None = getattr(model.unet, "cross_attention_cache", None)
+    if cache is None:
+        return join_texts(texts, sizes, length)
+    return cache.join_texts(texts, sizes, length, adapters=[row.adapters for row in rows])
+
+
+def _updated(
+    model: Model, rows: Sequence[_Row], sizes: Sequence[int]
+) -> AbstractContextManager[None]:
+    """Inside, the UNet adds to each row what its adapters say."""
+    if not any(row.adapters for row in rows):
+        return nullcontext()
+    updates: RowUpdates = model.unet.row_updates
+    return updates.of([row.adapters for row in rows], sizes)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.errors import EngineError
@@ -37,7 +38,7 @@ class Model:
     """A UNet, the noise levels that it was trained on, and the scale of its latents.
 
     `dataclasses.replace` makes another model of the same weights. Models that share `unet` share
-    UNet calls where `levels` and `prediction` are the same too.
+    UNet calls where `levels` and `prediction` are the same too, whatever their `adapters`.
     """
 
     unet: Any
@@ -45,6 +46,8 @@ class Model:
     levels: NoiseLevels = STABLE_DIFFUSION
     prediction: Prediction = "epsilon"
     family: Family = Family.SD1
+    adapters: Adapters = ()
+    """The LoRAs that its rows of a call add to the UNet."""
     guidance_rescale: float = 0.0
     """The phi of `guidance.rescaled_cfg`; 0 leaves the guidance as it is."""
 

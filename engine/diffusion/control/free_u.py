@@ -14,7 +14,7 @@ import torch
 from diffusers.utils.torch_utils import fourier_filter
 from torch import Tensor, nn
 
-from engine.diffusion.loading.lora import sharing_copy
+from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.model import Model
 
 _LOW_FREQUENCIES = 1

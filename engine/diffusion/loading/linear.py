@@ -12,25 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.cross_attention_cache import CrossAttentionCache
+from engine.diffusion.row_updates import UpdatedLinear
 
 M = TypeVar("M", bound=nn.Module)
 _TEXT_PROJECTIONS = (".attn2.to_k", ".attn2.to_v")
 """The layers of a UNet that make keys and values of texts, as diffusers names them."""
 
 
-class OneDnnLinear(nn.Linear):
+class OneDnnLinear(UpdatedLinear):
     """Takes the place of a linear layer and shares its parameters.
 
     oneDNN adds in another order, so the results differ by rounding.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
-        has_bias = layer.bias is not None
-        super().__init__(layer.in_features, layer.out_features, bias=has_bias, device="meta")
-        self.weight, self.bias = layer.weight, layer.bias
-        self.train(layer.training)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor) -> Tensor:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.weight, self.bias, "none", [], ""
         )

@@ -10,6 +10,7 @@ from torch import nn
 from engine.diffusion.cross_attention_cache import CrossAttentionCache
 from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.loading.linear import use_one_dnn
+from engine.diffusion.row_updates import use_row_updates
 from engine.options import UnetOptions
 
 
@@ -24,7 +25,7 @@ def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
 def prepared(unet: Any, options: UnetOptions) -> Any:
     """The same UNet, in the memory format of the options and compiled if they say so.
 
-    One that is not compiled has a `cross_attention_cache`.
+    One that is not compiled has a `cross_attention_cache`, and `row_updates` for LoRAs.
     """
     if options.channels_last:
         # Not diffusers' own `to`, which warns of arguments that it does not know.
@@ -32,7 +33,9 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
     if options.compiler is not None:
         unet.compile(backend=options.compiler, dynamic=True)
         return unet
-    # A copy of a prepared UNet has a cache already, which its layers know.
+    # A copy of a prepared UNet has both already, and its layers know them.
     if not hasattr(unet, "cross_attention_cache"):
         unet.cross_attention_cache = CrossAttentionCache()
-    return use_one_dnn(use_plain_attention(unet), unet.cross_attention_cache)
+        use_one_dnn(use_plain_attention(unet), unet.cross_attention_cache)
+        use_row_updates(unet)
+    return unet

@@ -19,19 +19,23 @@ from engine.batch_limits import BatchLimits
 from engine.diffusion.context import Context
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
-from engine.diffusion.loading.lora import Networks, sharing_copy, with_lora
+from engine.diffusion.loading.lora import Networks, with_lora
+from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.options import UnetOptions
 from tests.support.engine.latents import all_latents_and_images
 from tests.support.engine.workflows import node, text_to_image
 
 XL = "sdxl.safetensors"
 RANK, ALPHA = 2, 4.0
 """Their ratio is a power of two, so it rounds alike wherever it is multiplied."""
+COMPILED = UnetOptions(compiler="eager")
+"""LoRAs are merged into UNets that are compiled."""
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """The matrices down and up, by the name of the layer in the module."""
 
@@ -40,7 +44,8 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 def store(families_root: Path, tmp_path: Path) -> ModelStore:
     (tmp_path / "checkpoints").symlink_to(families_root / "checkpoints")
     (tmp_path / "loras").mkdir()
-    return ModelStore(ModelsFolder(tmp_path, ttl_s=0), torch.device("cpu"), 2**30)
+    models = ModelsFolder(tmp_path, ttl_s=0)
+    return ModelStore(models, torch.device("cpu"), 2**30, unets=COMPILED)
 
 
 @pytest.fixture
