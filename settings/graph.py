@@ -44,7 +44,7 @@ class GraphSettings(Group):
     max_tokens: NonNegativeInt = 65_536
     """The most tokens that one conditioning may have; 0 is any number."""
     max_merged_models: NonNegativeInt = 4
-    """The most models with LoRAs merged into them that a job may hold at once; each takes about as
-    much memory as its checkpoint. 0 is any number."""
+    """The most models with LoRAs that a job may hold at once; one that they are merged into takes
+    about as much memory as its checkpoint. 0 is any number."""
     max_outputs: NonNegativeInt = 256
     """The most images and latents that a job may save; 0 is any number."""
