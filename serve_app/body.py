@@ -54,23 +54,26 @@ def expected_bytes(request: Request, *, max_bytes: int) -> int:
 async def bounded(request: Request, *, max_bytes: int, pace: Pace) -> AsyncGenerator[bytes]:
     """The body in chunks, as it arrives.
 
-    Raises ApiError: 413 as soon as it is too large, 408 as soon as it is too slow.
+    Raises ApiError: 413 as soon as it is too large, 408 as soon as it is too slow. Raises
+    ClientDisconnect where the caller hangs up.
     """
     give_up_at = asyncio.get_running_loop().time() + pace.grace_s
-    stream = request.stream()
     size_bytes = 0
-    while True:
+    more = True
+    while more:
         try:
             async with asyncio.timeout_at(give_up_at + size_bytes / pace.min_bytes_per_s):
-                chunk = await anext(stream, None)
+                message = await request.receive()
         except TimeoutError as error:
             raise _too_slow(pace) from error
-        if chunk is None:
-            return
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
         size_bytes += len(chunk)
         if size_bytes > max_bytes:
             raise too_large(max_bytes)
         yield chunk
+        more = message.get("more_body", False)
 
 
 def parse_json(body: bytes) -> Any:

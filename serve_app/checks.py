@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -31,8 +30,11 @@ class Checks:
         the models folder. Raises NoTurn.
         """
         if is_quick:
-            with suppress(WouldWait), without_waiting():
-                return function(*args)
+            try:
+                with without_waiting():
+                    return function(*args)
+            except WouldWait:
+                pass
         async with self._turns.take(owner):
             loop = asyncio.get_running_loop()
             done = loop.run_in_executor(self._threads, partial(function, *args))
