@@ -145,7 +145,7 @@ def checker_for(
     return Checker(
         catalogue=catalogue,
         limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
-        default_checkpoint=endpoint.checkpoint or default_checkpoint,
+        default_checkpoint=endpoint.checkpoint or default_checkpoint or None,
         max_request_chars=settings.max_request_chars,
         max_extra_data_bytes=settings.max_extra_data_bytes,
         max_metadata_bytes=settings.max_metadata_bytes,

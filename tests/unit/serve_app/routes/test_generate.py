@@ -64,6 +64,17 @@ async def test_a_job_with_a_prompt_alone_takes_every_default(
     assert submitted.images == 1
 
 
+async def test_an_empty_default_checkpoint_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DARKROOM_DEFAULT_CHECKPOINT", "")
+    async with running_edge(tmp_path) as edge, await edge.client() as client:
+        answer = await client.post(DIFFUSION, json={"prompt": "a cat"})
+        assert answer.status_code == 202
+        submitted = (await edge.job(answer.json()["request_id"])).submitted
+        assert submitted.request["sd_model_checkpoint"] == CHECKPOINT
+
+
 async def test_the_diffusion_flavour_answers_an_item_per_image(client: httpx.AsyncClient) -> None:
     answer = await client.post(DIFFUSION, json=diffusion_body(batch_size=3))
     assert answer.json()["results"] == [{"status": 0}] * 3
