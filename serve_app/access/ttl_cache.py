@@ -14,7 +14,8 @@ Row = TypeVar("Row")
 class TtlCache(Generic[Row]):
     """A row that exists is remembered for `ttl_s`; one that does not is loaded every time.
 
-    Requests that come while a row is loaded wait for it, and load none of their own.
+    Requests that come while a row is loaded wait for it. Where there is none, they share one more
+    load, which began after they came.
     """
 
     def __init__(
@@ -36,12 +37,15 @@ class TtlCache(Generic[Row]):
         now = self._clock()
         if (known := self._rows.get(id)) is not None and now - known[0] < self._ttl_s:
             return known[1]
-        if (loading := self._loading.get(id)) is not None:
-            row = await asyncio.shield(loading)
+        if (earlier := self._loading.get(id)) is not None:
+            row = await asyncio.shield(earlier)
             if row is not None:
                 return row
             # It may be there since.
-        return await asyncio.shield(self._begin(id, now))
+        later = self._loading.get(id)
+        if later is None or later is earlier:
+            later = self._begin(id, now)
+        return await asyncio.shield(later)
 
     def _begin(self, id: str, now: float) -> asyncio.Task[Row | None]:
         """A task of its own: whoever hangs up leaves the row to the others."""

@@ -83,6 +83,19 @@ async def test_a_row_that_was_missing_as_another_asked_is_looked_for_again() -> 
     assert await late == "new"
 
 
+async def test_a_missing_row_is_looked_for_twice_at_most_for_all_who_ask_at_once() -> None:
+    loads: list[str] = []
+
+    async def load(id: str) -> str | None:
+        loads.append(id)
+        await asyncio.sleep(0)
+        return None
+
+    cache = TtlCache(load, ttl_s=60)
+    assert await asyncio.gather(*(cache.get("a") for _ in range(8))) == [None] * 8
+    assert loads == ["a", "a"]
+
+
 async def test_whoever_waits_for_a_load_that_fails_is_told() -> None:
     go_on = asyncio.Event()
 
