@@ -25,17 +25,24 @@ class PointReads:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="point-read")
         self._local = threading.local()
         self._open: set[sqlite3.Connection] = set()
+        self._is_closed = False
 
     async def value(self, query: str, key: str) -> Any | None:
         """The one column that a query with one parameter finds; None where it finds no row.
 
-        Raises sqlite3.Error.
+        Raises sqlite3.Error, and TimeoutError where it takes longer than a statement may wait, as
+        where both threads hang on a disk.
         """
+        if self._is_closed:
+            raise sqlite3.ProgrammingError("the connections were closed")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, query, key)
+        async with asyncio.timeout(self._busy_timeout_s):
+            return await loop.run_in_executor(self._threads, self._read, query, key)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        """Reads that were asked for before end first."""
+        self._is_closed = True
+        await asyncio.to_thread(self._threads.shutdown)
         for connection in self._open:
             connection.close()
         self._open.clear()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,30 @@ async def test_a_value_of_a_database_that_is_away_is_unavailable(database_url: s
         await read(new_id())
     await database.prepare()
     assert await read(new_id()) is None
+    await database.close()
+
+
+async def test_a_value_of_a_file_that_was_closed_is_unavailable(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/darkroom.sqlite3")
+    read = database.point_read(JOBS.c.owner, by=JOBS.c.id)
+    await database.prepare()
+    assert await read(new_id()) is None
+    await database.close()
+    with pytest.raises(DatabaseUnavailable):
+        await read(new_id())
+
+
+async def test_many_reads_by_key_of_a_locked_file_give_up_together(tmp_path: Path) -> None:
+    path = tmp_path / "darkroom.sqlite3"
+    database = Database(f"sqlite+aiosqlite:///{path}", busy_timeout_s=0.2)
+    read = database.point_read(JOBS.c.owner, by=JOBS.c.id)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        async with asyncio.timeout(5):
+            reads = await asyncio.gather(
+                *(read(new_id()) for _ in range(200)), return_exceptions=True
+            )
+    assert {type(each) for each in reads} == {DatabaseUnavailable}
     await database.close()
 
 
