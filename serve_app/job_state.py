@@ -1,4 +1,4 @@
-"""Reads the state of a job: from its row once it has ended, from the log before that."""
+"""Reads the state of a job: from its row where that is not behind the log, else from the log."""
 
 from __future__ import annotations
 
