@@ -143,7 +143,7 @@ class EngineActor(FakeEngine):
         super().__init__()
         self._engine = engine
 
-    async def check(self) -> float:
+    async def check(self) -> EngineState:
         if self._engine.is_away:
             raise ActorUnavailable("it starts")
         return await super().check()

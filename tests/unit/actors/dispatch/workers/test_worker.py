@@ -124,7 +124,7 @@ async def test_an_engine_may_be_silent_for_a_reason(cluster: FakeCluster, reason
         await eventually(lambda: has_idle_slots(worker, 2))
         await eventually(lambda: worker.is_ready or not engine.answers)
         if reason == "its job actor sees to it":
-            worker.slots[0].reserve(MemoryJobQueue().entry("a-job", "1"))
+            next(iter(worker.slots)).reserve(MemoryJobQueue().entry("a-job", "1"))
         engine.answers = False
         asked = engine.asked
         await eventually(lambda: engine.asked > asked + 100)
