@@ -70,23 +70,26 @@ class RemoteEngine:
             await asyncio.to_thread(ray.kill, last, no_restart=False)
 
     async def _handle(self) -> Any:
-        if self._found is None:
-            asked = [asyncio.create_task(self._holder(name)) for name in self._names]
-            try:
-                for holder in asyncio.as_completed(asked, timeout=self._answer_timeout_s):
-                    self._found = await holder
-                    if self._found is not None:
-                        break
-            except TimeoutError as error:
-                raise EngineDied("The engine does not answer.") from error
-            finally:
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
-        if self._found is None:
+        """Several may look it up at the same time. Raises EngineDied."""
+        if self._found is not None:
+            return self._found
+        found = None
+        asked = [asyncio.create_task(self._holder(name)) for name in self._names]
+        try:
+            for holder in asyncio.as_completed(asked, timeout=self._answer_timeout_s):
+                found = await holder
+                if found is not None:
+                    break
+        except TimeoutError as error:
+            raise EngineDied("The engine does not answer.") from error
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        if found is None:
             raise EngineDied("The engine is not there.")
-        self._last = self._found
-        return self._found
+        self._last = self._found = found
+        return found
 
     async def _holder(self, name: str) -> Any | None:
         """The process of that name, if it has the device."""

@@ -17,6 +17,7 @@ from actors.remote import Devices, EngineProcess
 from actors.remote_engine import RemoteEngine
 from actors.worker.device_turn import DeviceTurn
 from actors.worker.engine_host import EngineDied, Order
+from tests.support.polling import eventually
 
 ORDER = Order("a", 1, {}, None, input_files={}, mark=Path("gone"))
 
@@ -181,6 +182,34 @@ async def test_an_engine_that_is_not_there_yet_is_looked_up_for_the_first_run(
     processes["engine"].holds = True
     await engine.check()
     assert processes["engine"].checks == 1
+
+
+class Answer:
+    """Answers to one question, each when a test gives it."""
+
+    def __init__(self) -> None:
+        self.asked: list[asyncio.Future[bool]] = []
+
+    def remote(self) -> Awaitable[bool]:
+        self.asked.append(asyncio.get_running_loop().create_future())
+        return self.asked[-1]
+
+
+async def test_who_looks_it_up_too_does_not_hide_it_from_who_has_found_it(
+    processes: dict[str, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first run does, its heartbeat, and the actor ahead of both."""
+    answers = {name: Answer() for name in processes}
+    for name, process in processes.items():
+        monkeypatch.setattr(process, "has_device", answers[name])
+    engine = RemoteEngine("engine", "standby")
+    checks = [asyncio.create_task(engine.check()) for _ in range(2)]
+    await eventually(lambda: all(len(each.asked) == len(checks) for each in answers.values()))
+    answers["engine"].asked[0].set_result(True)
+    answers["standby"].asked[1].set_result(False)
+    await checks[0]
+    answers["engine"].asked[1].set_result(True)
+    await checks[1]
 
 
 async def test_the_process_that_hangs_is_killed_and_not_the_one_that_stands_by(
