@@ -20,8 +20,12 @@ from events.errors import LogUnavailable
 
 _AT_HAND_TIMEOUT_S = 2.0
 """How long what is there may take to come."""
-_STANDING_S = 30.0
-"""How long a standing request holds; then it is made again."""
+_STANDING_S = 8.0
+"""How long a standing request holds; then it is made again.
+
+It is lost without a word where the leader of its consumer is: so long, and `_AT_HAND_TIMEOUT_S`, is
+what its reader then waits at most before it asks the next leader.
+"""
 _REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
 """Of an ack subject that names neither domain nor account."""
@@ -88,11 +92,15 @@ class Puller:
         connection is another: what was on its way may be lost.
         """
         messages: list[Message] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not messages:
-                    await self._stand(batch)
+        give_up_at = time.monotonic() + timeout_s
+        while not messages:
+            await self._stand(batch)
+            wait_until = min(give_up_at, self._owed_until)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_until - time.monotonic()):
                     self._take(await self._arrived.get(), messages)
+            if time.monotonic() >= give_up_at:
+                break
         try:
             while not self._arrived.empty():
                 self._take(self._arrived.get_nowait(), messages)
@@ -104,7 +112,8 @@ class Puller:
 
     async def _stand(self, batch: int) -> None:
         now = time.monotonic()
-        if self._owed <= 0 or now > self._owed_until:
+        is_lost = self._arrived.empty() and now >= self._owed_until
+        if self._owed <= 0 or is_lost:
             await self._ask({"batch": batch, "expires": int(_STANDING_S * 1e9)})
             self._owed, self._owed_until = batch, now + _STANDING_S + _AT_HAND_TIMEOUT_S
 

@@ -95,6 +95,16 @@ async def test_a_request_that_has_brought_all_or_is_over_is_made_again(
     assert len(client.requests) == 2
 
 
+async def test_a_request_that_was_lost_is_made_again_while_somebody_waits(
+    client: FakeClient, puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the leader of its consumer, say; whoever leads next knows nothing of it."""
+    monkeypatch.setattr("events.bus.puller._STANDING_S", 0.005)
+    monkeypatch.setattr("events.bus.puller._AT_HAND_TIMEOUT_S", 0.005)
+    assert await followed(puller, timeout_s=0.1) == []
+    assert len(client.requests) > 1
+
+
 @pytest.mark.parametrize("status", [None, "503", "409"])
 async def test_a_consumer_or_a_connection_that_is_gone_is_told_behind_what_came(
     client: FakeClient, puller: Puller, status: str | None
