@@ -76,8 +76,7 @@ class Slot:
 
     async def close(self) -> None:
         """End the actor, and make no other one."""
-        if self._task is not None:
-            self._task.cancel()
+        await self.detach()
         await self._persist(lambda: self._cluster.kill(self.name))
 
     async def detach(self) -> None:

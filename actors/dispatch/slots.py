@@ -88,10 +88,10 @@ class Slots:
 
     def open(self, found: Iterable[int]) -> None:
         """Begin with those of a predecessor, which may run jobs, and as many as are to be ready."""
-        self._is_kept = True
         self._look_at = self._clock() + self._numbers.idle_s
         for number in found:
             self._add(number)
+        self._is_kept = True  # only now: while some are missing here, others would be opened
         self._open_needed()
 
     def fit(self, engine_takes: int) -> None:
@@ -138,11 +138,15 @@ class Slots:
         self._on_change()
 
     def _close_surplus(self) -> None:
-        """Those that were idle all the time since the last look, at least by their number."""
+        """Those that nobody needed since the last look, by their number: what starts goes first."""
         surplus = len(self._open) - self._needed
         self._needed, self._look_at = self._wanted(), self._clock() + self._numbers.idle_s
-        idle = [number for number, slot in self._open.items() if slot.state is SlotState.IDLE]
-        for number in sorted(idle, reverse=True)[: max(surplus, 0)]:
+        unused = [
+            (slot.state is SlotState.STARTING, number)
+            for number, slot in self._open.items()
+            if slot.state is not SlotState.BUSY
+        ]
+        for _, number in sorted(unused, reverse=True)[: max(surplus, 0)]:
             slot = self._open.pop(number)
             self._closing[number] = asyncio.create_task(self._close(number, slot))
 

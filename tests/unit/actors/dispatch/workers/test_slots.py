@@ -25,6 +25,8 @@ class Bench:
         self.cluster = FakeCluster()
         self.now = 0.0
         self.changes = 0
+        self.made: list[int] = []
+        """The numbers of the slots that were made, in order."""
         self.slots = self.new_slots(**numbers)
 
     def new_slots(self, **numbers: float) -> Slots:
@@ -40,6 +42,7 @@ class Bench:
         self.changes += 1
 
     def _slot(self, number: int, on_change: Callable[[], None]) -> Slot:
+        self.made.append(number)
         return Slot(
             slot_name(NAME, number),
             worker=NAME,
@@ -179,6 +182,22 @@ async def test_as_many_stay_as_the_jobs_of_that_time_needed_at_their_peak(bench:
     await eventually(lambda: len(bench.cluster.actors) == 5)
 
 
+async def test_one_that_does_not_start_is_closed_before_one_that_did(bench: Bench) -> None:
+    """Or as many as the most that ever ran try without end to start, each once a second."""
+    await bench.open()
+    await bench.take(6)
+    *working, first, second = list(bench.slots)[:6]
+    bench.cluster.broken = {first.name, second.name}
+    for slot in (first, second):
+        slot.replace()
+    for slot in working:
+        slot.release()
+    for bench.now in (100.0, 200.0):
+        bench.slots.fit(8)
+    await eventually(lambda: len(bench.cluster.actors) == 2)
+    assert (len(bench.slots), bench.count(SlotState.IDLE)) == (2, 2)
+
+
 async def test_one_that_runs_a_job_is_not_closed(bench: Bench) -> None:
     await bench.open()
     await bench.take(6)
@@ -217,6 +236,18 @@ async def test_a_successor_finds_the_jobs_in_every_slot(bench: Bench) -> None:
     await bench.settle()
     assert [slot.job_id for slot in bench.slots if slot.job_id] == ["a-job"]
     assert len(bench.slots) == 8
+
+
+async def test_each_actor_of_a_predecessor_is_found_by_one_slot(bench: Bench) -> None:
+    """Another one of the same name would kill it, where it once gives no answer."""
+    await bench.open()
+    await bench.take(2)
+    await bench.slots.detach()
+    bench.made.clear()
+    bench.slots = bench.new_slots()
+    bench.slots.open(await bench.cluster.slots(NAME))
+    await bench.settle()
+    assert sorted(bench.made) == [0, 1, 2, 3, 4]
 
 
 async def test_those_that_are_left_are_neither_closed_nor_replaced(bench: Bench) -> None:
