@@ -10,7 +10,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from actors.dispatch.names import slot_number
+from actors.worker.engine_host import EngineState
 from actors.worker.job import RunOutcome
+from engine.activity import ActivityKind
 from events.decisions import Complete, Start
 from events.job import Job
 from events.log import JobWriter, utc_now
@@ -63,8 +65,11 @@ class SimulatedEngine:
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
 
-    async def check(self) -> int:
-        return self._jobs
+    async def check(self) -> EngineState:
+        return EngineState(ActivityKind.IDLE, 0.0, self._jobs)
+
+    async def kill(self) -> None:
+        raise AssertionError("it answers, so nobody kills it")
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:  # noqa: ARG002 - the protocol's signature
         return False
@@ -108,5 +113,5 @@ class SimulatedCluster:
         states = [await each.state() for each in self._workers[worker].values()]
         return all(job_id is None for job_id, _ in states)
 
-    async def remove(self, worker: str) -> None:
+    async def remove(self, worker: str, *, has_failed: bool = False) -> None:  # noqa: ARG002 - the protocol's signature
         self._workers.pop(worker, None)

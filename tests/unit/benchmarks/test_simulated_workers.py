@@ -6,6 +6,7 @@ from benchmarks.harness.simulated_workers import SimulatedCluster
 from events.types import Completed
 from tests.support.dispatch import Bench
 from tests.support.polling import eventually
+from tests.support.workers.pool import Demand, kept, new_pool
 
 
 class SimulatedBench(Bench):
@@ -34,3 +35,12 @@ async def test_without_room_jobs_wait() -> None:
         job_id = await bench.submit()
         await eventually(lambda: bench.cluster.workers("worker:"))
         assert await bench.is_queued(job_id)
+
+
+async def test_those_that_nobody_needs_are_closed() -> None:
+    cluster, demand = SimulatedBench().cluster, Demand(1)
+    async with kept(new_pool(cluster, min_workers=0, idle_s=0.01), demand) as pool:
+        await eventually(lambda: pool.free_slots() == 2)
+        demand.jobs = 0
+        await eventually(lambda: pool.free_slots() == 0)
+    assert await cluster.workers("worker:") == []
