@@ -57,7 +57,7 @@ class Engine:
     because the sizes of files and of other nodes' outputs are not known before. Runs wait for their
     turn while they and those that run would need more than `job_memory_bytes` together. An
     exclusive run keeps the others back for `exclusive_s` at most. A run reports no more than one
-    `Progress` in each `progress_period_s`.
+    `Progress` in each `progress_period_s`, and its last step.
     """
 
     def __init__(

@@ -69,10 +69,13 @@ class Run:
         return 0 < self._max_untaken <= self.untaken
 
     def report_steps(self, count: int) -> None:
-        """Report that `count` more sampler steps are done, unless the last report is too recent."""
+        """Report that `count` more sampler steps are done, unless the last report is too recent.
+
+        The last step of all is always reported: what follows it may take long.
+        """
         self._steps_done += count
         now = self._now()
-        if now >= self._next_progress_at:
+        if now >= self._next_progress_at or self._steps_done == self._total_steps:
             self._next_progress_at = now + self._progress_period_s
             self._report(Progress(self._steps_done, self._total_steps))
 

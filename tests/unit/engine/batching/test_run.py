@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.graph.graph import Graph
+from engine.graph.graph import Graph, Node
 from engine.reports import EngineEvent, Progress
 from engine.run import Run
 
@@ -15,9 +15,22 @@ from engine.run import Run
 def test_progress_is_told_at_once_and_then_once_in_each_period(
     period_s: float, told: list[int]
 ) -> None:
+    assert steps_told(Graph(()), period_s) == [Progress(done, 0) for done in told]
+
+
+@pytest.mark.parametrize(("period_s", "told"), [(0.25, [1, 4, 5]), (9.0, [1, 5])], ids=str)
+def test_the_last_step_is_told_however_soon_it_follows(period_s: float, told: list[int]) -> None:
+    graph = Graph(
+        tuple(Node(name, "KSampler", {}, {}, steps=n) for name, n in (("a", 2), ("b", 3)))
+    )
+    assert steps_told(graph, period_s) == [Progress(done, 5) for done in told]
+
+
+def steps_told(graph: Graph, period_s: float) -> list[EngineEvent]:
+    """What is reported of five steps that take a tenth of a second each."""
     seconds, events = 0.0, list[EngineEvent]()
     run = Run(
-        Graph(()),
+        graph,
         on_event=events.append,
         on_cancel=lambda _: None,
         on_take=lambda _: None,
@@ -27,4 +40,4 @@ def test_progress_is_told_at_once_and_then_once_in_each_period(
     for _ in range(5):
         run.report_steps(1)
         seconds += 0.1
-    assert events == [Progress(done, 0) for done in told]
+    return events
