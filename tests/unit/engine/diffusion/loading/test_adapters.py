@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from engine.batch_limits import BatchLimits
+from engine.diffusion.adapters import Adapter, AppliedAdapter
+from engine.diffusion.context import Context
 from engine.diffusion.control.free_u import FreeU, with_free_u
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.lora_file import unet_layers
 from engine.diffusion.loading.merging import AppliedLora, merged
 from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.model import Model
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from tests.support.engine.latents import all_latents_and_images
 from tests.support.engine.workflows import TINY, node, text_to_image
@@ -118,6 +125,22 @@ def test_memory_is_that_of_the_base_and_of_each_file_once(
     del networks, a, b
     assert store.free_unused()
     assert store.size_bytes == before
+
+
+def test_the_limits_that_remember_a_load_keep_no_model_in_memory(tmp_path: Path) -> None:
+    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 0)
+    context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
+    adapter = Adapter(tmp_path, ("", 0, 0), {})
+    model = Model(nn.Linear(1, 1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),))
+    works = [context.lora(A, model, None, model_strength=1.0, clip_strength=0.0) for _ in range(2)]
+    first, second = (next(work) for work in works)
+    assert first.key == second.key  # one load serves both
+    limits = BatchLimits(32)
+    with limits.measured(first.key, first.rows):
+        watched = [weakref.ref(each) for each in (model.unet, adapter)]
+    del adapter, model, works, first, second
+    gc.collect()
+    assert [each() for each in watched] == [None, None]
 
 
 def test_a_rank_that_is_not_low_is_merged_with_those_before_it(
