@@ -88,6 +88,11 @@ class Admission(Generic[T]):
             return []
         return [place.run for place in self._running if place.is_exclusive]
 
+    @property
+    def has_exclusive(self) -> bool:
+        """Whether an exclusive run is there, on the device or before it."""
+        return any(place.is_exclusive for place in (*self._running, *self._waiting))
+
     def admit(self) -> T | None:
         """The next run that may start, or None. It counts as running from then on."""
         passed: list[_Place[T]] = []

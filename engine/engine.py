@@ -155,9 +155,12 @@ class Engine:
 
     @property
     def jobs(self) -> int:
-        """How many runs at once suit it; while some wait for memory, those that do not."""
+        """How many runs at once suit it. While some wait, no further ones: those that do not wait,
+        or all that are there where an exclusive run keeps them back, for that is over soon.
+        """
         if self._waiting:
-            return max(1, len(self._open) - len(self._waiting))
+            ahead = 0 if self._admission.has_exclusive else len(self._waiting)
+            return max(1, len(self._open) - ahead)
         return jobs_in(self._batcher.denoise_rows)
 
     @property

@@ -116,3 +116,17 @@ def test_an_exclusive_run_keeps_the_others_back_for_its_time_alone() -> None:
     assert runs.joined == ["lone"]
     runs.enter("another", 1, is_exclusive=True)
     assert runs.admit() is None
+
+
+def test_an_exclusive_run_is_there_from_when_it_waits_until_it_has_ended() -> None:
+    runs: Admission[str] = Admission(10)
+    runs.enter("first", 1)
+    assert runs.admit() == "first"
+    assert not runs.has_exclusive
+    runs.enter("lone", 1, is_exclusive=True)
+    assert runs.has_exclusive
+    runs.leave("first")
+    assert runs.admit() == "lone"
+    assert runs.has_exclusive
+    runs.leave("lone")
+    assert not runs.has_exclusive
