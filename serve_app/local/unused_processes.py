@@ -14,11 +14,16 @@ _UNUSED = (
 )
 """By their scripts. Each has as much memory as an actor, and wakes several times a second."""
 
+_END_TIMEOUT_S = 5.0
+"""A killed process may still hang in the kernel; nobody waits for that."""
+
 
 def end_unused_processes(processes: Collection[psutil.Process]) -> None:
     """End those of Ray's processes that are not used. They keep nothing, and stay ended."""
+    killed = []
     for process in processes:
         with suppress(psutil.Error):  # it ended meanwhile
             if any(argument.endswith(_UNUSED) for argument in process.cmdline()):
                 process.kill()
-                process.wait()
+                killed.append(process)
+    psutil.wait_procs(killed, timeout=_END_TIMEOUT_S)
