@@ -78,6 +78,8 @@ class _Arguments:
                         inspect.iscoroutinefunction(type(function).__call__)
                     )
                     self._dependencies.append((name, function, is_async))
+                case Header(alias=None):
+                    raise TypeError(f"{endpoint.__name__}: the header {name} needs its own name")
                 case Query() | Header() as marker:
                     self._places[marker.alias or name] = marker.in_.value
                     is_required = parameter.default is parameter.empty

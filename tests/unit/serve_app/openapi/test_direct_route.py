@@ -16,6 +16,10 @@ async def caller(request: Request) -> str:
     return request.headers["authorization"]
 
 
+async def nameless(token: Annotated[str, Header()]) -> Response:
+    return Response(token)
+
+
 async def endpoint(
     request: Request,
     key: Annotated[str, Depends(caller)],
@@ -106,3 +110,8 @@ def test_an_endpoint_that_it_cannot_call_is_refused_as_it_is_made() -> None:
     router = APIRouter(route_class=DirectRoute)
     with pytest.raises(TypeError, match="body"):
         router.add_api_route("/a", with_a_body, methods=["POST"])
+
+
+def test_a_header_needs_its_own_name() -> None:
+    with pytest.raises(TypeError, match="token"):
+        APIRouter(route_class=DirectRoute).add_api_route("/b", nameless, response_model=None)
