@@ -34,7 +34,7 @@ from engine.graph.models_folder import ModelsFolder
 from tests.support.engine.latents import all_latents_and_images
 from tests.support.engine.workflows import TINY, node, text_to_image
 
-A, B, LARGE = "a.safetensors", "b.safetensors", "large.safetensors"
+A, B, LARGE, LOW = (f"{name}.safetensors" for name in ("a", "b", "large", "low"))
 MOST_RANK = 64
 Loras = Sequence[tuple[str, float]]
 MIXED: tuple[Loras, ...] = ((), ((A, 0.7),), ((A, -0.4),), ((B, 1.0),), ((A, 0.7), (B, 0.5)))
@@ -42,13 +42,20 @@ MIXED: tuple[Loras, ...] = ((), ((A, 0.7),), ((A, -0.4),), ((B, 1.0),), ((A, 0.7
 
 @pytest.fixture(scope="module")
 def root(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models with LoRAs for the attention, for all layers, and one of a rank that is not low."""
+    """Models with LoRAs for the attention, for all layers, of a rank that is not low, and so low
+    beside the layers that many are small together.
+    """
     root = tmp_path_factory.mktemp("adapters")
     (root / "checkpoints").symlink_to(tiny_root / "checkpoints")
     (root / "loras").mkdir()
     store = ModelStore(ModelsFolder(root), torch.device("cpu"), 2**30)
     unet = load_checkpoint(store, TINY).model.unet
-    for name, word, rank in ((A, "attn", 2), (B, "", 1), (LARGE, "attn", MOST_RANK)):
+    for name, word, rank in (
+        (A, "attn", 2),
+        (B, "", 1),
+        (LARGE, "attn", MOST_RANK),
+        (LOW, "mid_block.resnets", 1),
+    ):
         save_file(lora_for(unet, word, rank), root / "loras" / name)
     return root
 
@@ -160,6 +167,13 @@ def test_many_that_are_not_low_together_are_merged(store: ModelStore, base: Chec
     counts = [len(applied(store, base.model.unet, ((A, 1.0),) * n).adapters) for n in range(12)]
     assert counts[:3] == [0, 1, 2]
     assert counts[-1] == 0
+
+
+def test_more_than_eight_are_merged_however_low_they_are(
+    store: ModelStore, base: Checkpoint
+) -> None:
+    counts = [len(applied(store, base.model.unet, ((LOW, 1.0),) * n).adapters) for n in range(12)]
+    assert counts == [*range(9), 0, 0, 0]
 
 
 def test_a_patched_unet_shares_the_adapters_of_the_base(

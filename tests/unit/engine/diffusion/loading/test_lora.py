@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.batch_limits import BatchLimits
-from engine.diffusion.context import Context
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.model import Model
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import UnetOptions
 from tests.support.engine.latents import all_latents_and_images
@@ -283,18 +277,3 @@ def test_a_file_that_fits_nothing_says_so(
         with_lora(
             store, "l.safetensors", networks_of(checkpoint), unet_strength=1.0, text_strength=1.0
         )
-
-
-def test_the_limits_that_remember_a_load_keep_no_model_in_memory(tmp_path: Path) -> None:
-    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 0)
-    context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
-    model = Model(nn.Linear(1, 1), 1.0)
-    works = [context.lora("a", model, None, model_strength=1, clip_strength=0) for _ in range(2)]
-    first, second = (next(work) for work in works)
-    assert first.key == second.key  # one load serves both
-    limits = BatchLimits(32)
-    with limits.measured(first.key, first.rows):
-        watched = weakref.ref(model.unet)
-    del model, works, first, second
-    gc.collect()
-    assert watched() is None
