@@ -98,11 +98,12 @@ class PatientReads:
         self, key: Hashable, function: Callable[[], T], *, ttl_s: float | None = None
     ) -> T:
         """The same, but ModelsUnavailable is raised also where it was read before."""
-        read_at, value = self._values.get(key, (float("-inf"), None))
-        if self._clock() - read_at < (self._ttl_s if ttl_s is None else ttl_s):
-            known: T = value
-            return known
+        ttl_s = self._ttl_s if ttl_s is None else ttl_s
         with self._lock:
+            read_at, value = self._values.get(key, (float("-inf"), None))
+            if self._clock() - read_at < ttl_s:
+                known: T = value
+                return known
             done = self._begin(key, function)
             wait_s = self._time_left_s()
         if not done.done() and wait_s > 0:
