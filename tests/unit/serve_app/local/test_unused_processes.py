@@ -19,10 +19,14 @@ def test_those_that_are_not_used_end_and_the_others_go_on(tmp_path: Path) -> Non
         for script in scripts:
             path = tmp_path / script
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("input()")
+            path.write_text("print(flush=True); input()")
             command = [sys.executable, "-u", str(path)]
-            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
             stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()  # only now is it sure to have its own command line
             started.append(psutil.Process(process.pid))
         end_unused_processes(started)
         assert [each.is_running() for each in started] == [False, False, True]

@@ -242,7 +242,9 @@ def test_jobs_with_different_loras_and_none_share_their_calls(root: Path) -> Non
     prompts = [drawing(loras, seed) for seed in (1, 2) for loras in MIXED]
     with unet_rows() as rows:
         together = all_latents_and_images(prompts, catalogue)
-    assert rows == [2 * len(prompts)] * 4
+    # Those that are ready first wait for nobody.
+    assert max(rows) == 2 * len(prompts)
+    assert sum(rows) == 4 * 2 * len(prompts)
     for prompt, (_, (image,)) in zip(prompts, together, strict=True):
         ((_, (alone,)),) = all_latents_and_images([prompt], catalogue)
         assert np.abs(image.astype(int) - alone.astype(int)).max() <= 1
