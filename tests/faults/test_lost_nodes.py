@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.dispatch.cluster import ActorDied, ActorLost
 from actors.dispatch.ray_actors import RayJobActor
+from events.job import Job
 from events.queue import QueueEntry
 
 pytestmark = pytest.mark.timeout(1200)
@@ -31,6 +32,12 @@ class Entry:
     token = "a-token"
 
 
+class LargeJob:
+    """It is not handed over with the call."""
+
+    log_bytes = 2**30
+
+
 @ray.remote(num_cpus=0, max_concurrency=10)
 class Worker:
     """Runs its job for longer than any test."""
@@ -38,7 +45,7 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
-    async def run(self, _job_id: str, _token: str) -> str:
+    async def run(self, _job_id: str, _token: str, _known: object) -> str:
         await asyncio.sleep(600)
         return "completed"
 
@@ -68,7 +75,7 @@ class Place:
         self.pid = ray.get(self._actor.pid.remote())
 
     async def run(self) -> None:
-        await RayJobActor(self._actor).run(cast("QueueEntry", Entry()))
+        await RayJobActor(self._actor).run(cast("QueueEntry", Entry()), cast("Job", LargeJob()))
 
     def lose_node(self) -> None:
         self._cluster.remove_node(self._node, allow_graceful=False)
