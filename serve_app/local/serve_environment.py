@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ _RAY_ENVIRONMENT = {
     # one that changes its network keeps it. On Linux it takes the machine's address by itself,
     # even where another is asked for.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # How often Serve's controller looks at everything, whether something happens or not.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
 }
 
 
@@ -39,7 +42,7 @@ def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int
         pass  # a replica shares its port with nobody, and takes the next one if it is taken
     for name, value in _RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # what an operator set stays
-    os.environ |= _haproxy(data_dir, metrics_port, stats_port)
+    os.environ |= _haproxy(data_dir, metrics_port, stats_port, settings.max_wait_s)
     os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
@@ -62,7 +65,9 @@ def haproxy_folder(data_dir: Path) -> Path:
     return (data_dir / "haproxy").absolute()
 
 
-def _haproxy(data_dir: Path, metrics_port: int, stats_port: int) -> dict[str, str]:
+def _haproxy(
+    data_dir: Path, metrics_port: int, stats_port: int, longest_wait_s: float
+) -> dict[str, str]:
     folder = haproxy_folder(data_dir)
     is_short = len(str(folder)) <= _LONGEST_SOCKET_FOLDER
     sockets = folder if is_short else temporary_folder(data_dir)
@@ -82,5 +87,6 @@ def _haproxy(data_dir: Path, metrics_port: int, stats_port: int) -> dict[str, st
         # One that hangs is asked no more after some three seconds.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "3",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        # It is replaced whenever a replica comes or goes, and then answers those who wait on it.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(longest_wait_s) + 10),
     }
