@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
+
+from examples.service import ROOT
 
 Graph: TypeAlias = dict[str, dict[str, Any]]
 
-CHECKPOINT = "darkroom-tiny.safetensors"
+_TINY = ROOT / "models" / "checkpoints" / "darkroom-tiny.safetensors"
+CHECKPOINT_FILE = Path(os.environ.get("BENCHMARK_CHECKPOINT") or _TINY)
+"""The tiny one by default; its configuration is the folder beside it that ends in `.config`."""
+CHECKPOINT = CHECKPOINT_FILE.name
 SIDE = 64
 STEPS = 20
 LORAS = tuple(f"benchmark-{number}.safetensors" for number in range(8))

@@ -1,4 +1,4 @@
-"""A models folder: the tiny checkpoint, LoRAs for it, and copies of it that nobody has read."""
+"""A models folder: the checkpoint, LoRAs for it, and copies of it that nobody has read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from benchmarks.harness.graphs import CHECKPOINT, LORAS
-from examples.service import ROOT
+from benchmarks.harness.graphs import CHECKPOINT, CHECKPOINT_FILE, LORAS
 
 _UNET = "model.diffusion_model."
 _RANK = 4
@@ -25,7 +24,7 @@ def make_models(folder: Path, *, copies: int = 0) -> None:
     checkpoints, loras = folder / "checkpoints", folder / "loras"
     checkpoints.mkdir(parents=True)
     loras.mkdir()
-    source = ROOT / "models" / "checkpoints" / CHECKPOINT
+    source = CHECKPOINT_FILE
     for name in (CHECKPOINT, *map(copy_name, range(copies))):
         shutil.copyfile(source, checkpoints / name)
         config = (checkpoints / name).with_suffix(".config")

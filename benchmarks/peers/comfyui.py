@@ -16,7 +16,10 @@ _POLL_S = 0.02
 
 
 def run_all(url: str, graphs: Sequence[Graph]) -> float:
-    """Seconds until it has run them all, which were submitted at once."""
+    """Seconds until it has run them all, which were submitted at once.
+
+    Raises RuntimeError if one fails.
+    """
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as client:
         began = time.perf_counter()
         ids = [
@@ -24,8 +27,10 @@ def run_all(url: str, graphs: Sequence[Graph]) -> float:
             for each in graphs
         ]
         for each in ids:
-            while not client.get(f"/history/{each}").json():
+            while not (entries := client.get(f"/history/{each}").json()):
                 time.sleep(_POLL_S)
+            if (status := entries[each]["status"])["status_str"] != "success":
+                raise RuntimeError(f"ComfyUI failed: {status['messages'][-1]}")
         return time.perf_counter() - began
 
 
