@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import pkgutil
 import sys
 import threading
@@ -238,14 +239,19 @@ class RoleProcess:
     reason, ends the process, and Serve makes a new one.
     """
 
-    def __init__(self, main: str, settings: Settings) -> None:
-        """`main`: import path of a coroutine function of the settings, `module:name`."""
+    def __init__(self, main: str, settings: bytes) -> None:
+        """`main`: import path of a coroutine function of the settings, `module:name`.
+
+        `settings`: pickled. Where Serve is given a configuration file, as by a RayService, it makes
+        a dict of every pydantic model among the arguments.
+        """
         set_up_logging()
         self._main = main
         threading.Thread(target=self._host, args=(settings,), name=main, daemon=True).start()
 
-    def _host(self, settings: Settings) -> None:
+    def _host(self, pickled: bytes) -> None:
         try:
+            settings: Settings = pickle.loads(pickled)
             asyncio.run(pkgutil.resolve_name(self._main)(settings))
         except BaseException:
             logger.exception("role ended", extra={"action": "role_end", "role": self._main})

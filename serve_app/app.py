@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -106,7 +107,7 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
     return DeploymentActorConfig(
         name=name,
         actor_class="actors.remote:RoleActor",
-        init_kwargs={"main": ROLES[name], "settings": settings},
+        init_kwargs={"main": ROLES[name], "settings": pickle.dumps(settings)},
         actor_options={"num_cpus": 0, "resources": CPU_NODE},
     )
 

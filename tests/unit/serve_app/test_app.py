@@ -1,9 +1,12 @@
 import asyncio
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from serve_app.app import build_asgi
+import pytest
+
+from serve_app.app import build, build_asgi
 from serve_app.replica import Replica
 from settings.settings import Settings
 
@@ -25,3 +28,17 @@ async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> Non
         may_end.set()
     assert addresses == ["127.0.0.1"]
     await busy
+
+
+def test_roles_get_their_settings_where_serve_reads_a_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then Serve makes a dict of each deployment's configuration, and of the models in it."""
+    monkeypatch.setenv("DARKROOM_SECRET", "x" * 32)
+    (roles,) = build({})._bound_deployment.init_args
+    dumped = roles._bound_deployment._deployment_config.model_dump()
+    assert dumped["deployment_actors"]
+    for actor in dumped["deployment_actors"]:
+        settings = pickle.loads(actor["init_kwargs"]["settings"])
+        assert isinstance(settings, Settings)
+        assert settings.stores.secret_bytes == b"x" * 32
