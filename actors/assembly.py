@@ -51,6 +51,7 @@ def open_bus(settings: LogSettings, name: str) -> Bus:
         name=name,
         replicas=settings.replicas,
         log_max_bytes=settings.max_bytes,
+        ca_file=settings.nats_ca_file,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
@@ -15,6 +16,9 @@ class LogSettings(Group):
 
     nats_url: SecretStr | None = Field(None, validation_alias="DARKROOM_NATS_URL")
     """The URL of NATS with JetStream; if unset, `darkroom up` starts a nats-server of its own."""
+    nats_ca_file: Path | None = Field(None, validation_alias="DARKROOM_NATS_CA_FILE")
+    """The file (PEM) of the authorities by which a NATS with TLS is checked, the same on every
+    node; if unset, those of the system."""
     max_bytes: PositiveInt = 2 * 1024**3
     """How large the event log may become when it is made. An event takes about 1 KB."""
     hot_s: NonNegativeFloat = 3600.0

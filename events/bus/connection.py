@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -59,9 +61,15 @@ class Connection:
         replicas: int = 1,
         log_max_bytes: int = -1,
         prepares_streams: bool = True,
+        ca_file: Path | None = None,
     ) -> None:
-        """With `prepares_streams` False the streams are taken as they are: nothing is made."""
+        """With `prepares_streams` False the streams are taken as they are: nothing is made.
+
+        `ca_file`: the authorities (PEM) that a server with TLS is checked by, and no others; None:
+        those of the system.
+        """
         self._url = url
+        self._ca_file = ca_file
         self._name = name
         self._prepares_streams = prepares_streams
         self._setup = StreamSetup(replicas=replicas, log_max_bytes=log_max_bytes)
@@ -112,9 +120,12 @@ class Connection:
             await pause(_WATCH_PERIOD_S)
 
     async def _connect(self, client: Client) -> None:
+        # Read each time: it may be renewed while the process runs.
+        tls = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None
         await client.connect(
             self._url,
             name=self._name,
+            tls=tls,
             pending_size=0,
             max_reconnect_attempts=-1,
             reconnect_time_wait=1,

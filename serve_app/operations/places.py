@@ -80,7 +80,12 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
 @asynccontextmanager
 async def open_bus(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Bus]:
     """The connection of a command; streams are taken as they are. Raises LogUnavailable."""
-    bus = Bus(_nats_url(log, stores), name="operator", prepares_streams=False)
+    bus = Bus(
+        _nats_url(log, stores),
+        name="operator",
+        prepares_streams=False,
+        ca_file=log.nats_ca_file,
+    )
     bus.start()
     try:
         with suppress(TimeoutError):
