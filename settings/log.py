@@ -15,7 +15,8 @@ class LogSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_LOG_")
 
     nats_url: SecretStr | None = Field(None, validation_alias="DARKROOM_NATS_URL")
-    """The URL of NATS with JetStream; if unset, `darkroom up` starts a nats-server of its own."""
+    """The URL of NATS with JetStream, or with commas those of several servers of one cluster; if
+    unset, `darkroom up` starts a nats-server of its own."""
     nats_ca_file: Path | None = Field(None, validation_alias="DARKROOM_NATS_CA_FILE")
     """The file (PEM) of the authorities by which a NATS with TLS is checked, the same on every
     node; if unset, those of the system."""

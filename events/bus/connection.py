@@ -65,6 +65,7 @@ class Connection:
     ) -> None:
         """With `prepares_streams` False the streams are taken as they are: nothing is made.
 
+        `url`: of one server, or with commas of several, of which any will do.
         `ca_file`: the authorities (PEM) that a server with TLS is checked by, and no others; None:
         those of the system.
         """
@@ -123,7 +124,7 @@ class Connection:
         # Read each time: it may be renewed while the process runs.
         tls = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None
         await client.connect(
-            self._url,
+            self._url.split(","),
             name=self._name,
             tls=tls,
             pending_size=0,
