@@ -1,4 +1,4 @@
-"""deploy/requirements.txt locks what the image installs: tested versions, with hashes."""
+"""deploy/requirements*.txt lock what the image installs: tested versions, with hashes."""
 
 import re
 import tomllib
@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 REQUIREMENTS = (ROOT / "deploy" / "requirements.txt").read_text()
+FOR_CPUS = (ROOT / "deploy" / "requirements-cpu.txt").read_text()
 
 REQUIREMENT = re.compile(r"([a-z0-9-]+)==([a-z0-9.]+)((?: --hash=sha256:[0-9a-f]{64})+)")
 """One line: name, public version (no build label such as +cpu), hashes."""
@@ -18,9 +19,9 @@ REQUIREMENT = re.compile(r"([a-z0-9-]+)==([a-z0-9.]+)((?: --hash=sha256:[0-9a-f]
 LEFT_OUT_OF_CONSTRAINTS = re.compile(r"nvidia-|cuda-|triton$|setuptools$")
 
 
-def requirement_lines() -> list[str]:
+def requirement_lines(text: str = REQUIREMENTS) -> list[str]:
     """The requirements, each on one line; comments and options are left out."""
-    joined = re.sub(r"\s*\\\n\s*", " ", REQUIREMENTS)
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
     return [line for line in joined.splitlines() if line and not line.startswith(("#", "--"))]
 
 
@@ -97,3 +98,16 @@ def test_only_wheels_are_installed_and_no_index_is_named() -> None:
 
 def test_no_url_is_named() -> None:
     assert "://" not in REQUIREMENTS
+
+
+def test_the_file_for_cpus_differs_in_torch_and_what_that_brings_for_gpus() -> None:
+    only_gpus = re.compile(r"nvidia-|cuda-|triton$")
+    both = {line for line in requirement_lines() if not only_gpus.match(line.split("==")[0])}
+    cpus = set(requirement_lines(FOR_CPUS))
+    torch = next(line for line in both if line.startswith("torch=="))
+    version = torch.split(" ")[0]
+    assert both - cpus == {torch}
+    (of_cpus,) = cpus - both
+    assert re.fullmatch(re.escape(version) + r"\+cpu( --hash=sha256:[0-9a-f]{64})+", of_cpus)
+    options = [line for line in FOR_CPUS.splitlines() if line.startswith("-")]
+    assert options == ["--only-binary :all:"]
