@@ -13,8 +13,12 @@ CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
-SUITES := tests/faults tests/hostile tests/skew
+SUITES := tests/faults tests/hostile tests/image tests/skew
 LIVE := tests/acceptance tests/integration
+# Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
+MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
+# Of `image`: cpu or cuda.
+DEVICE ?= cpu
 # Handed on to the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
 ARGS ?=
 # Of `faults`: the seconds under load, and what its schedule is derived from.
@@ -25,7 +29,7 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test faults skew hostile check docs format bench lock audit sbom clean
+.PHONY: help install demo up test faults skew hostile image check docs format bench lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -56,11 +60,17 @@ skew: $(INSTALLED) $(CHECKPOINT) ## run the release before this version beside i
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
 	$(BIN)/pytest -rs tests/hostile $(ARGS)
 
-check: $(INSTALLED) ## form, lint, types, layers
+image: $(INSTALLED) ## run the install steps of deploy/Dockerfile in a clean folder; DEVICE=cuda: for GPUs
+	DEVICE=$(DEVICE) $(BIN)/pytest -rs tests/image $(ARGS)
+
+check: $(INSTALLED) ## form, lint, types, layers, manifests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint deploy/Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/kubernetes-validate --strict --quiet --no-warn $(MANIFESTS)
 
 docs: $(DOCS_INSTALLED) ## build the documentation into site/; a broken link is an error
 	$(BIN)/python -m mkdocs build --strict
@@ -76,8 +86,13 @@ bench: $(INSTALLED) $(CHECKPOINT) ## measure the service in ten minutes; REPORTS
 	done
 
 # Build labels (+cpu) belong to one machine, and torch pins its CUDA wheels itself. The image's file
-# has those wheels too, from PyPI: uv reads no setting of pip that would put another build there.
-lock: ## write constraints.txt anew with the newest versions, and deploy/requirements.txt with hashes
+# has those wheels too, from PyPI: uv reads no setting of pip that would put another build there. The
+# file for CPUs has torch's own build, from its index.
+LOCKED := pip compile --quiet pyproject.toml --constraint constraints.txt \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	--generate-hashes --only-binary :all: --emit-build-options \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+lock: ## write constraints.txt anew with the newest versions, and deploy/requirements*.txt with hashes
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet '.[dev,docs]'
@@ -87,11 +102,11 @@ lock: ## write constraints.txt anew with the newest versions, and deploy/require
 	mv constraints.new constraints.txt
 	$(VENV)-lock/bin/pip install --quiet '$(UV)'
 	sed -n '/^#/p' deploy/requirements.txt > requirements.new
-	$(VENV)-lock/bin/uv pip compile --quiet pyproject.toml --constraint constraints.txt \
-		--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-		--generate-hashes --only-binary :all: --emit-build-options \
-		--no-header --no-annotate --no-emit-index-url --no-emit-find-links >> requirements.new
+	$(VENV)-lock/bin/uv $(LOCKED) >> requirements.new
 	mv requirements.new deploy/requirements.txt
+	sed -n '/^#/p' deploy/requirements-cpu.txt > requirements.new
+	$(VENV)-lock/bin/uv $(LOCKED) --torch-backend cpu >> requirements.new
+	mv requirements.new deploy/requirements-cpu.txt
 	rm -rf $(VENV)-lock
 
 # In an environment of its own: what it needs is nothing that Darkroom should depend on. Strict: a
