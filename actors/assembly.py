@@ -38,6 +38,7 @@ from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.log import LogSettings
 from settings.settings import Settings
+from settings.stores import StoreSettings
 from storage.images import ImageStore
 from storage.tokens import url_for
 
@@ -123,9 +124,14 @@ def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
         graph=settings.graph,
         log=settings.log,
         images_url=settings.stores.effective_images_url,
+        images_retry_s=settings.stores.images_retry_s,
         models_dir=settings.stores.models_dir,
         models_timeout_s=settings.stores.models_timeout_s,
     )
+
+
+def open_images(stores: StoreSettings) -> ImageStore:
+    return ImageStore(stores.effective_images_url, retry_s=stores.images_retry_s)
 
 
 def _models(config: EngineConfig | WorkerConfig) -> ModelsFolder:
@@ -191,7 +197,7 @@ async def connect_job_actor(
     runner = JobRunner(
         actor=actor,
         log=PersistentLog(messaging.log),
-        images=ImageStore(config.images_url),
+        images=ImageStore(config.images_url, retry_s=config.images_retry_s),
         engine=engine,
         plan=planner(catalogue, graph_limits, config.endpoint.checkpoint),
         report_progress=messaging.report_progress,

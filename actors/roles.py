@@ -15,6 +15,7 @@ from actors.assembly import (
     address_rule,
     connect,
     default_endpoint,
+    open_images,
     url_maker,
     worker_config,
 )
@@ -63,7 +64,7 @@ async def run_router(settings: Settings) -> None:
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     read_model = ReadModel(database)
-    archiving = open_archive(database, ImageStore(settings.stores.effective_images_url))
+    archiving = open_archive(database, open_images(settings.stores))
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     router = Router(
         events=messaging.routed_events,
@@ -95,7 +96,7 @@ async def run_results(settings: Settings) -> None:
         read_model=ReadModel(database),
         catch_up_period_s=settings.dispatch.requeue_period_s,
     )
-    images = ImageStore(settings.stores.effective_images_url)
+    images = open_images(settings.stores)
     async with asyncio.TaskGroup() as group:
         group.create_task(messaging.tell_log_size())
         group.create_task(results.run())
@@ -222,7 +223,7 @@ async def run_callbacks(settings: Settings) -> None:
     # Not prepared here: deliveries do not wait for a database.
     database = Database(settings.stores.effective_database_url)
     keys = ApiKeys(database)
-    archiving = open_archive(database, ImageStore(settings.stores.effective_images_url))
+    archiving = open_archive(database, open_images(settings.stores))
     # A job whose callback is asked for again may be in the archive.
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     callbacks = Callbacks(

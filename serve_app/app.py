@@ -26,6 +26,7 @@ from actors.assembly import (
     default_endpoint,
     open_bus,
     open_deliveries,
+    open_images,
     open_log,
     url_maker,
 )
@@ -55,7 +56,6 @@ from serve_app.role_holder import Roles
 from serve_app.services import Services
 from settings.settings import Settings
 from settings.stores import StoreSettings
-from storage.images import ImageStore
 
 CPU_NODE = {"darkroom_cpu": 0.001}
 """Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
@@ -167,7 +167,7 @@ def _services(
     sender: Sender,
 ) -> Services:
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
-    read_model, images = ReadModel(database), ImageStore(settings.stores.effective_images_url)
+    read_model, images = ReadModel(database), open_images(settings.stores)
     keys, secret, http = ApiKeys(database), settings.stores.secret_bytes, settings.http
     archiving = open_archive(database, images)
     return Services(

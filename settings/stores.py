@@ -30,6 +30,10 @@ class StoreSettings(Group):
     images_url: str | None = None
     """Where images are stored (`file:///…`, `s3://…`, `gs://…`, `az://…`); if unset, in the data
     folder."""
+    images_retry_s: PositiveFloat = 10.0
+    """For how long a request that an object store fails is made again, before HTTP answers 503 and
+    a job waits. One that it does not answer ends after 30 s, or what `AWS_TIMEOUT`,
+    `GOOGLE_TIMEOUT` or `AZURE_TIMEOUT` says (`10s`)."""
     secret: SecretStr | None = None
     """The secret from which ids, file tokens and webhook secrets are derived; if unset, one is
     generated into `<data>/secret`."""

@@ -39,6 +39,7 @@ class WorkerConfig:
     graph: GraphSettings
     log: LogSettings
     images_url: str
+    images_retry_s: float
     models_dir: Path
     models_timeout_s: float
     version: str = VERSION

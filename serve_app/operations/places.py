@@ -61,7 +61,7 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
     Raises LogUnavailable, DatabaseUnavailable.
     """
     async with open_bus(log, stores) as bus, open_database(stores) as database:
-        images = ImageStore(stores.effective_images_url)
+        images = ImageStore(stores.effective_images_url, retry_s=stores.images_retry_s)
         yield Places(
             log=log_contents(bus),
             deliveries=delivery_contents(bus),

@@ -22,6 +22,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_NATS_CA_FILE": (None, Path("/etc/darkroom/nats/ca.crt")),
     "DARKROOM_DATABASE_URL": (None, SecretStr("postgresql+asyncpg://db/darkroom")),
     "DARKROOM_IMAGES_URL": (None, "s3://images"),
+    "DARKROOM_IMAGES_RETRY_S": (10.0, 3.5),
     "DARKROOM_PUBLIC_URL": (None, "https://darkroom.example"),
     "DARKROOM_DOCS": (True, False),
     "DARKROOM_IMAGE_URL_TTL_S": (0.0, 3600.5),

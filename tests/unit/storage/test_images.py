@@ -1,4 +1,6 @@
+import asyncio
 import os
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -72,3 +74,21 @@ async def test_a_store_that_refuses_is_told_apart_from_a_missing_image(tmp_path:
     (tmp_path / "job").write_bytes(b"a file where a folder should be")
     with pytest.raises(ImageStoreUnavailable, match="could not store the image job/1"):
         await store.put("job/1/0.png", b"pixels")
+
+
+async def test_a_store_that_hangs_is_given_up_and_holds_up_no_other_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, may_end = ImageStore("memory://", retry_s=0.2), threading.Event()
+    monkeypatch.setattr(store, "_get", lambda *_: may_end.wait())
+    calls = [asyncio.create_task(store.get("a.png")) for _ in range(16)]
+    await asyncio.sleep(0)
+    try:
+        with pytest.raises(ImageStoreUnavailable, match="16 calls wait"):
+            await store.size("a.png")
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 5) == "free"
+    finally:
+        for call in calls:
+            call.cancel()
+        may_end.set()
+    await store.put("b.png", b"pixels")
