@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
+OUTSIDE_INSTALLED := $(VENV)/.installed-outside
 PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
@@ -13,7 +14,7 @@ CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
-SUITES := tests/faults tests/hostile tests/image tests/skew
+SUITES := tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
 # Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
 MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
@@ -29,7 +30,7 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test faults skew hostile image check docs format bench lock audit sbom clean
+.PHONY: help install demo up test faults skew hostile outside image check docs format bench lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -42,7 +43,7 @@ demo: $(INSTALLED) ## start everything, make pictures of both flavours, stop
 up: $(INSTALLED) ## run the service until Ctrl-C
 	$(BIN)/darkroom up $(ARGS)
 
-test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the next three, with the reason of each one skipped
+test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the suites below, with the reason of each one skipped
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
 		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%); first=$$?; \
@@ -59,6 +60,9 @@ skew: $(INSTALLED) $(CHECKPOINT) ## run the release before this version beside i
 
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
 	$(BIN)/pytest -rs tests/hostile $(ARGS)
+
+outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS servers away while they are used
+	$(BIN)/pytest -rs tests/outside $(ARGS)
 
 image: $(INSTALLED) ## run the install steps of deploy/Dockerfile in a clean folder; DEVICE=cuda: for GPUs
 	DEVICE=$(DEVICE) $(BIN)/pytest -rs tests/image $(ARGS)
@@ -95,7 +99,7 @@ LOCKED := pip compile --quiet pyproject.toml --constraint constraints.txt \
 lock: ## write constraints.txt anew with the newest versions, and deploy/requirements*.txt with hashes
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet '.[dev,docs]'
+	$(VENV)-lock/bin/pip install --quiet '.[dev,docs,outside]'
 	sed -n '/^#/p' constraints.txt > constraints.new
 	$(VENV)-lock/bin/pip freeze --exclude darkroom \
 		| sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)' >> constraints.new
@@ -135,6 +139,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 # Beside the rest, since the pages of settings, events and routes come from the code itself.
 $(DOCS_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	touch $@
+
+# Beside the rest, since servers are large.
+$(OUTSIDE_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,outside]'
 	touch $@
 
 # Only the script makes the checkpoint stale; a new environment does not.

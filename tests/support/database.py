@@ -39,8 +39,8 @@ class Postgres:
     """A server of our own on a unix socket. It refuses to run as root, so then `nobody` runs it."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
-        self._programs = programs
-        self._folder = folder
+        self.programs = programs
+        self.folder = folder
         self._account: dict[str, Any] = {}
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
@@ -48,32 +48,55 @@ class Postgres:
             self._account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def make(self) -> None:
-        data = self._folder / "data"
+        data = self.folder / "data"
         self._run("initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8")
 
     def start(self) -> None:
-        data = self._folder / "data"
-        options = f"-c listen_addresses='' -c fsync=off -k {self._folder}"
-        log = self._folder / "log"
+        data = self.folder / "data"
+        options = f"-c listen_addresses='' -c fsync=off -k {self.folder}"
+        log = self.folder / "log"
         self._run("pg_ctl", "start", "--wait", "-D", data, "-l", log, "-o", options)
 
     def stop(self) -> None:
-        self._run("pg_ctl", "stop", "--wait", "-D", self._folder / "data", "-m", "immediate")
+        """As a crash does. Nothing happens if it does not run."""
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self._run("pg_ctl", "stop", "--wait", "-D", self.folder / "data", "-m", "immediate")
+
+    def copy(self, primary: Postgres) -> None:
+        """Instead of `make`: a standby of the other one."""
+        options = ("-D", self.folder / "data", "--write-recovery-conf", "--no-sync", "-c", "fast")
+        self._run("pg_basebackup", "-h", primary.folder, "-U", "postgres", *options)
+
+    def wait_for_copies(self) -> None:
+        """From now on a commit is answered once a standby has it."""
+        self.query("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.query("SELECT pg_reload_conf()")
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "promote", "--wait", "-D", self.folder / "data")
+
+    def query(self, statement: str) -> None:
+        options = ("-h", self.folder, "-U", "postgres", "-d", "postgres")
+        self._run("psql", *options, "-v", "ON_ERROR_STOP=1", "-c", statement)
 
     def new_database(self) -> str:
         """URL of an empty database."""
         name = f"test_{uuid4().hex}"
-        self._run("createdb", "-h", self._folder, "-U", "postgres", name)
-        return f"postgresql+asyncpg://postgres@/{name}?host={self._folder}"
+        self._run("createdb", "-h", self.folder, "-U", "postgres", name)
+        return f"postgresql+asyncpg://postgres@/{name}?host={self.folder}"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / ".s.PGSQL.5432"
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         # Not the folder of the tests, which `nobody` may be unable to enter. Not a pipe: the
         # server inherits it, and reading it would last as long as the server.
-        with (self._folder / f"{program}.log").open("wb") as output:
+        with (self.folder / f"{program}.log").open("wb") as output:
             subprocess.run(
-                [self._programs / program, *arguments],
+                [self.programs / program, *arguments],
                 check=True,
-                cwd=self._folder,
+                cwd=self.folder,
                 stdout=output,
                 stderr=output,
                 timeout=60,

@@ -63,6 +63,9 @@ class Cluster:
     servers: list[Server]
     ca_file: Path
 
+    def named(self, name: str) -> Server:
+        return next(server for server in self.servers if server.name == name)
+
     def url(self, user: str) -> str:
         password = PASSWORDS[f"NATS_{user.upper()}_PASSWORD"]
         hosts = [f"localhost:{server.client_port}" for server in self.servers]
