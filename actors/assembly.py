@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
 
 from actors.callbacks.own_addresses import interface_addresses, own_services
 from actors.worker.attempt import AttemptLimits, ReportProgress
@@ -22,6 +23,7 @@ from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions, UnetOptions
 from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer
+from events.bus.endpoint_status import answer_status
 from events.bus.health import tell_log_size
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter
@@ -68,6 +70,11 @@ def open_deliveries(bus: Bus) -> JetStreamLog:
     return JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
 
 
+StatusOf: TypeAlias = Callable[[str], Awaitable[Mapping[str, Any] | None]]
+"""What is known of an endpoint; None where somebody else knows more."""
+AnswerStatus: TypeAlias = Callable[[StatusOf], Coroutine[None, None, None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Messaging:
     """The logs and the queues, as one process reaches them over one connection."""
@@ -81,6 +88,8 @@ class Messaging:
     report_progress: ReportProgress
     connected: Callable[[], Awaitable[None]]
     """Returns once there is a connection and the streams are there."""
+    answer_status: AnswerStatus
+    """Answers what is asked about endpoints, until cancelled."""
     tell_log_size: Callable[[], Coroutine[None, None, None]]
     """Says, once it is connected, where the log has another size than the settings."""
 
@@ -97,6 +106,7 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         routed_events=JetStreamConsumer(bus, router_consumer()),
         report_progress=ProgressReporter(bus).report,
         connected=bus.wait_connected,
+        answer_status=partial(answer_status, bus),
         tell_log_size=partial(tell_log_size, bus, configured=settings.max_bytes),
     )
 

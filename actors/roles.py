@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
@@ -27,7 +28,6 @@ from actors.callbacks.sender import Sender
 from actors.dispatch.cluster import Cluster
 from actors.dispatch.dispatcher import Dispatcher
 from actors.dispatch.endpoint import EndpointDispatcher
-from actors.dispatch.gone_endpoints import GoneEndpoints
 from actors.dispatch.names import worker_prefix
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.ray_calls import RayCalls
@@ -35,6 +35,10 @@ from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
 from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slots import SlotNumbers
+from actors.endpoints.deleted_endpoints import DeletedEndpoints
+from actors.endpoints.gone_endpoints import GoneEndpoints
+from actors.endpoints.pace import Pace
+from actors.endpoints.status import EndpointStatus
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
@@ -45,6 +49,7 @@ from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
 from events.log import JobWriter
 from events.persistent_log import PersistentLog
+from events.queue import JobQueue
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
@@ -158,41 +163,62 @@ async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None
     """`open_cluster`: where workers of a config run; if it is not given, in Ray."""
     messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
-    writer = JobWriter(PersistentLog(messaging.log))
+    queue, writer = messaging.queue, JobWriter(PersistentLog(messaging.log))
     endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
-    running_jobs = RunningJobs(settings.owners)
     open_cluster = open_cluster or _in_ray(settings)
-
-    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
-        return EndpointDispatcher(
-            endpoint,
-            queue=messaging.queue,
-            writer=writer,
-            pool=_worker_pool(settings, endpoint, open_cluster),
-            running_jobs=running_jobs,
-            hold_renew_s=settings.workers.lease_s / 3,
-            max_dispatch_failures=settings.dispatch.max_dispatch_failures,
-            deadlines_period_s=settings.dispatch.deadlines_period_s,
-        )
-
+    any_cluster = open_cluster(worker_config(settings, default))
+    period_s = settings.dispatch.endpoints_period_s
     dispatcher = Dispatcher(
         holder=_holder(),
         leases=Leases(database),
         endpoints=endpoints,
         default_endpoint=default,
-        open_endpoint=open_endpoint,
+        open_endpoint=_open_endpoint(settings, queue, writer, open_cluster),
+        deleted_endpoints=DeletedEndpoints(
+            endpoints=endpoints,
+            queue=queue,
+            writer=writer,
+            cluster=any_cluster,
+            period_s=period_s,
+        ),
         gone_endpoints=GoneEndpoints(
             endpoints=endpoints,
-            queue=messaging.queue,
+            queue=queue,
             writer=writer,
-            cluster=open_cluster(worker_config(settings, default)),
+            cluster=any_cluster,
             grace_s=settings.dispatch.endpoint_gone_s,
         ),
         lease_s=settings.dispatch.dispatcher_lease_s,
-        period_s=settings.dispatch.endpoints_period_s,
+        period_s=period_s,
     )
     await messaging.connected()
-    await dispatcher.run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(dispatcher.run())
+        group.create_task(messaging.answer_status(dispatcher.status))
+
+
+def _open_endpoint(
+    settings: Settings, queue: JobQueue, writer: JobWriter, open_cluster: OpenCluster
+) -> Callable[[Endpoint], EndpointDispatcher]:
+    """What makes the dispatcher of an endpoint, again after each change of its row."""
+    running_jobs, paces = RunningJobs(settings.owners), defaultdict[str, Pace](Pace)
+
+    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
+        pool = _worker_pool(settings, endpoint, open_cluster)
+        pace = paces[endpoint.id]
+        return EndpointDispatcher(
+            endpoint,
+            queue=queue,
+            writer=writer,
+            pool=pool,
+            running_jobs=running_jobs,
+            status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
+            hold_renew_s=settings.workers.lease_s / 3,
+            max_dispatch_failures=settings.dispatch.max_dispatch_failures,
+            deadlines_period_s=settings.dispatch.deadlines_period_s,
+        )
+
+    return open_endpoint
 
 
 def _in_ray(settings: Settings) -> OpenCluster:

@@ -95,7 +95,7 @@ class Engine:
         """Import torch, open the device and start the thread. This takes some seconds."""
         from engine.diffusion.device import Device
 
-        self._device = Device(self._models, self._options, self._limits)
+        self._device = Device(self._models, self._options)
         self._batcher.limits = BatchLimits(self._max_rows, self._device.memory_probe)
         self._batcher.free_memory = self._device.free_memory
         self._thread = threading.Thread(target=self._loop, name="device", daemon=True)
@@ -119,6 +119,7 @@ class Engine:
         on_active: OnActive = ignore_active,
         on_joined: Callable[[], None] = lambda: None,
         max_untaken: int = 0,
+        limits: Limits | None = None,
     ) -> Run:
         """Start a run of a graph. Any thread may call this; it never waits for the device.
 
@@ -129,11 +130,15 @@ class Engine:
         `on_joined` is called, on the device thread, and again for each run that starts beside it.
         `input_files` has the bytes of each file that the graph reads. `on_active` is called on the
         device thread, too; see `OnActive`. While a run has `max_untaken` results that were not
-        taken by `Run.take_result`, no node of it starts; 0 is any number. Raises EngineError once
-        the engine has stopped.
+        taken by `Run.take_result`, no node of it starts; 0 is any number. `limits` hold for it in
+        the place of the engine's. Raises EngineError once the engine has stopped.
         """
         run = self._new_run(
-            graph, on_event=on_event, first_index=first_index, max_untaken=max_untaken
+            graph,
+            limits or self._limits,
+            on_event,
+            first_index=first_index,
+            max_untaken=max_untaken,
         )
         with self._submit_lock:
             if self._stopped.is_set():
@@ -235,7 +240,7 @@ class Engine:
         self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_alone: bool
     ) -> None:
         assert self._device is not None
-        context = self._device.context(on_steps=run.report_steps, input_files=input_files)
+        context = self._device.context(run.limits, run.report_steps, input_files)
         move = self._batcher.activity.move
         execution = execute(
             run.graph,
@@ -243,7 +248,7 @@ class Engine:
             on_output=run.report_images,
             on_node=move,
             is_full=lambda: run.is_full,
-            meter=Meter(run.graph, self._limits),
+            meter=Meter(run.graph, run.limits),
         )
         member = Member(
             execution, lambda error: self._end(run, error), is_alone, on_active, run.stages

@@ -35,7 +35,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """The error of one field of a diffusion request."""
+    """The error of one field of a request."""
 
     type: str
     message: str
@@ -80,7 +80,7 @@ class GraphInvalid(EngineError):
 
 
 class ParametersInvalid(EngineError):
-    """The diffusion request is invalid. Of many bad fields it has the first `SHOWN_FIELDS`."""
+    """Fields of a request are invalid. Of many bad ones it has the first `SHOWN_FIELDS`."""
 
     def __init__(self, fields: tuple[FieldError, ...], count: int | None = None) -> None:
         """`count`: how many fields are bad; None if `fields` are all."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from engine.errors import EngineError
 from engine.graph.graph import Graph
+from engine.graph.limits import Limits
 from engine.reports import (
     EngineEvent,
     Errored,
@@ -28,8 +29,9 @@ class Run:
     def __init__(
         self,
         graph: Graph,
-        *,
+        limits: Limits,
         on_event: OnEvent,
+        *,
         on_cancel: Callable[[Run], None],
         on_take: Callable[[Run], None],
         first_index: Mapping[str, int] | None = None,
@@ -38,6 +40,8 @@ class Run:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.graph = graph
+        self.limits = limits
+        """Those that it is held to."""
         self.untaken = 0
         """How many results are reported and not taken. The device thread changes it."""
         self.stages = StageClock()

@@ -43,7 +43,7 @@ class Start:
 
     actor: str
     max_attempts: int
-    """How many attempts may be charged to the job."""
+    """How many attempts may be charged to a job whose endpoint does not say it."""
     max_attempts_total: int
     """How many may fail that the job was not spared, charged or not."""
     now: datetime
@@ -83,6 +83,13 @@ class FailDispatch:
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     """The service cannot handle the job, whoever runs it."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """End a job that waits for an attempt: its endpoint is removed."""
 
     message: str
 
@@ -136,6 +143,7 @@ OpenJobCommand = (
     | FailAttempt
     | FailDispatch
     | GiveUp
+    | Dismiss
     | Complete
     | Cancel
     | ConfirmCancel
@@ -175,11 +183,13 @@ def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
             return _start(command, job)
         case Expire(now=now, why=why):
             message = timed_out_message(job) + (f" {why}" if why else "")
-            return (Failed(message=message),) if now >= job.deadline else ()
+            return (Failed(message=message),) if now >= job.due_at else ()
         case FailDispatch():
             return _fail_dispatch(command, job)
         case Cancel():
             return _cancel(job)
+        case Dismiss(message=message):
+            return () if job.is_attempted else (_dead_letter(GiveUp(message)),)
         case GiveUp() | Quarantine():
             return (_dead_letter(command),)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
@@ -198,11 +208,13 @@ def _dead_letter(command: GiveUp | Quarantine) -> Failed:
 
 
 def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
-    if command.now >= job.deadline:
+    if command.now >= job.due_at:
         return (Failed(message=timed_out_message(job)),)
     job = after_break_off(job)
     counted = job.attempts - job.spared_attempts
-    if job.charged_attempts >= command.max_attempts or counted >= command.max_attempts_total:
+    terms = job.submitted.terms
+    most = (terms and terms.max_attempts) or command.max_attempts
+    if job.charged_attempts >= most or counted >= command.max_attempts_total:
         return (Failed(message=_gave_up_message(job)),)
     exclusive: Literal[True] | None = True if job.is_suspect else None
     return (Started(attempt=job.attempts + 1, actor=command.actor, exclusive=exclusive),)

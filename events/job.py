@@ -71,6 +71,14 @@ class Job:
         return self.submitted_at + timedelta(seconds=self.submitted.deadline_s)
 
     @property
+    def due_at(self) -> datetime:
+        """When it is given up where it waits now: for its first attempt it may have less time."""
+        terms = self.submitted.terms
+        if self.attempts or terms is None or terms.queue_timeout_s is None:
+            return self.deadline
+        return min(self.deadline, self.submitted_at + timedelta(seconds=terms.queue_timeout_s))
+
+    @property
     def result_bytes(self) -> int:
         """What its files take in the image store; before its end the most that they may take."""
         stored = sum(image.size_bytes for image in self.images)
@@ -256,4 +264,7 @@ def _charged(job: Job, blame: Blame | None) -> Job:
 
 
 def timed_out_message(job: Job) -> str:
+    if job.due_at < job.deadline:
+        waited_s = (job.due_at - job.submitted_at).total_seconds()
+        return f"Timed out: the job did not start within {waited_s:g} s."
     return f"Timed out: the job did not end within {job.submitted.deadline_s:g} s."

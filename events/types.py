@@ -69,6 +69,22 @@ class InputFile(BaseModel):
     height: int | None = None
 
 
+class Terms(BaseModel):
+    """What its endpoint took when the job was accepted. A later change holds for later jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    max_pixels: int
+    """Width x height x batch."""
+    max_steps: int
+    max_cost: float
+    """Megapixel-steps; 0 is any number."""
+    max_attempts: int | None = None
+    """How many attempts may be charged to it; None: as the settings of its worker have it."""
+    queue_timeout_s: float | None = None
+    """Seconds after the submission at which it is given up if no attempt has begun."""
+
+
 def sizes_of(files: Mapping[str, InputFile] | None) -> dict[str, tuple[int, int]]:
     """Width and height of the files by their names, as far as they were recorded."""
     return {
@@ -104,6 +120,8 @@ class Submitted(JobEvent):
     """None where the version that accepted it knew no costs."""
     retry_of: str | None = None
     """Id of the failed job that this one repeats: an administrator submitted it again."""
+    terms: Terms | None = None
+    """None where the version that accepted it recorded none: then those of its worker hold."""
 
 
 class Started(JobEvent):

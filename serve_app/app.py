@@ -13,6 +13,7 @@ import pickle
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -39,6 +40,7 @@ from actors.roles import ROLES
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from events.bus.bus import Bus
+from events.bus.endpoint_status import ask_status
 from events.bus.health import JetStreamHealth
 from events.bus.progress import ProgressBoard
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
@@ -173,11 +175,11 @@ def _services(
     return Services(
         http_settings=http,
         graph_settings=settings.graph,
-        endpoint_settings=settings.default_endpoint,
         dispatch_settings=settings.dispatch,
         key_settings=settings.keys,
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
+        default_endpoint=default_endpoint(settings.default_endpoint),
         secret=secret,
         url_for=url_maker(settings),
         read_model=read_model,
@@ -195,6 +197,7 @@ def _services(
         callback_queue=JetStreamCallbackQueue(bus),
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
+        endpoint_status=partial(ask_status, bus),
         progress=progress.get,
     )
 

@@ -50,4 +50,5 @@ READ = Depends(Requires(Scope.READ))
 GenerateKey = Annotated[ApiKey, Depends(Requires(Scope.GENERATE))]
 ReadKey = Annotated[ApiKey, READ]
 CancelKey = Annotated[ApiKey, Depends(Requires(Scope.CANCEL))]
+EndpointsKey = Annotated[ApiKey, Depends(Requires(Scope.ENDPOINTS))]
 AdminKey = Annotated[ApiKey, Depends(Requires(Scope.ADMIN))]

@@ -47,7 +47,11 @@ from events.errors import (
 )
 from serve_app.refusals import (
     CallbackHostForbidden,
+    EndpointChanged,
+    EndpointDraining,
+    EndpointExists,
     EndpointForbidden,
+    EndpointNotDeletable,
     EndpointNotFound,
     IdempotencyConflict,
     InvalidImage,
@@ -65,6 +69,7 @@ from serve_app.refusals import (
     RateExceeded,
     ScopeMissing,
     TooManyBytes,
+    TooManyEndpoints,
     TooManyLogBytes,
     TooManyOpenJobs,
     TooManyResultBytes,
@@ -133,21 +138,10 @@ class _Plain:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, error: Exception) -> ApiError:
-        return ApiError(
-            self.status, self.type, str(error), extra_info=self.extra_info, headers=self.headers
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Later:
-    """Answers an error by its own message, and says when to try again."""
-
-    status: int
-    type: str
-
-    def __call__(self, error: TryLater) -> ApiError:
-        headers = retry_after(error.retry_after_s)
-        return ApiError(self.status, self.type, str(error), headers=headers)
+        """One that passes says when to try again."""
+        headers = retry_after(error.retry_after_s) if isinstance(error, TryLater) else self.headers
+        message, more = str(error), self.extra_info
+        return ApiError(self.status, self.type, message, extra_info=more, headers=headers)
 
 
 def _too_much_uploaded(error: TooManyUploadBytes) -> ApiError:
@@ -252,6 +246,9 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     IdempotencyConflict: _Plain(409, "idempotency_conflict"),
     JobNotResubmittable: _Plain(409, "job_not_resubmittable"),
     KeyNotRotatable: _Plain(409, "key_not_rotatable"),
+    EndpointExists: _Plain(409, "endpoint_exists"),
+    EndpointChanged: _Plain(409, "endpoint_changed"),
+    EndpointNotDeletable: _Plain(409, "endpoint_not_deletable"),
     # what is not there
     HTTPException: _routing,
     EndpointNotFound: _NOT_FOUND,
@@ -260,14 +257,16 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     HistoryGone: lambda _error: not_found("There is no such job."),
     ImageNotFound: lambda _error: not_found("There is no such file."),
     # what passes
-    RateExceeded: _Later(429, "rate_exceeded"),
-    TooManyOpenJobs: _Later(429, "too_many_open_jobs"),
-    TooManyWaits: _Later(429, "too_many_waits"),
+    RateExceeded: _Plain(429, "rate_exceeded"),
+    TooManyOpenJobs: _Plain(429, "too_many_open_jobs"),
+    TooManyWaits: _Plain(429, "too_many_waits"),
     TooManyLogBytes: _too_much_kept("too_many_log_bytes"),
     TooManyResultBytes: _too_much_kept("too_many_result_bytes"),
-    QueueFull: _Later(429, "queue_full"),
-    NoTurn: _Later(503, "busy"),
-    NameServerUnavailable: _Later(503, "unavailable"),
+    QueueFull: _Plain(429, "queue_full"),
+    TooManyEndpoints: _Plain(429, "too_many_endpoints"),
+    EndpointDraining: _Plain(503, "endpoint_draining"),
+    NoTurn: _Plain(503, "busy"),
+    NameServerUnavailable: _Plain(503, "unavailable"),
     **dict.fromkeys((ArchiveBusy, DatabaseUnavailable, LogUnavailable), _UNAVAILABLE),
     **dict.fromkeys((ModelsUnavailable, ReadTimeout), _UNAVAILABLE),
     JobOfLaterVersion: _Plain(503, "unavailable", retry_after(10)),

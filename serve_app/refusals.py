@@ -7,7 +7,10 @@ RequestRefused
 │   ├── ScopeMissing            the key lacks the scope of the route
 │   ├── EndpointForbidden       the key may not use this endpoint
 │   └── CallbackHostForbidden   the key may not call this host back
-├── EndpointNotFound
+├── EndpointNotFound        also for one of another owner
+├── EndpointExists
+├── EndpointChanged         it has another revision than the caller said
+├── EndpointNotDeletable    the default endpoint
 ├── JobNotFound             also for a job of another owner
 ├── JobNotResubmittable     the job has not failed
 ├── KeyNotFound
@@ -26,6 +29,8 @@ RequestRefused
     │   ├── TooManyLogBytes
     │   └── TooManyResultBytes
     ├── QueueFull
+    ├── EndpointDraining    it takes no jobs now
+    ├── TooManyEndpoints    of the owner, or in all
     ├── NoTurn              other bodies are being read or checked
     └── NameServerUnavailable
 """
@@ -70,6 +75,20 @@ class CallbackHostForbidden(KeyRefused):
 
 class EndpointNotFound(RequestRefused):
     """There is no such endpoint."""
+
+
+class EndpointExists(RequestRefused):
+    """There is an endpoint of this id. Choose another one, or change that (PATCH)."""
+
+
+class EndpointChanged(RequestRefused):
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"The endpoint is at revision {revision} now. Read it again.")
+        self.revision = revision
+
+
+class EndpointNotDeletable(RequestRefused):
+    """The default endpoint cannot be deleted. Drain it: PATCH with `draining`."""
 
 
 class JobNotFound(RequestRefused):
@@ -181,8 +200,21 @@ class TooManyResultBytes(TooManyBytes):
 
 
 class QueueFull(TryLater):
+    def __init__(self, endpoint_id: str, *, retry_after_s: int) -> None:
+        message = f"The queue of endpoint {endpoint_id} is full."
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class EndpointDraining(TryLater):
     def __init__(self, endpoint_id: str) -> None:
-        super().__init__(f"The queue of endpoint {endpoint_id} is full.", retry_after_s=5)
+        message = f"The endpoint {endpoint_id} is being drained and takes no jobs now."
+        super().__init__(message, retry_after_s=60)
+
+
+class TooManyEndpoints(TryLater):
+    def __init__(self, whose: str, max_endpoints: int) -> None:
+        message = f"{whose} may have {max_endpoints} endpoints. Delete one that is not needed."
+        super().__init__(message, retry_after_s=60)
 
 
 class NoTurn(TryLater):

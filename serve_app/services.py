@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.graph.catalogue import Catalogue
 from events.archive.history import History
@@ -13,11 +13,10 @@ from events.callback_address import AddressRule, Resolve
 from events.log import EventLog, JobWriter
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
-from events.store.records import ApiKey
+from events.store.records import ApiKey, Endpoint
 from events.types import CallbackAttempted
 from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings
-from settings.endpoint import EndpointSettings
 from settings.graph import GraphSettings
 from settings.http import HttpSettings
 from settings.keys import KeySettings, OwnerSettings
@@ -47,11 +46,12 @@ class LogHealth(Protocol):
 class Services:
     http_settings: HttpSettings
     graph_settings: GraphSettings
-    endpoint_settings: EndpointSettings
     dispatch_settings: DispatchSettings
     key_settings: KeySettings
     owner_settings: OwnerSettings
     callback_settings: CallbackSettings
+    default_endpoint: Endpoint
+    """As the settings have it; its row may have been given something else."""
     secret: bytes
     """Key of ids, file tokens and webhook secrets."""
     url_for: UrlFor
@@ -72,6 +72,8 @@ class Services:
     send_sample: Callable[[str, ApiKey], Awaitable[CallbackAttempted]]
     """Sends a sample callback to an address. Raises AddressNotAllowed."""
     health: LogHealth
+    endpoint_status: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]]
+    """What the dispatcher of an endpoint says of it; None where none answers."""
     progress: Callable[[str], float | None]
     """Part of a running job's steps that is done, 0..1; None where nothing was heard of it."""
 

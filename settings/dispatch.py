@@ -9,6 +9,9 @@ from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
 
+LONGEST_DRAIN_S = 86400.0
+"""The longest that an endpoint that is deleted may work off its jobs."""
+
 
 class DispatchSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
@@ -43,10 +46,19 @@ class DispatchSettings(Group):
     come up either."""
     worker_retry_longest_s: PositiveFloat = 600.0
     """The longest pause before a worker is opened again."""
+    worker_replace_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long a worker that replaces one, because its endpoint was changed, waits for room before
+    the old one makes room for it."""
     dispatcher_lease_s: PositiveFloat = 6.0
     """How long a dispatcher may be silent before another one takes over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
+    max_endpoints: Annotated[int, Field(ge=0)] = 12
+    """How many endpoints there may be in all, with the default one; 0 is any number. Each takes 64
+    consumers of NATS, which has 1000 unless it is set up otherwise."""
+    endpoint_drain_s: Annotated[float, Field(ge=0, le=LONGEST_DRAIN_S)] = 300.0
+    """How long an endpoint that is deleted works off the jobs that it has, unless the request says
+    it; then those that still wait fail."""
     endpoint_gone_s: PositiveFloat = 60.0
     """How long after the row of an endpoint is gone its jobs fail and its workers are closed, in
     case the row comes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -37,6 +38,9 @@ class EndpointSettings(Group):
     channels_last: bool = False
     """Whether the UNets of the default endpoint keep their channels innermost, which suits a
     GPU's tensor cores."""
+    file: Path | None = Field(None, validation_alias="DARKROOM_ENDPOINTS_FILE")
+    """A YAML file that says which endpoints there are to be and what they are given. It is applied
+    at each start, and where it has not changed since, what was changed otherwise stays."""
     compiler: str | None = None
     """The backend of torch.compile for the UNets of the default endpoint (`inductor`); if unset,
     they are not compiled."""

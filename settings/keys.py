@@ -56,6 +56,16 @@ class OwnerSettings(Group):
     """How many jobs of an owner may wait or run; 0 is any number."""
     max_running_jobs: Annotated[int, Field(ge=0)] = 0
     """How many jobs of an owner may run at once, on all endpoints; 0 is any number."""
+    max_endpoints: Annotated[int, Field(ge=0)] = 2
+    """How many endpoints an owner may make; 0 is any number."""
+    max_endpoint_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    """How many GPUs the workers of all endpoints of an owner may take together, at their largest
+    numbers; 0 is any number."""
+    max_endpoint_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
+    """How many CPUs they may take; 0 is any number."""
+    may_keep_workers: bool = False
+    """Whether an endpoint of an owner may have workers while nobody uses it: `min_workers` above 0,
+    or idle for longer than `DARKROOM_WORKER_IDLE_S`."""
     max_waits: Annotated[int, Field(ge=0)] = 512
     """How many requests of an owner may wait for a result at the same time in one HTTP process; 0
     is any number."""

@@ -123,7 +123,7 @@ class Deadlines:
             raise
         except Exception:  # noqa: BLE001 - whatever its events hold
             return None
-        return None if job is None or job.end is not None else job.deadline
+        return None if job is None or job.end is not None else job.due_at
 
     async def _look_at(self, stretch: _Stretch) -> datetime | None:
         """End what is due there. When to look again, if at all."""
@@ -172,7 +172,7 @@ class Deadlines:
         if job is not None:
             job = (await self._writer.execute(Expire(self._now(), self._why()), job)).job
         if job is not None and job.end is None:
-            return max(job.deadline, self._now() + _LOOK_AGAIN)
+            return max(job.due_at, self._now() + _LOOK_AGAIN)
         await self._queue.remove(self._endpoint, entry.lane, entry.job_id)
         return None
 

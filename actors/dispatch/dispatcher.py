@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from actors.dispatch.endpoint import EndpointDispatcher
-from actors.dispatch.gone_endpoints import GoneEndpoints
+from actors.endpoints.deleted_endpoints import DeletedEndpoints
+from actors.endpoints.gone_endpoints import GoneEndpoints
 from events.errors import DatabaseUnavailable
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases
@@ -35,21 +37,24 @@ class Dispatcher:
         endpoints: Endpoints,
         default_endpoint: Endpoint,
         open_endpoint: Callable[[Endpoint], EndpointDispatcher],
+        deleted_endpoints: DeletedEndpoints,
         gone_endpoints: GoneEndpoints,
         lease_s: float,
         period_s: float,
     ) -> None:
-        """`default_endpoint`: from the settings, which win over its row at every start.
+        """`default_endpoint`: from the settings, which its row follows at every start, but for what
+        it was given.
 
-        `gone_endpoints`: what becomes of endpoints that have no row any more.
+        `deleted_endpoints`, `gone_endpoints`: what becomes of endpoints that are to go, and of
+        those that have no row any more.
         """
         self._holder = holder
         self._leases = leases
         self._endpoints = endpoints
         self._default_endpoint = default_endpoint
         self._open_endpoint = open_endpoint
-        self._gone_endpoints = gone_endpoints
-        self._removing: asyncio.Task[None] | None = None
+        self._removals = (deleted_endpoints, gone_endpoints)
+        self._removing: list[asyncio.Task[None]] = []
         self._lease_s = lease_s
         self._period_s = period_s
         self._lease_until = 0.0
@@ -68,6 +73,14 @@ class Dispatcher:
         finally:
             await self._stop_all()
 
+    async def status(self, endpoint_id: str) -> Mapping[str, Any] | None:
+        """What is known of an endpoint (`EndpointStatus.tell`); None where it is not ours.
+
+        Raises LogUnavailable, ReadTimeout.
+        """
+        found = self._running.get(endpoint_id)
+        return None if found is None else await found[0].status.tell()
+
     async def _has_lease(self) -> bool:
         """While the database is not available, a lease that has not run out is still held."""
         asked_at = time.monotonic()
@@ -81,7 +94,7 @@ class Dispatcher:
     async def _follow_rows(self) -> None:
         try:
             if not self._default_is_put:
-                await self._endpoints.put(self._default_endpoint)
+                await self._endpoints.settle(self._default_endpoint)
                 self._default_is_put = True
             rows = {endpoint.id: endpoint for endpoint in await self._endpoints.all()}
             # Before anything is made for them: it is found by this once the row is removed.
@@ -99,14 +112,14 @@ class Dispatcher:
                 dispatcher = self._open_endpoint(endpoint)
                 task = asyncio.create_task(dispatcher.run(), name=endpoint_id)
                 self._running[endpoint_id] = (dispatcher, task)
-        if self._removing is None:
-            self._removing = asyncio.create_task(self._gone_endpoints.run())
+        if not self._removing:
+            self._removing = [asyncio.create_task(each.run()) for each in self._removals]
 
     async def _stop_all(self) -> None:
-        if self._removing is not None:
-            self._removing.cancel()
-            await asyncio.gather(self._removing, return_exceptions=True)
-            self._removing = None
+        for task in self._removing:
+            task.cancel()
+        await asyncio.gather(*self._removing, return_exceptions=True)
+        self._removing = []
         for endpoint_id in list(self._running):
             await self._stop(endpoint_id)
 

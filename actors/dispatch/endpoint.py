@@ -14,6 +14,7 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
+from actors.endpoints.status import EndpointStatus
 from actors.job_error import end_job
 from actors.worker.job import RunOutcome
 from actors.worker.plan import checkpoint_of
@@ -64,12 +65,14 @@ class EndpointDispatcher:
         writer: JobWriter,
         pool: WorkerPool,
         running_jobs: RunningJobs,
+        status: EndpointStatus,
         hold_renew_s: float,
         max_dispatch_failures: int,
         deadlines_period_s: float,
     ) -> None:
         """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints."""
         self.endpoint = endpoint
+        self.status = status
         self._queue = queue
         self._writer = writer
         self._pool = pool
@@ -242,6 +245,8 @@ class EndpointDispatcher:
             return  # Its actor hung and was replaced; the job came again, perhaps to this slot.
         if outcome is RunOutcome.RETRY:
             worker.mark_unready()
+        elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:
+            self.status.note_end()
         if death is not None:
             await self._give_back(held, worker, slot, death)
             if slot.entry is not held.entry:

@@ -4,6 +4,8 @@ worker:<endpoint>:<digest>:<index>           a placement group
 worker:<endpoint>:<digest>:<index>:engine    its engine
 worker:<endpoint>:<digest>:<index>:standby   the process that takes the place of a dead engine
 worker:<endpoint>:<digest>:<index>:job:<n>   the job actor of a slot
+
+A digest is `<release>-<make>`, see `WorkerConfig`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,13 @@ def endpoint_of(worker: str) -> str:
 def worker_prefix(config: WorkerConfig) -> str:
     """How the names of all workers begin that are made from this config, and of no others."""
     return f"{endpoint_prefix(config.endpoint.id)}{config.digest()}:"
+
+
+def release_of(prefix: str) -> str:
+    """How the names begin of all workers of that endpoint that run the same program by the same
+    settings, whatever else their endpoint has them made from; `prefix` of those made one way.
+    """
+    return prefix[: prefix.rindex("-") + 1]
 
 
 def worker_name(prefix: str, index: int) -> str:

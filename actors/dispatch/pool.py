@@ -7,9 +7,11 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from actors.dispatch.cluster import ActorUnavailable, Cluster
-from actors.dispatch.names import endpoint_prefix, index_of, worker_name
+from actors.dispatch.names import endpoint_prefix, index_of, release_of, worker_name
+from actors.dispatch.rollout import Rollout, Step
 from actors.dispatch.slot import Slot
 from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Pauses, Startup
@@ -103,6 +105,19 @@ class WorkerPool:
         said = self._last_trouble or next(filter(None, troubles), "none is open")
         return f"No worker got ready: {said}."
 
+    def told(self) -> list[dict[str, Any]]:
+        """The workers, as JSON has them."""
+        return [
+            {
+                "state": worker.state,
+                "is_current": not self._is_old(worker),
+                "running": worker.slots.busy,
+                "checkpoints": sorted(worker.checkpoints),
+                "trouble": worker.startup.trouble,
+            }
+            for _, worker in sorted(self._workers.items())
+        ]
+
     async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
         """Open and close workers, until cancelled; then those that are open stay as they are.
 
@@ -113,10 +128,12 @@ class WorkerPool:
             while True:
                 wanted = self._wanted(await demand())
                 self._open_needed(wanted)
+                self._replace_next(wanted)
                 try:
                     await self._close_failed()
                     await self._close_unwanted(wanted)
-                    await self._close_surplus()
+                    await self._close_surplus(wanted)
+                    await self._close_leaving()
                     await self._close_stale()
                 except ActorUnavailable as error:
                     logger.warning("cluster is away", extra={**_KEEP, "error": str(error)})
@@ -127,28 +144,52 @@ class WorkerPool:
             await asyncio.gather(*self._keeping.values(), return_exceptions=True)
 
     async def _take_over(self) -> None:
-        """A predecessor's workers that are made alike are ours now."""
+        """A predecessor's workers are ours now. Those that its endpoint had made otherwise run the
+        same jobs, and are replaced one by one.
+        """
         for name in await self._cluster.workers(self._prefix):
-            self._open(index_of(name))
+            self._open(index_of(name), name)
+        for name in await self._cluster.workers(release_of(self._prefix)):
+            if index_of(name) not in self._workers:
+                self._open(index_of(name), name)
+
+    def _is_old(self, worker: Worker) -> bool:
+        """It is made otherwise than one would be made now."""
+        return not worker.name.startswith(self._prefix)
 
     def _wanted(self, demand: int) -> int:
         """At once as many as the jobs would fill: each pending group asks for a node of its own."""
         endpoint, unknown = self._endpoint, self._slots.most_of(self._slots.expected)
         known = [worker.slots.most for worker in self._workers.values() if worker.is_ready]
         filled = math.ceil(demand / max(known, default=unknown))
-        return max(min(filled, endpoint.max_workers), endpoint.min_workers)
+        least = 0 if endpoint.draining else endpoint.min_workers
+        return max(min(filled, endpoint.max_workers), least)
 
     def _open_needed(self, wanted: int) -> None:
         """One that was given up is not replaced by another one before its pause is over."""
-        places = [index for index in range(wanted) if index not in self._workers]
         missing = max(wanted - len(self._workers), 0)
-        for index in places[:missing]:
+        for index in self._free_places(missing):
             if self._pauses.is_over(index):
-                self._open(index)
+                self._open(index, worker_name(self._prefix, index))
 
-    def _open(self, index: int) -> None:
+    def _free_places(self, most: int) -> list[int]:
+        """The first indexes that no worker has."""
+        indexes = range(len(self._workers) + most)
+        return [index for index in indexes if index not in self._workers][:most]
+
+    def _replace_next(self, wanted: int) -> None:
+        """Go on with the replacement of workers that are made otherwise than they would be now."""
+        old = [worker for worker in self._workers.values() if self._is_old(worker)]
+        rollout = Rollout(old, [each for each in self._workers.values() if each not in old])
+        step = rollout.step(wanted, room_wait_s=self._settings.worker_replace_s)
+        if step is Step.LEAVE:
+            rollout.leaves_next.is_leaving = True
+        elif step is Step.OPEN:
+            self._open_needed(len(self._workers) + 1)
+
+    def _open(self, index: int, name: str) -> None:
         worker = Worker(
-            worker_name(self._prefix, index),
+            name,
             cluster=self._cluster,
             slots=self._slots,
             jobs_per_actor=self._settings.jobs_per_actor,
@@ -189,7 +230,8 @@ class WorkerPool:
             if not worker.is_ready and not worker.is_busy
         ]
         starting.sort(key=lambda index: (self._workers[index].startup.is_placed, -index))
-        unwanted = starting[: max(len(self._workers) - wanted, 0)]
+        is_replacing = any(map(self._is_old, self._workers.values()))
+        unwanted = starting[: max(len(self._workers) - wanted - is_replacing, 0)]
         for index, worker in list(self._workers.items()):
             if index not in unwanted:
                 worker.unwanted_since = None
@@ -198,17 +240,26 @@ class WorkerPool:
             elif now - worker.unwanted_since > self._settings.worker_unwanted_s:
                 await self._close(index)
 
-    async def _close_surplus(self) -> None:
-        now = time.monotonic()
+    async def _close_surplus(self, wanted: int) -> None:
+        """Those that idle longer than they may; at once where nothing more is to come."""
+        endpoint, now = self._endpoint, time.monotonic()
+        idle_s = self._settings.worker_idle_s
+        if endpoint.idle_timeout_s is not None:
+            idle_s = endpoint.idle_timeout_s
+        if endpoint.draining:
+            idle_s = 0.0 if not wanted else math.inf
+        least = 0 if endpoint.draining else endpoint.min_workers
         for index, worker in sorted(self._workers.items(), reverse=True):
             if (task := self._keeping[index]).done():
                 task.result()
             if not worker.is_ready or worker.is_busy:
                 worker.idle_since = now
-            elif (
-                len(self._workers) > self._endpoint.min_workers
-                and now - worker.idle_since > self._settings.worker_idle_s
-            ):
+            elif len(self._workers) > least and now - worker.idle_since > idle_s:
+                await self._close(index)
+
+    async def _close_leaving(self) -> None:
+        for index, worker in list(self._workers.items()):
+            if worker.is_leaving and not worker.is_busy:
                 await self._close(index)
 
     async def _close(self, index: int, *, has_failed: bool = False) -> None:
@@ -219,7 +270,7 @@ class WorkerPool:
         logger.info("closed", extra={"action": "worker_close", "worker": worker.name})
 
     async def _close_stale(self) -> None:
-        """Workers that are made otherwise than ours go once what they run has ended."""
+        """Workers of another program or other settings go once what they run has ended."""
         ours = {worker.name for worker in self._workers.values()}
         for name in await self._cluster.workers(endpoint_prefix(self._endpoint.id)):
             if name not in ours and await self._cluster.is_idle(name):

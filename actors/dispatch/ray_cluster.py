@@ -66,8 +66,10 @@ class RayCluster:
         self._config = config
         self._run = calls.run
         self._groups: dict[str, PlacementGroup] = {}
-        self._gpus: dict[str, float] = {}
-        """Of each worker, as it was placed: its cluster may have got other nodes since."""
+        self._bundles: dict[str, Mapping[str, float]] = {}
+        """What each worker takes, as it was placed: its cluster may have got other nodes since, and
+        its endpoint other values.
+        """
         self._failed_on: dict[str, str] = {}
         """The node on which a worker did not come up the last time."""
 
@@ -75,12 +77,11 @@ class RayCluster:
         group = await self._run(lambda: self._find_or_make_group(worker))
         await _wait_for_room(group, worker)
         self._groups[worker] = group
-        [bundle] = await self._run(lambda: group.bundle_specs)
-        self._gpus[worker] = float(bundle.get("GPU", 0.0))
-        return self._gpus[worker]
+        [self._bundles[worker]] = await self._run(lambda: group.bundle_specs)
+        return self._gpus(worker)
 
     async def engine(self, worker: str) -> EngineActor:
-        cpus, gpus = self._config.endpoint.cpus, self._gpus[worker]
+        cpus, gpus = float(self._bundles[worker].get("CPU", 0.0)), self._gpus(worker)
         options = self._engine_options(worker, engine_name(worker), cpus=cpus, gpus=gpus)
         make = EngineProcessActor.options(**options).remote
         device = self._device(worker)
@@ -120,7 +121,10 @@ class RayCluster:
         }
 
     def _device(self, worker: str) -> str:
-        return "auto" if self._gpus[worker] else "cpu"
+        return "auto" if self._gpus(worker) else "cpu"
+
+    def _gpus(self, worker: str) -> float:
+        return float(self._bundles[worker].get("GPU", 0.0))
 
     async def slots(self, worker: str) -> list[int]:
         names = filter(is_slot_name, await self._run(partial(_actors_of, worker)))
@@ -161,7 +165,7 @@ class RayCluster:
             self._failed_on[worker] = node
         for name in await self._run(partial(_actors_of, worker)):
             await self.kill(name)
-        self._gpus.pop(worker, None)
+        self._bundles.pop(worker, None)
         self._groups.pop(worker, None)
         await self._run(partial(_remove_group, worker))
 
@@ -174,21 +178,23 @@ class RayCluster:
         try:
             group: PlacementGroup = get_placement_group(worker)
         except ValueError:
-            gpus = self._gpus_of_a_worker()
-            bundle = {"CPU": self._config.endpoint.cpus} | ({"GPU": gpus} if gpus else {})
+            endpoint, gpus = self._config.endpoint, self._gpus_of_a_worker()
+            bundle = {"CPU": endpoint.cpus} | ({"GPU": gpus} if gpus else {})
+            bundle |= endpoint.resources or {}
             group = placement_group(
                 [bundle],
                 strategy="STRICT_PACK",  # the target counts for no other
                 name=worker,
                 lifetime="detached",
                 _soft_target_node_id=self._other_node(worker, bundle),
+                bundle_label_selector=[dict(endpoint.labels)] if endpoint.labels else None,
             )
         return group
 
     def _other_node(self, worker: str, bundle: Mapping[str, float]) -> str | None:
         """One that is large enough, and not that on which the worker did not come up."""
-        if (failed_on := self._failed_on.get(worker)) is None:
-            return None
+        if (failed_on := self._failed_on.get(worker)) is None or self._config.endpoint.labels:
+            return None  # which nodes have the labels, Ray knows
         nodes = [
             node["NodeID"]
             for node in ray.nodes()

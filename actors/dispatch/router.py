@@ -160,7 +160,7 @@ class Router:
 
     async def _add(self, job: Job) -> None:
         submitted = job.submitted
-        await self._queue.add(submitted.endpoint, submitted.lane, job.id, deadline=job.deadline)
+        await self._queue.add(submitted.endpoint, submitted.lane, job.id, deadline=job.due_at)
 
     async def _requeue(self) -> None:
         """Puts back jobs that lost their entry: the queue can always be built again."""

@@ -72,7 +72,12 @@ class Slots:
 
     @property
     def is_busy(self) -> bool:
-        return self._count(SlotState.BUSY) > 0
+        return self.busy > 0
+
+    @property
+    def busy(self) -> int:
+        """How many run jobs."""
+        return self._count(SlotState.BUSY)
 
     def idle(self) -> Slot | None:
         """The one for the next job."""

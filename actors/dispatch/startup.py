@@ -45,6 +45,11 @@ class Startup:
             return None
         return self._error or "its engine has not answered yet"
 
+    @property
+    def waits_for_room_s(self) -> float:
+        """How long the cluster has had no room for it now; 0 once it has its place."""
+        return 0.0 if self.is_placed else self._clock() - self._waits_since
+
     def waits_for_room(self) -> None:
         self.is_placed = False
         self._waits_since = self._clock()

@@ -59,6 +59,8 @@ class Worker:
         self.is_ready = False
         """Whether its engine answers. If it does not, the worker is given no job."""
         self.idle_since = time.monotonic()
+        self.is_leaving = False
+        """It gets no more jobs, and is closed once it runs none."""
         self.unwanted_since: float | None = None
         """Since when it is not ready, and no job needs it."""
         self.startup = startup
@@ -89,11 +91,16 @@ class Worker:
     def is_busy(self) -> bool:
         return self.slots.is_busy
 
+    @property
+    def state(self) -> str:
+        """`leaving`, `ready`, or `starting`: also again, after a loss of its engine."""
+        return "leaving" if self.is_leaving else "ready" if self.is_ready else "starting"
+
     def idle_slot(self) -> Slot | None:
-        return self.slots.idle() if self.is_ready else None
+        return self.slots.idle() if self.is_ready and not self.is_leaving else None
 
     def free_slots(self) -> int:
-        return self.slots.free() if self.is_ready else 0
+        return self.slots.free() if self.is_ready and not self.is_leaving else 0
 
     def mark_unready(self) -> None:
         """An attempt failed by the engine: no further job until the engine has answered again."""

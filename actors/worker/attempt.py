@@ -165,6 +165,7 @@ class Attempt:
             input_sizes=sizes_of(self._job.submitted.input_files),
             is_alone=bool(self._job.submitted.alone),
             is_exclusive=self._job.is_exclusive,
+            limits=plan.limits,
         )
         async with aclosing(self._engine.run(order)) as events:
             async for event in events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from events.store.records import Endpoint
@@ -28,7 +28,8 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """A worker that was made from another value is replaced, so nothing else belongs here.
+    """A worker that was made from another value is replaced, so nothing else belongs here. Of its
+    endpoint that is `make` alone.
 
     Its one secret is the URL of NATS, which job actors write to.
     """
@@ -56,6 +57,18 @@ class WorkerConfig:
         )
 
     def digest(self) -> str:
-        """Of every value, the one that `repr` hides too."""
+        """Names how a worker is made: by `release`, and by its endpoint's `make`."""
+        return f"{self.release()}-{_digest(repr(self.endpoint.make()))}"
+
+    def release(self) -> str:
+        """Of every value that is not its endpoint's, the one that `repr` hides too.
+
+        Workers that share it run the same jobs alike, however their endpoint has them made.
+        """
         nats_url = self.log.nats_url.get_secret_value() if self.log.nats_url else ""
-        return hashlib.blake2b(f"{self!r} {nats_url}".encode(), digest_size=4).hexdigest()
+        rest = replace(self, endpoint=Endpoint(self.endpoint.id))
+        return _digest(f"{rest!r} {nats_url}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

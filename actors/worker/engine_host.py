@@ -45,6 +45,8 @@ class Order:
     """It shares no device call with other jobs."""
     is_exclusive: bool = False
     """It shares the engine with no other job."""
+    limits: Limits | None = None
+    """None: those of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class EngineHost:
                 is_exclusive=order.is_exclusive,
                 on_active=set_active,
                 on_joined=mark.note_joined,
+                limits=order.limits,
                 max_untaken=_MAX_UNTAKEN,
             )
         except EngineError as error:
@@ -182,7 +185,8 @@ class EngineHost:
 
     def _graph(self, order: Order) -> Graph:
         files, sizes = order.input_files, order.input_sizes
-        return validate(order.prompt, self._catalogue, self._limits, files, sizes=sizes)
+        limits = order.limits or self._limits
+        return validate(order.prompt, self._catalogue, limits, files, sizes=sizes)
 
     def cancel(self, job_id: str, attempt: int) -> bool | None:
         """End a run. Whether the device had worked for it; None if it is not known any more."""

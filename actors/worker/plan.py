@@ -26,6 +26,8 @@ class Plan:
     first_index: Mapping[str, int] | None
     """Index of each output node's first image; None: counted in the graph's order."""
     extra_pnginfo: Mapping[str, Any]
+    limits: Limits | None = None
+    """Those that the job was accepted within; None: those of the engine."""
     describe: Callable[[int], str] | None = None
     """The WebUI's text for the image of that index, in the flavour that is its own."""
     is_bare: bool = False
@@ -37,20 +39,22 @@ def planner(
 ) -> Callable[[Job], Plan]:
     """A function from job to plan. It raises EngineError if the request does not hold (any more):
     what is on the log may be older than the checks of today.
+
+    `limits`: of a job that does not say what its endpoint took when it was accepted.
     """
 
     def plan(job: Job) -> Plan:
         return replace(plan_of(job), is_bare=bool(job.submitted.bare))
 
     def plan_of(job: Job) -> Plan:
-        request = job.submitted.request
+        request, own = job.submitted.request, _limits_of(job, limits)
         if job.submitted.flavour is Flavour.WORKFLOW:
-            return Plan(request.get("prompt"), None, pnginfo_of(request.get("extra_data")))
+            return Plan(request.get("prompt"), None, pnginfo_of(request.get("extra_data")), own)
         parameters = parse_parameters(request)
         compiled = compile_parameters(
             parameters,
             catalogue,
-            limits,
+            own,
             default_checkpoint=default_checkpoint,
             skip=frozenset(image.index for image in job.images),
         )
@@ -58,10 +62,23 @@ def planner(
             compiled.prompt,
             compiled.first_index,
             {},
+            own,
             describe=lambda index: infotext(parameters, compiled, index, version=VERSION),
         )
 
     return plan
+
+
+def _limits_of(job: Job, limits: Limits) -> Limits:
+    terms = job.submitted.terms
+    if terms is None:
+        return limits
+    return replace(
+        limits,
+        max_pixels=terms.max_pixels,
+        max_steps=terms.max_steps,
+        max_cost=terms.max_cost,
+    )
 
 
 def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:

@@ -18,11 +18,10 @@ from engine.options import DeviceOptions
 
 
 class Device:
-    """The device of one engine. `limits` apply to the images and latents that nodes make."""
+    """The device of one engine."""
 
-    def __init__(self, models: ModelsFolder, options: DeviceOptions, limits: Limits) -> None:
+    def __init__(self, models: ModelsFolder, options: DeviceOptions) -> None:
         self._options = options
-        self._limits = limits
         self._device = device = _find(options.device)
         self.memory_probe = memory_probe_of(device)
         self._store = ModelStore(
@@ -58,14 +57,17 @@ class Device:
             yield
 
     def context(
-        self, *, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
+        self, limits: Limits, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
     ) -> Context:
-        """The access of one run to the device; `on_steps` gets the number of new sampler steps."""
+        """The access of one run to the device; `on_steps` gets the number of new sampler steps.
+
+        `limits` apply to the images and latents that its nodes make.
+        """
         return Context(
             self._store,
             on_steps=on_steps,
             input_files=input_files,
-            limits=self._limits,
+            limits=limits,
             step_seed_offset=self._options.step_seed_offset,
         )
 

@@ -37,6 +37,13 @@ class Catalogue:
         snapshot._names = cache(self._names)
         return snapshot
 
+    def only(self, checkpoints: Collection[str]) -> Catalogue:
+        """The same catalogue, in which these checkpoints alone may be chosen."""
+        view = copy(self)
+        view.models = self.models.only(checkpoints)
+        view._names = view.models.names
+        return view
+
     def node(self, class_type: str) -> NodeType | None:
         """The node type of that name, or None."""
         return self._node_types.get(class_type)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +51,14 @@ class ModelsFolder:
         self._root = Path(root)
         self.reads = PatientReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
         """Through which whatever lies in the folder is read by threads that must not hang."""
+        self._checkpoints: frozenset[str] | None = None
+        """Those that are listed; None: all."""
+
+    def only(self, checkpoints: Collection[str]) -> ModelsFolder:
+        """The same folder, of whose checkpoints these alone are listed."""
+        view = copy(self)
+        view._checkpoints = frozenset(checkpoints)
+        return view
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The models of a kind ("checkpoints", "loras", ...), sorted."""
@@ -62,7 +71,7 @@ class ModelsFolder:
         """
         known: Mapping[str, Path] = self.reads.last(("listing", kind)) or {}
         path = known.get(name)
-        if path is not None and self._is_there(path):
+        if path is not None and self._lists(kind, name) and self._is_there(path):
             # The device thread asks so, and must not wait for a large folder to be read.
             return path
         path = self._listing(kind).get(name)
@@ -88,7 +97,15 @@ class ModelsFolder:
         return True  # as it was listed
 
     def _listing(self, kind: str) -> Mapping[str, Path]:
-        return self.reads.read(("listing", kind), partial(_read_listing, self._root, kind))
+        listing: Mapping[str, Path] = self.reads.read(
+            ("listing", kind), partial(_read_listing, self._root, kind)
+        )
+        if kind != CHECKPOINTS or self._checkpoints is None:
+            return listing
+        return {name: path for name, path in listing.items() if self._lists(kind, name)}
+
+    def _lists(self, kind: str, name: str) -> bool:
+        return kind != CHECKPOINTS or self._checkpoints is None or name in self._checkpoints
 
 
 def _read_listing(root: Path, kind: str) -> dict[str, Path]:

@@ -9,6 +9,7 @@
 | `DELIVERIES` | `deliveries.<p>.<job_id>`            | the events of each delivery              |
 | `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
 | (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
+| (core NATS)  | `endpoints.status.<endpoint>`        | asks how an endpoint is; never stored   |
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ CANARY = "CANARY"
 REPUBLISH_FROM = "jobs.*.*"
 REPUBLISH_TO = "events.{{wildcard(1)}}.{{wildcard(2)}}"
 PROGRESS_WILDCARD = "progress.*"
+STATUS_WILDCARD = "endpoints.status.*"
 DUE_WILDCARD = "callbacks.due.*"
 SCHEDULED_WILDCARD = "callbacks.scheduled.*"
 
@@ -113,6 +115,15 @@ def scheduled_subject(job_id: str) -> str:
 
 def progress_subject(job_id: str) -> str:
     return f"progress.{job_id}"
+
+
+def status_subject(endpoint: str) -> str:
+    return f"endpoints.status.{endpoint}"
+
+
+def endpoint_in(subject: str) -> str:
+    """Which one a question is about."""
+    return subject.rpartition(".")[2]
 
 
 def job_id_in(subject: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -16,6 +17,7 @@ class Scope(StrEnum):
     GENERATE = "generate"
     READ = "read"
     CANCEL = "cancel"
+    ENDPOINTS = "endpoints"
     ADMIN = "admin"
 
 
@@ -89,18 +91,34 @@ class KeptBytes:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A self-service inference deployment: which model, on what, how many at once."""
+    """A self-service inference deployment: which models, on what, how many at once."""
 
     id: str
+    owner: str | None = None
+    """Whose jobs alone it takes; None: those of every owner."""
     checkpoint: str | None = None
-    """Default checkpoint of the diffusion flavour; None: the first of the models folder."""
+    """Default checkpoint of the diffusion flavour; None: the first of those that it allows."""
+    checkpoints: tuple[str, ...] | None = None
+    """Those that its jobs may use; None: all of the models folder."""
     gpus: float | None = None
     """Of one worker; None: one if the cluster has any."""
     cpus: float = 1.0
+    resources: Mapping[str, float] | None = None
+    """Resources of Ray that one worker takes besides."""
+    labels: Mapping[str, str] | None = None
+    """Labels of Ray that the node of a worker must have, with its operators (`in(a,b)`, `!a`)."""
     min_workers: int = 1
     max_workers: int = 1
     jobs_per_worker: int = 0
     """At the same time; 0: as many as suit its device."""
+    idle_timeout_s: float | None = None
+    """How long a worker above the minimum may be idle; None: as the settings have it."""
+    job_timeout_s: float | None = None
+    """From the submission of a job to its end; None: as the settings have it."""
+    queue_timeout_s: float | None = None
+    """From the submission of a job to its first attempt; None: as long as the job may take."""
+    max_attempts: int | None = None
+    """How many attempts may be charged to a job; None: as the settings have it."""
     max_queued: int = 10_000
     max_pixels: int = 2**24
     """Width x height x batch of one job."""
@@ -113,6 +131,10 @@ class Endpoint:
     """UNets with their channels innermost."""
     compiler: str | None = None
     """Backend of torch.compile for UNets; None: they are not compiled."""
+    draining: bool = False
+    """It takes no more jobs, and keeps no worker that has none."""
+    ends_at: datetime | None = None
+    """When the jobs end that still wait for it; then it is removed. None: it stays."""
 
     def limits(self, settings: GraphSettings) -> dict[str, Any]:
         """The keywords of the engine's `Limits`, for the edge and the workers alike."""
@@ -131,6 +153,25 @@ class Endpoint:
             "max_merged_models": settings.max_merged_models,
             "max_outputs": settings.max_outputs,
         }
+
+    def make(self) -> tuple[object, ...]:
+        """What its workers are made from: a change of anything else leaves them as they are."""
+        asked = [sorted((each or {}).items()) for each in (self.resources, self.labels)]
+        unets = (self.precision or "auto", bool(self.channels_last), self.compiler)
+        return (self.gpus, self.cpus, *asked, *unets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEndpoint:
+    """An endpoint with what its row knows of it."""
+
+    endpoint: Endpoint
+    revision: int = 1
+    """One more with each change."""
+    given: frozenset[str] = frozenset()
+    """The members that somebody gave it. The default endpoint has the others from the settings."""
+    applied: str | None = None
+    """Digest of what the endpoints file said of it when that was last applied."""
 
 
 @dataclass(frozen=True, slots=True)

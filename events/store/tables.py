@@ -191,6 +191,20 @@ ENDPOINTS = _table(
     sa.Column("channels_last", sa.Boolean),
     sa.Column("compiler", sa.String),
     sa.Column("max_cost", sa.Double),
+    sa.Column("owner", sa.String),
+    sa.Column("checkpoints", sa.JSON(none_as_null=True)),
+    sa.Column("resources", sa.JSON(none_as_null=True)),
+    sa.Column("labels", sa.JSON(none_as_null=True)),
+    sa.Column("idle_timeout_s", sa.Double),
+    sa.Column("job_timeout_s", sa.Double),
+    sa.Column("queue_timeout_s", sa.Double),
+    sa.Column("max_attempts", sa.Integer),
+    sa.Column("draining", sa.Boolean),
+    sa.Column("ends_at", UtcDateTime),
+    # Of the row itself; None in one that an older version wrote: 1, none, none.
+    sa.Column("revision", sa.BigInteger),
+    sa.Column("given", sa.JSON(none_as_null=True)),
+    sa.Column("applied", sa.String),
 )
 
 # Endpoints that had a row once. One that is here and has none was removed; where neither is, the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,7 +12,7 @@ from engine.errors import EngineError
 from engine.graph.cost import Cost
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
-from events.ids import ENDPOINT_ID, derived_id, lane_of, new_id
+from events.ids import derived_id, lane_of, new_id
 from events.job import Job
 from events.job_cost import JobCost
 from events.store.records import Endpoint
@@ -26,11 +25,11 @@ from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.kept_bytes import OwnedBytes
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
 from serve_app.access.permissions import require_endpoint
-from serve_app.access.ttl_cache import TtlCache
 from serve_app.access.unprojected import NoteStored
 from serve_app.checks import Checks
+from serve_app.endpoints.used import UsedEndpoints, job_timeout_s, terms_of
 from serve_app.job_state import current_job, ended_job
-from serve_app.refusals import EndpointNotFound, IdempotencyConflict, QueueFull, RequestRefused
+from serve_app.refusals import IdempotencyConflict, RequestRefused
 from serve_app.services import Services
 
 logger = logging.getLogger(__name__)
@@ -56,9 +55,7 @@ class Acceptance:
         self._callbacks = CallbackCheck(
             services.address_rule, services.resolve, timeout_s=resolve_timeout_s
         )
-        self._endpoints = TtlCache(
-            services.endpoints.get, ttl_s=services.dispatch_settings.endpoints_period_s
-        )
+        self.endpoints = UsedEndpoints(services)
         self.open_jobs = OpenJobs(
             services.read_model.usage,
             max_of_owner=services.owner_settings.max_open_jobs,
@@ -113,14 +110,14 @@ class Acceptance:
     async def _check(self, request: GenerateRequest) -> Submitted:
         services = self._services
         require_endpoint(request.key, request.endpoint)
-        endpoint = await self._endpoint(request.endpoint)
+        endpoint = await self.endpoints.for_job(request.endpoint, request.key)
         if request.callback_url is not None:
             await self._callbacks.require_allowed(request.callback_url, request.key)
         checker = checker_for(
             endpoint,
             services.catalogue,
             services.graph_settings,
-            default_checkpoint=services.endpoint_settings.checkpoint,
+            default_checkpoint=services.default_endpoint.checkpoint,
             max_cost=request.key.limits.max_cost or 0.0,
         )
         run = partial(self._checks.run, request.key.owner, is_quick=request.is_quick_to_check)
@@ -144,24 +141,19 @@ class Acceptance:
             fingerprint=request.fingerprint,
             images=checked.images,
             callback_url=request.callback_url,
-            deadline_s=services.dispatch_settings.job_timeout_s,
+            deadline_s=job_timeout_s(endpoint, services.dispatch_settings),
             input_files=input_files,
             alone=request.alone or None,
             bare=True if request.key.limits.embed_metadata is False else None,
             cost=_recorded(checked.cost),
+            terms=terms_of(endpoint, services.graph_settings),
         )
-
-    async def _endpoint(self, id: str) -> Endpoint:
-        endpoint = await self._endpoints.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
-        if endpoint is None:
-            raise EndpointNotFound
-        return endpoint
 
     async def _require_room(self, endpoint: Endpoint) -> None:
         """Raises QueueFull, LogFull, and LogUnavailable where neither limit can be kept."""
         services = self._services
-        if await services.queue.depth(endpoint.id) >= endpoint.max_queued:
-            raise QueueFull(endpoint.id)
+        if (queued := await services.queue.depth(endpoint.id)) >= endpoint.max_queued:
+            raise await self.endpoints.queue_full(endpoint, queued)
         if await services.health.fill() >= services.http_settings.log_full_ratio:
             raise LogFull
 

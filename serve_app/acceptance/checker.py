@@ -138,10 +138,14 @@ def checker_for(
     default_checkpoint: str | None,
     max_cost: float = 0.0,
 ) -> Checker:
-    """`default_checkpoint`: for an endpoint that has none of its own.
+    """`default_checkpoint`: for an endpoint that has none of its own, and allows it.
 
     `max_cost`: of the key; 0 is as much as the endpoint takes.
     """
+    allowed = endpoint.checkpoints
+    if allowed is not None:
+        catalogue = catalogue.only(allowed)
+        default_checkpoint = default_checkpoint if default_checkpoint in allowed else None
     return Checker(
         catalogue=catalogue,
         limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),

@@ -23,7 +23,8 @@ async def resubmit(services: Services, job: Job) -> Job:
     submitted = job.submitted
     if not isinstance(job.end, Failed):
         raise JobNotResubmittable
-    if await services.endpoints.get(submitted.endpoint) is None:
+    endpoint = await services.endpoints.get(submitted.endpoint)
+    if endpoint is None or endpoint.ends_at is not None:
         raise EndpointNotFound
     # Their files are kept for as long as the new job may need them.
     await services.uploads.use(submitted.owner, list(submitted.input_files or ()), utc_now())

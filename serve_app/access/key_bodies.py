@@ -45,7 +45,7 @@ EndpointPatterns = Annotated[tuple[EndpointPattern, ...], Field(fail_fast=True)]
 CallbackHosts = Annotated[tuple[HostPattern, ...], Field(fail_fast=True)]
 
 
-class _Members(BaseModel):
+class Members(BaseModel):
     """An object that has known members alone."""
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ class _Members(BaseModel):
         return content
 
 
-class Limits(_Members):
+class Limits(Members):
     """What is absent is as the settings have it (`DARKROOM_KEY_*`)."""
 
     rate_per_s: float | None = Field(
@@ -94,7 +94,7 @@ class Limits(_Members):
         return KeyLimits(**self.model_dump())
 
 
-class NewKey(_Members):
+class NewKey(Members):
     owner: Name = Field(description="Whose jobs these are: keys of one owner share them")
     name: Name | None = Field(default=None, description="To tell keys apart; else the owner")
     scopes: Scopes = frozenset(USUAL_SCOPES)
@@ -102,7 +102,7 @@ class NewKey(_Members):
     limits: Limits = Limits()
 
 
-class KeyChanges(_Members):
+class KeyChanges(Members):
     """What is absent stays; a limit that is null is again as the settings have it."""
 
     name: Name | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.store.records import ApiKey, Scope
+from events.store.records import ApiKey, Endpoint, Scope
 from serve_app.refusals import CallbackHostForbidden, EndpointForbidden, ScopeMissing
 
 
@@ -16,6 +16,11 @@ def require_endpoint(key: ApiKey, id: str) -> None:
     """Raises EndpointForbidden."""
     if not key.limits.allow_endpoint(id):
         raise EndpointForbidden
+
+
+def may_see(key: ApiKey, endpoint: Endpoint) -> bool:
+    """An endpoint that has an owner is theirs, and the administrators'. To others it is unknown."""
+    return endpoint.owner in {None, key.owner} or Scope.ADMIN in key.scopes
 
 
 def require_callback_host(key: ApiKey, host: str) -> None:

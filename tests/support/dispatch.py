@@ -15,6 +15,8 @@ from actors.dispatch.names import slot_number
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slots import SlotNumbers
+from actors.endpoints.pace import Pace
+from actors.endpoints.status import EndpointStatus
 from actors.worker.engine_host import EngineState
 from actors.worker.job import RunOutcome
 from engine.activity import ActivityKind
@@ -31,7 +33,7 @@ from settings.keys import OwnerSettings
 from tests.support.events import submitted
 from tests.support.polling import eventually
 
-PREFIX = "worker:default:d1:"
+PREFIX = "worker:default:r-1:"
 WORKER = f"{PREFIX}0"
 LEASE_S = 0.3
 
@@ -235,20 +237,24 @@ class Bench:
         owners = OwnerSettings(slots_kept_free=slots_kept_free, max_running_jobs=max_running_jobs)
         endpoint = Endpoint("default", jobs_per_worker=slots)
         settings = DispatchSettings(endpoints_period_s=0.01, worker_idle_s=1000, jobs_per_actor=100)
+        pool = WorkerPool(
+            endpoint,
+            prefix=PREFIX,
+            cluster=self.cluster,
+            settings=settings,
+            engine_silence_s=1000,
+            slots=SlotNumbers(most=slots, kept_free=slots_kept_free),
+            worker_period_s=0.01,
+        )
         dispatcher = EndpointDispatcher(
             endpoint,
             queue=self.queue,
             writer=self.writer,
-            pool=WorkerPool(
-                endpoint,
-                prefix=PREFIX,
-                cluster=self.cluster,
-                settings=settings,
-                engine_silence_s=1000,
-                slots=SlotNumbers(most=slots, kept_free=slots_kept_free),
-                worker_period_s=0.01,
-            ),
+            pool=pool,
             running_jobs=RunningJobs(owners),
+            status=EndpointStatus(
+                endpoint.id, queue=self.queue, writer=self.writer, pool=pool, pace=Pace()
+            ),
             hold_renew_s=LEASE_S / 3,
             max_dispatch_failures=max_dispatch_failures,
             deadlines_period_s=0.02,
@@ -265,7 +271,7 @@ class Bench:
         job_id = new_id()
         outcome = await self.writer.submit(job_id, Submit(submitted(lane=lane, **changes)))
         assert outcome.job is not None
-        await self.queue.add("default", lane, job_id, deadline=outcome.job.deadline)
+        await self.queue.add("default", lane, job_id, deadline=outcome.job.due_at)
         return job_id
 
     async def start(self, job_id: str, actor: FakeJobActor) -> None:

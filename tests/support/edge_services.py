@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 from actors.archiving import open_archive
+from actors.assembly import default_endpoint
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -105,6 +107,11 @@ class MemoryParts:
     health: MemoryHealth = field(default_factory=MemoryHealth)
     name_server: NameServer = field(default_factory=NameServer)
     progress: dict[str, float] = field(default_factory=dict)
+    statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the dispatcher says of endpoints, by id."""
+
+    async def endpoint_status(self, endpoint: str) -> dict[str, Any] | None:
+        return self.statuses.get(endpoint)
 
 
 @asynccontextmanager
@@ -147,7 +154,7 @@ def _services(
     return Services(
         http_settings=settings.http,
         graph_settings=settings.graph,
-        endpoint_settings=settings.default_endpoint,
+        default_endpoint=default_endpoint(settings.default_endpoint),
         dispatch_settings=settings.dispatch,
         key_settings=settings.keys,
         owner_settings=settings.owners,
@@ -169,6 +176,7 @@ def _services(
         callback_queue=parts.callback_queue,
         send_sample=SampleCallback(sender=sender, secrets=signing, url_for=URL_FOR).send,
         health=parts.health,
+        endpoint_status=parts.endpoint_status,
         progress=parts.progress.get,
     )
 

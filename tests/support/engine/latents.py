@@ -49,14 +49,14 @@ def recorded(
 
     from engine.diffusion.device import Device
 
-    device = Device(catalogue.models, DeviceOptions(), Limits())
+    device = Device(catalogue.models, DeviceOptions())
     batcher = Batcher()
     errors: list[Exception | None] = []
     runs = [Recorded() for _ in prompts]
     for run, prompt in zip(runs, prompts, strict=True):
         execution = execute(
             validate(prompt, catalogue, Limits()),
-            device.context(on_steps=lambda _: None, input_files=input_files or {}),
+            device.context(Limits(), lambda _: None, input_files or {}),
             on_output=run.take,
             bodies={**bodies, "VAEDecode": run.decode},
         )

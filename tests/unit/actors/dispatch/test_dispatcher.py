@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from actors.dispatch.dispatcher import Dispatcher
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases
-from events.store.records import Endpoint
+from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS
 from tests.support.database import database_in
 from tests.support.polling import eventually
@@ -40,7 +41,7 @@ class FakeEndpointDispatcher:
             self.is_running = False
 
 
-class FakeGoneEndpoints:
+class FakeRemoval:
     """Notes whether it is at work."""
 
     def __init__(self) -> None:
@@ -60,7 +61,8 @@ class Bench:
         self.endpoints = Endpoints(database)
         self.leases = Leases(database)
         self.opened: list[FakeEndpointDispatcher] = []
-        self.gone: Any = FakeGoneEndpoints()
+        self.deleted: Any = FakeRemoval()
+        self.gone: Any = FakeRemoval()
 
     @asynccontextmanager
     async def dispatching(self, holder: str = "one") -> AsyncIterator[Dispatcher]:
@@ -70,6 +72,7 @@ class Bench:
             endpoints=self.endpoints,
             default_endpoint=DEFAULT,
             open_endpoint=self._open,
+            deleted_endpoints=self.deleted,
             gone_endpoints=self.gone,
             lease_s=1.0,
             period_s=0.01,
@@ -108,6 +111,16 @@ async def test_the_default_endpoint_is_put_and_every_row_dispatched(bench: Bench
     assert bench.running() == []
 
 
+async def test_the_default_endpoint_keeps_what_its_row_was_given(bench: Bench) -> None:
+    given = replace(DEFAULT, max_workers=4, jobs_per_worker=2)
+    row = StoredEndpoint(endpoint=given, revision=5, given=frozenset({"max_workers"}))
+    assert await bench.endpoints.add(row)
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default"])
+    settled = await bench.endpoints.stored_one("default")
+    assert settled == replace(row, endpoint=replace(DEFAULT, max_workers=4), revision=6)
+
+
 async def test_a_row_that_changed_is_dispatched_anew(bench: Bench) -> None:
     async with bench.dispatching():
         await eventually(lambda: bench.running() == ["default"])
@@ -125,8 +138,8 @@ async def test_a_row_that_is_gone_is_dispatched_no_more(
         await eventually(lambda: bench.running() == ["default", "fast"])
         await bench.remove_row("fast")
         await eventually(lambda: bench.running() == ["default"])
-        assert bench.gone.is_running
-    assert not bench.gone.is_running
+        assert (bench.deleted.is_running, bench.gone.is_running) == (True, True)
+    assert (bench.deleted.is_running, bench.gone.is_running) == (False, False)
 
 
 async def test_an_endpoint_is_noted_before_it_is_dispatched(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.graph.graph import Graph, Node
+from engine.graph.limits import Limits
 from engine.reports import EngineEvent, Progress
 from engine.run import Run
 
@@ -31,6 +32,7 @@ def steps_told(graph: Graph, period_s: float) -> list[EngineEvent]:
     seconds, events = 0.0, list[EngineEvent]()
     run = Run(
         graph,
+        Limits(),
         on_event=events.append,
         on_cancel=lambda _: None,
         on_take=lambda _: None,

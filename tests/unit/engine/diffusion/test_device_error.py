@@ -11,7 +11,6 @@ import torch
 from engine.diffusion.device import Device
 from engine.diffusion.device_error import is_device_error, is_lost
 from engine.errors import CheckpointUnavailable, DeviceFailed, NodeFailed
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
 
@@ -63,7 +62,7 @@ def test_an_error_may_be_raised_from_itself() -> None:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Device:
-    return Device(ModelsFolder(tmp_path), DeviceOptions(), Limits())
+    return Device(ModelsFolder(tmp_path), DeviceOptions())
 
 
 def test_a_node_that_failed_by_the_device_is_told_apart(device: Device) -> None:

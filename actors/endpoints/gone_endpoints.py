@@ -16,20 +16,15 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from actors.dispatch.cluster import ActorUnavailable, Cluster
+from actors.dispatch.cluster import Cluster
 from actors.dispatch.names import ALL_WORKERS, endpoint_of, endpoint_prefix
-from actors.job_error import end_job
+from actors.endpoints.ended_jobs import PASSING, EndedJobs
 from events.decisions import Expire, GiveUp
-from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
 from events.log import JobWriter, utc_now
-from events.queue import JobQueue, QueuedJob
+from events.queue import JobQueue
 from events.store.endpoints import Endpoints
 
 logger = logging.getLogger(__name__)
-
-_JOBS_AT_ONCE = 32
-_PASSING = (LogUnavailable, ReadTimeout, DatabaseUnavailable, ActorUnavailable)
-"""What is not reached now is looked for again."""
 
 
 class GoneEndpoints:
@@ -49,7 +44,7 @@ class GoneEndpoints:
         """
         self._endpoints = endpoints
         self._queue = queue
-        self._writer = writer
+        self._jobs = EndedJobs(queue, writer)
         self._cluster = cluster
         self._grace_s = grace_s
         self._clock = clock
@@ -65,7 +60,7 @@ class GoneEndpoints:
         """What fails is tried in the next sweep, and holds up no other endpoint."""
         try:
             await step()
-        except _PASSING as error:
+        except PASSING as error:
             fields |= {"action": "remove_endpoint", "error": str(error)}
             logger.warning("could not look for endpoints that are gone", extra=fields)
         except Exception:
@@ -111,32 +106,11 @@ class GoneEndpoints:
 
     async def _end_jobs(self, endpoint: str, command: GiveUp | Expire) -> int | None:
         """How many ended; None if the endpoint is back meanwhile."""
-        after = ended = 0
-        while page := await self._queue.queued(endpoint, after=after, most=_JOBS_AT_ONCE):
-            if await self._endpoints.get(endpoint) is not None:
-                return None
-            ends = await asyncio.gather(*(self._end_job(endpoint, job, command) for job in page))
-            after, ended = page[-1].position, ended + sum(ends)
-        return None if await self._endpoints.get(endpoint) is not None else ended
 
-    async def _end_job(self, endpoint: str, queued: QueuedJob, command: GiveUp | Expire) -> bool:
-        """False if it waits on, or only a later version can read the job, and end it."""
-        if isinstance(command, Expire) and queued.deadline and queued.deadline > command.now:
-            return False
-        try:
-            job = await self._writer.load(queued.job_id)
-            if job is not None:
-                job = (await self._writer.execute(command, job)).job
-            if job is not None and job.end is None:
-                return False
-        except _PASSING:
-            raise
-        except Exception as error:  # noqa: BLE001 - `end_job` logs it
-            writer, action = self._writer, "remove_endpoint"
-            if not await end_job(queued.job_id, error, writer=writer, action=action):
-                return False
-        await self._queue.remove(endpoint, queued.lane, queued.job_id)
-        return True
+        async def is_back() -> bool:
+            return await self._endpoints.get(endpoint) is not None
+
+        return await self._jobs.end(endpoint, command, stays=is_back)
 
 
 def _removed_message(endpoint: str) -> str:

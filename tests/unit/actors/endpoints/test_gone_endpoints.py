@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from actors.dispatch.cluster import ActorUnavailable
-from actors.dispatch.gone_endpoints import GoneEndpoints
+from actors.endpoints.gone_endpoints import GoneEndpoints
 from events.decisions import Cancel, Submit
 from events.errors import JobOfLaterVersion
 from events.ids import new_id

@@ -1,0 +1,54 @@
+"""The order in which the workers of a pool are replaced, once their endpoint has them made anew.
+
+One at a time: another one is opened first, and when it is ready, one of the old ones gets no more
+jobs and is closed once it runs none. Where the cluster has no room for one more, an old one goes
+first. Old ones take jobs until then, so nothing stops where what is made now does not come up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from actors.dispatch.worker import Worker
+
+
+class Step(StrEnum):
+    OPEN = "open"
+    """Open one more worker."""
+    LEAVE = "leave"
+    """Let an old one go."""
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The workers of a pool by how they are made."""
+
+    old: Collection[Worker]
+    """Made otherwise than one would be made now."""
+    new: Collection[Worker]
+
+    def step(self, wanted: int, *, room_wait_s: float) -> Step:
+        """The next one, of as many workers as are `wanted` now.
+
+        `room_wait_s`: how long one that is opened waits for room before an old one makes room.
+        """
+        if not self._staying or len(self._staying) < len(self.old):
+            return Step.WAIT  # one is leaving already
+        starting = [worker for worker in self.new if not worker.is_ready]
+        if any(worker.startup.waits_for_room_s > room_wait_s for worker in starting):
+            return Step.LEAVE
+        if starting:
+            return Step.WAIT
+        return Step.OPEN if len(self.old) + len(self.new) <= wanted else Step.LEAVE
+
+    @property
+    def leaves_next(self) -> Worker:
+        """The one whose end costs least: that runs nothing, that is not ready."""
+        return min(self._staying, key=lambda worker: (worker.is_busy, worker.is_ready))
+
+    @property
+    def _staying(self) -> list[Worker]:
+        return [worker for worker in self.old if not worker.is_leaving]

@@ -1,0 +1,1 @@
+"""Endpoints as callers use them, and as their owners and administrators make them."""

@@ -1,0 +1,164 @@
+"""EndpointAdministration: endpoints made, changed, drained and deleted, and who may do that."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from engine.graph.models_folder import CHECKPOINTS
+from events.ids import ENDPOINT_ID
+from events.log import utc_now
+from events.store.records import ApiKey, Endpoint, Scope, StoredEndpoint
+from serve_app.access.permissions import require_endpoint
+from serve_app.endpoints.rules import require_listed, require_sound, require_within_limits
+from serve_app.refusals import (
+    EndpointChanged,
+    EndpointExists,
+    EndpointNotDeletable,
+    EndpointNotFound,
+    ScopeMissing,
+    TooManyEndpoints,
+)
+from serve_app.services import Services
+
+
+class EndpointAdministration:
+    """An administrator administers all; another key those of its owner, and knows of no others.
+
+    Raises DatabaseUnavailable, EndpointForbidden where the key is not for the endpoint, and what
+    each method says.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._rows = services.endpoints
+
+    async def all(self, key: ApiKey) -> list[StoredEndpoint]:
+        """By id."""
+        owner = None if _is_admin(key) else key.owner
+        found = await self._rows.stored(owner=owner)
+        return [each for each in found if key.limits.allow_endpoint(each.endpoint.id)]
+
+    async def one(self, key: ApiKey, id: str) -> StoredEndpoint:
+        """Raises EndpointNotFound."""
+        require_endpoint(key, id)
+        stored = await self._rows.stored_one(id) if re.fullmatch(ENDPOINT_ID, id) else None
+        if stored is None or not (_is_admin(key) or stored.endpoint.owner == key.owner):
+            raise EndpointNotFound
+        return stored
+
+    async def create(
+        self, key: ApiKey, id: str, given: dict[str, Any], *, owner: str | None
+    ) -> StoredEndpoint:
+        """`given`: members of `Endpoint`. Raises EndpointExists, ParametersInvalid, ScopeMissing,
+        TooManyEndpoints, ModelsUnavailable.
+        """
+        require_endpoint(key, id)
+        if not _is_admin(key):
+            if owner not in {None, key.owner}:
+                raise ScopeMissing(Scope.ADMIN)
+            owner = key.owner
+        stored = replace(usual(self._services, id), given=frozenset(given))
+        stored = with_members(self._services, stored, given)
+        stored = replace(stored, endpoint=replace(stored.endpoint, owner=owner))
+        rows = await self._rows.all()
+        require_room(self._services, rows)
+        await self._require_allowed(key, stored.endpoint, rows)
+        if not await self._rows.add(stored):
+            raise EndpointExists
+        return stored
+
+    async def change(
+        self, key: ApiKey, id: str, given: dict[str, Any], *, revision: int | None
+    ) -> StoredEndpoint:
+        """`given`: members of `Endpoint`; None stands for what is usual.
+
+        `revision`: raise EndpointChanged if it has another one. Raises EndpointNotFound,
+        ParametersInvalid, ModelsUnavailable.
+        """
+        while True:
+            stored = await self.one(key, id)
+            if revision not in {None, stored.revision}:
+                raise EndpointChanged(stored.revision)
+            changed = with_members(self._services, stored, given)
+            if changed == stored:
+                return stored
+            if stored.endpoint.ends_at is not None:
+                raise EndpointNotFound("The endpoint is being deleted.")
+            await self._require_allowed(key, changed.endpoint, await self._rows.all())
+            if (now := await self._rows.change(changed)) is not None:
+                return now
+
+    async def delete(self, key: ApiKey, id: str, *, drain_s: float | None) -> StoredEndpoint:
+        """Let it work off its jobs for that long; a repeat can only shorten it.
+
+        `drain_s`: None is as the settings have it. Raises EndpointNotFound, EndpointNotDeletable.
+        """
+        usual_s = self._services.dispatch_settings.endpoint_drain_s
+        ends_at = utc_now() + timedelta(seconds=usual_s if drain_s is None else drain_s)
+        while True:
+            stored = await self.one(key, id)
+            if id == self._services.default_endpoint.id:
+                raise EndpointNotDeletable
+            before = stored.endpoint.ends_at
+            if before is not None and (drain_s is None or before <= ends_at):
+                return stored
+            going = replace(stored.endpoint, draining=True, ends_at=ends_at)
+            if (now := await self._rows.change(replace(stored, endpoint=going))) is not None:
+                return now
+
+    async def _require_allowed(self, key: ApiKey, endpoint: Endpoint, rows: list[Endpoint]) -> None:
+        services = self._services
+        require_sound(endpoint, services.dispatch_settings)
+        models = services.catalogue.models
+        require_listed(endpoint, await asyncio.to_thread(models.names, CHECKPOINTS))
+        if _is_admin(key):
+            return
+        own = [each for each in rows if each.owner == key.owner and each.id != endpoint.id]
+        most = services.owner_settings.max_endpoints
+        if most and len(own) >= most:
+            raise TooManyEndpoints("An owner", most)
+        require_within_limits(
+            endpoint,
+            own,
+            owners=services.owner_settings,
+            dispatch=services.dispatch_settings,
+            graph=services.graph_settings,
+        )
+
+
+def usual(services: Services, id: str) -> StoredEndpoint:
+    """An endpoint that was given nothing."""
+    default = services.default_endpoint
+    endpoint = default if id == default.id else Endpoint(id, cpus=default.cpus, min_workers=0)
+    return StoredEndpoint(endpoint=endpoint)
+
+
+def with_members(
+    services: Services, stored: StoredEndpoint, given: dict[str, Any]
+) -> StoredEndpoint:
+    """The row once it was given these; None stands for what is usual."""
+    base = usual(services, stored.endpoint.id).endpoint
+    members = {
+        name: getattr(base, name) if value is None else value for name, value in given.items()
+    }
+    taken_back = {name for name, value in given.items() if value is None}
+    return replace(
+        stored,
+        endpoint=replace(stored.endpoint, **members),
+        given=(stored.given | given.keys()) - taken_back,
+    )
+
+
+def require_room(services: Services, rows: list[Endpoint]) -> None:
+    """Raises TooManyEndpoints."""
+    most = services.dispatch_settings.max_endpoints
+    if most and len(rows) >= most:
+        raise TooManyEndpoints("The service", most)
+
+
+def _is_admin(key: ApiKey) -> bool:
+    return Scope.ADMIN in key.scopes
