@@ -46,12 +46,14 @@ from events.bus.progress import ProgressBoard
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
+from events.retry import keep_trying
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from serve_app.api import create_api
+from serve_app.endpoints.declared import DeclaredEndpoints, read_declarations
 from serve_app.replica import Replica
 from serve_app.replica_port import listen_on_node_address
 from serve_app.role_holder import Roles
@@ -74,8 +76,10 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def build_with(settings: Settings) -> Application:
-    """Raises ValueError where the settings have no secret."""
+    """Raises ValueError where the settings have no secret, EndpointsFileInvalid."""
     settings = _with_replicas(settings.with_absolute_folders())
+    if (path := settings.default_endpoint.file) is not None:
+        read_declarations(path)
     settings.stores.secret_bytes  # noqa: B018 - it fails here, with a clear message, and not in a replica
     roles = serve.deployment(
         name="Roles",
@@ -155,8 +159,12 @@ def build_asgi(settings: Settings) -> FastAPI:
 
 async def _prepare(database: Database, settings: Settings) -> None:
     await database.prepare_persistently()
+    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
     with suppress(DatabaseUnavailable):  # the dispatcher adds it too, and tries again
-        await Endpoints(database).add_missing(default_endpoint(settings.default_endpoint))
+        await endpoints.add_missing(default)
+    if (path := settings.default_endpoint.file) is not None:
+        declared = DeclaredEndpoints(endpoints, default=default, settings=settings.dispatch)
+        await keep_trying(lambda: declared.apply(path), on=DatabaseUnavailable)
 
 
 def _services(
@@ -170,7 +178,7 @@ def _services(
 ) -> Services:
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
     read_model, images = ReadModel(database), open_images(settings.stores)
-    keys, secret, http = ApiKeys(database), settings.stores.secret_bytes, settings.http
+    keys, http = ApiKeys(database), settings.http
     archiving = open_archive(database, images)
     return Services(
         http_settings=http,
@@ -180,7 +188,7 @@ def _services(
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
         default_endpoint=default_endpoint(settings.default_endpoint),
-        secret=secret,
+        secret=settings.stores.secret_bytes,
         url_for=url_maker(settings),
         read_model=read_model,
         keys=keys,

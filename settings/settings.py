@@ -63,7 +63,14 @@ class Settings(BaseModel):
     def with_absolute_folders(self) -> Settings:
         """The same for processes that may work in other folders than this one."""
         folders = {name: getattr(self.stores, name).absolute() for name in _FOLDERS}
-        return self.model_copy(update={"stores": self.stores.model_copy(update=folders)})
+        endpoint = self.default_endpoint
+        file = endpoint.file and endpoint.file.absolute()
+        return self.model_copy(
+            update={
+                "stores": self.stores.model_copy(update=folders),
+                "default_endpoint": endpoint.model_copy(update={"file": file}),
+            }
+        )
 
     @classmethod
     def load(cls, /, **arguments: Any) -> Settings:

@@ -24,7 +24,6 @@ from serve_app.acceptance.input_files import resolve_input_files
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.kept_bytes import OwnedBytes
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
-from serve_app.access.permissions import require_endpoint
 from serve_app.access.unprojected import NoteStored
 from serve_app.checks import Checks
 from serve_app.endpoints.used import UsedEndpoints, job_timeout_s, terms_of
@@ -109,7 +108,6 @@ class Acceptance:
 
     async def _check(self, request: GenerateRequest) -> Submitted:
         services = self._services
-        require_endpoint(request.key, request.endpoint)
         endpoint = await self.endpoints.for_job(request.endpoint, request.key)
         if request.callback_url is not None:
             await self._callbacks.require_allowed(request.callback_url, request.key)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 _FLAVOURS = ("workflow", "diffusion")
 _JOBS = {False: "/v1/jobs", True: "/v1/admin/jobs"}
 """The path of jobs: those of the key's owner, and of every owner (True)."""
+_ENDPOINTS = "/v1/endpoints"
 _POLL_S = 0.2
 
 
@@ -100,6 +101,27 @@ class Client:
         path = _job_path(request_id, every_owner=True)
         return str(self._call("POST", f"{path}/resubmit")["request_id"])
 
+    def endpoints(self) -> dict[str, Any]:
+        """Those of the key's owner, and with an admin key all. Raises ClientError."""
+        return self._call("GET", _ENDPOINTS)
+
+    def endpoint(self, id: str) -> dict[str, Any]:
+        """With its workers and its queue. Raises ClientError."""
+        return self._call("GET", _endpoint_path(id))
+
+    def create_endpoint(self, id: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("POST", _ENDPOINTS, json={**members, "id": id})
+
+    def change_endpoint(self, id: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("PATCH", _endpoint_path(id), json=members)
+
+    def delete_endpoint(self, id: str, *, drain_s: float | None) -> dict[str, Any]:
+        """It takes no more jobs, and goes once its jobs are done. Raises ClientError."""
+        query = {} if drain_s is None else {"drain_s": str(drain_s)}
+        return self._call("DELETE", _endpoint_path(id), params=query)
+
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **options)
@@ -126,6 +148,10 @@ def run_job(
             if result["status"]:
                 return result
             time.sleep(_POLL_S)
+
+
+def _endpoint_path(id: str) -> str:
+    return f"{_ENDPOINTS}/{quote(id, safe='')}"
 
 
 def _job_path(request_id: str, *, every_owner: bool) -> str:

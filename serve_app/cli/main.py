@@ -19,12 +19,14 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
+from serve_app.cli import endpoints as endpoint_commands
 from serve_app.cli import jobs as job_commands
 from serve_app.cli import keys as key_commands
 from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
 from serve_app.cli.backup import backup, restore
 from serve_app.cli.client import Client, run_job
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
+from serve_app.cli.endpoints import require_readable
 from serve_app.cli.inspect import inspect
 from serve_app.cli.rebuild import rebuild
 from serve_app.cli.terminal import console, fail, stderr
@@ -38,6 +40,7 @@ from settings.settings import Settings
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(key_commands.app, name="keys")
 app.add_typer(job_commands.app, name="jobs")
+app.add_typer(endpoint_commands.app, name="endpoints")
 app.command()(inspect)
 app.command()(verify)
 app.command()(rebuild)
@@ -61,7 +64,7 @@ def main() -> None:
 @app.command()
 def up() -> None:
     """Start everything on this machine and keep it running until Ctrl-C."""
-    settings = Settings.load()
+    settings = _checked(Settings.load())
     began = time.monotonic()
     stop = threading.Event()
 
@@ -99,6 +102,12 @@ def up() -> None:
         fail(f"{error}: end that, or set DARKROOM_PORT to another port")
     except KeyboardInterrupt:
         console.print("Stopped before it was up.")
+
+
+def _checked(settings: Settings) -> Settings:
+    if (file := settings.default_endpoint.file) is not None:
+        require_readable(file)
+    return settings
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:

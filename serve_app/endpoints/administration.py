@@ -13,6 +13,7 @@ from events.ids import ENDPOINT_ID
 from events.log import utc_now
 from events.store.records import ApiKey, Endpoint, Scope, StoredEndpoint
 from serve_app.access.permissions import require_endpoint
+from serve_app.endpoints.rows import new, require_room, with_members
 from serve_app.endpoints.rules import require_listed, require_sound, require_within_limits
 from serve_app.refusals import (
     EndpointChanged,
@@ -61,11 +62,10 @@ class EndpointAdministration:
             if owner not in {None, key.owner}:
                 raise ScopeMissing(Scope.ADMIN)
             owner = key.owner
-        stored = replace(usual(self._services, id), given=frozenset(given))
-        stored = with_members(self._services, stored, given)
-        stored = replace(stored, endpoint=replace(stored.endpoint, owner=owner))
+        default = self._services.default_endpoint
+        stored = with_members(new(id, default, owner=owner), given, default)
         rows = await self._rows.all()
-        require_room(self._services, rows)
+        require_room(rows, self._services.dispatch_settings)
         await self._require_allowed(key, stored.endpoint, rows)
         if not await self._rows.add(stored):
             raise EndpointExists
@@ -83,7 +83,7 @@ class EndpointAdministration:
             stored = await self.one(key, id)
             if revision not in {None, stored.revision}:
                 raise EndpointChanged(stored.revision)
-            changed = with_members(self._services, stored, given)
+            changed = with_members(stored, given, self._services.default_endpoint)
             if changed == stored:
                 return stored
             if stored.endpoint.ends_at is not None:
@@ -128,36 +128,6 @@ class EndpointAdministration:
             dispatch=services.dispatch_settings,
             graph=services.graph_settings,
         )
-
-
-def usual(services: Services, id: str) -> StoredEndpoint:
-    """An endpoint that was given nothing."""
-    default = services.default_endpoint
-    endpoint = default if id == default.id else Endpoint(id, cpus=default.cpus, min_workers=0)
-    return StoredEndpoint(endpoint=endpoint)
-
-
-def with_members(
-    services: Services, stored: StoredEndpoint, given: dict[str, Any]
-) -> StoredEndpoint:
-    """The row once it was given these; None stands for what is usual."""
-    base = usual(services, stored.endpoint.id).endpoint
-    members = {
-        name: getattr(base, name) if value is None else value for name, value in given.items()
-    }
-    taken_back = {name for name, value in given.items() if value is None}
-    return replace(
-        stored,
-        endpoint=replace(stored.endpoint, **members),
-        given=(stored.given | given.keys()) - taken_back,
-    )
-
-
-def require_room(services: Services, rows: list[Endpoint]) -> None:
-    """Raises TooManyEndpoints."""
-    most = services.dispatch_settings.max_endpoints
-    if most and len(rows) >= most:
-        raise TooManyEndpoints("The service", most)
 
 
 def _is_admin(key: ApiKey) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from events.ids import ENDPOINT_ID
 from events.store.records import ApiKey, Endpoint
 from events.types import Terms
-from serve_app.access.permissions import may_see
+from serve_app.access.permissions import may_see, require_endpoint
 from serve_app.access.ttl_cache import TtlCache
 from serve_app.refusals import EndpointDraining, EndpointNotFound, QueueFull
 from serve_app.services import Services
@@ -35,7 +35,8 @@ class UsedEndpoints:
         )
 
     async def for_job(self, id: str, key: ApiKey) -> Endpoint:
-        """Raises EndpointNotFound, EndpointDraining, DatabaseUnavailable."""
+        """Raises EndpointForbidden, EndpointNotFound, EndpointDraining, DatabaseUnavailable."""
+        require_endpoint(key, id)
         endpoint = await self._rows.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
         if endpoint is None or endpoint.ends_at is not None or not may_see(key, endpoint):
             raise EndpointNotFound

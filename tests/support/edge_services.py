@@ -149,8 +149,7 @@ def _services(
     catalogue: Catalogue,
 ) -> Services:
     deliveries, read_model, keys = MemoryLog(), ReadModel(database), ApiKeys(database)
-    archiving = open_archive(database, images)
-    signing = SigningSecrets(keys, secret=SECRET, most=3)
+    archiving, signing = open_archive(database, images), SigningSecrets(keys, secret=SECRET, most=3)
     return Services(
         http_settings=settings.http,
         graph_settings=settings.graph,

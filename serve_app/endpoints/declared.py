@@ -1,0 +1,136 @@
+"""Endpoints that a YAML file declares, applied at each start (`DARKROOM_ENDPOINTS_FILE`).
+
+    endpoints:
+      portraits:
+        owner: alice          # if left out, it takes everybody's jobs
+        checkpoint: portraits.safetensors
+        max_workers: 2
+
+What the file says of an endpoint is applied once, and again when it says something else. So every
+replica may apply it, and what is changed otherwise meanwhile stays. An endpoint that the file does
+not name any more stays, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from engine.errors import FieldError, ParametersInvalid
+from events.store.records import Endpoint
+from serve_app.endpoints.bodies import NewEndpoint
+from serve_app.endpoints.rows import new, require_room, with_members
+from serve_app.endpoints.rules import require_sound
+from serve_app.refusals import RequestRefused
+from settings.dispatch import DispatchSettings
+
+if TYPE_CHECKING:
+    from events.store.endpoints import Endpoints
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 1024 * 1024
+
+
+class EndpointsFileInvalid(Exception):
+    """The file cannot be read, or says something of an endpoint that is not taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    id: str
+    owner: str | None
+    given: Mapping[str, Any]
+    """Members of `Endpoint`; None stands for what is usual."""
+
+    def digest(self) -> str:
+        text = json.dumps([self.owner, self.given], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def read_declarations(path: Path) -> list[Declaration]:
+    """Raises EndpointsFileInvalid."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        content = yaml.safe_load(text) if len(text) <= _MOST_BYTES else "more than 1 MiB"
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise EndpointsFileInvalid(f"{path}: {error}") from error
+    declared = content.get("endpoints") if isinstance(content, dict) else None
+    if not isinstance(declared, dict) or content.keys() != {"endpoints"}:
+        raise EndpointsFileInvalid(f"{path}: write `endpoints:`, and below it members by id")
+    return [_declaration(path, id, members) for id, members in declared.items()]
+
+
+def _declaration(path: Path, id: Any, members: Any) -> Declaration:
+    place = f"{path}: endpoint {id!r}"
+    if not isinstance(members, dict | None) or "id" in (members or {}):
+        raise EndpointsFileInvalid(f"{place}: write its members below its id")
+    try:
+        body = NewEndpoint.model_validate({**(members or {}), "id": id})
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise EndpointsFileInvalid(f"{place}: {'; '.join(wrong)}") from error
+    return Declaration(id=body.id, owner=body.owner, given=body.given())
+
+
+class DeclaredEndpoints:
+    def __init__(
+        self, endpoints: Endpoints, *, default: Endpoint, settings: DispatchSettings
+    ) -> None:
+        """`default`: the default endpoint, by the settings."""
+        self._endpoints = endpoints
+        self._default = default
+        self._settings = settings
+
+    async def apply(self, path: Path) -> None:
+        """One that cannot be applied is told in the log, and holds up no other.
+
+        Raises DatabaseUnavailable.
+        """
+        try:
+            declarations = read_declarations(path)
+        except EndpointsFileInvalid as error:
+            fields = {"action": "declare_endpoints", "error": str(error)}
+            logger.error("endpoints file not applied", extra=fields)
+            return
+        for declared in declarations:
+            fields = {"action": "declare_endpoints", "endpoint": declared.id}
+            try:
+                if await self._apply(declared):
+                    logger.info("endpoint declared", extra=fields)
+            except (RequestRefused, ParametersInvalid) as error:
+                logger.error("endpoint not declared", extra=fields | {"error": str(error)})
+
+    async def _apply(self, declared: Declaration) -> bool:
+        """False if it was applied before, or is being deleted.
+
+        Raises TooManyEndpoints, ParametersInvalid.
+        """
+        digest = declared.digest()
+        while True:
+            stored = await self._endpoints.stored_one(declared.id)
+            if stored is not None and (stored.applied == digest or stored.endpoint.ends_at):
+                return False
+            before = stored or new(declared.id, self._default, owner=declared.owner)
+            changed = with_members(before, declared.given, self._default)
+            endpoint = replace(changed.endpoint, owner=declared.owner)
+            if declared.owner is not None and declared.id == self._default.id:
+                message = "the default endpoint takes everybody's jobs"
+                raise ParametersInvalid((FieldError("not_allowed", message, "owner"),))
+            require_sound(endpoint, self._settings)
+            changed = replace(changed, endpoint=endpoint, applied=digest)
+            if stored is None:
+                require_room(await self._endpoints.all(), self._settings)
+                if await self._endpoints.add(changed):
+                    return True
+            elif await self._endpoints.change(changed) is not None:
+                return True
