@@ -178,8 +178,7 @@ def _services(
 ) -> Services:
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
     read_model, images = ReadModel(database), open_images(settings.stores)
-    keys, http = ApiKeys(database), settings.http
-    archiving = open_archive(database, images)
+    keys, http, archiving = ApiKeys(database), settings.http, open_archive(database, images)
     return Services(
         http_settings=http,
         graph_settings=settings.graph,

@@ -47,8 +47,8 @@ class Worker:
         """`jobs_per_actor`: 0 stands for one on a worker with a GPU, and 50 on one without.
 
         `engine_silence_s`: how long its engine may not answer, beyond the time that its work takes,
-        before it is ended. `period_s`: how often the engine is checked, and what failed is tried again. One that did
-        not answer is checked ten times as often.
+        before it is ended. `period_s`: how often the engine is checked, and what failed is tried
+        again. One that did not answer is checked ten times as often.
         """
         self.name = name
         self.checkpoints: set[str] = set()
