@@ -113,7 +113,7 @@ class WorkerPool:
                 "is_current": not self._is_old(worker),
                 "running": worker.slots.busy,
                 "checkpoints": sorted(worker.checkpoints),
-                "trouble": worker.startup.trouble,
+                "trouble": None if worker.is_ready else worker.startup.trouble,
             }
             for _, worker in sorted(self._workers.items())
         ]

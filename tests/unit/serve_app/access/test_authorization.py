@@ -15,7 +15,7 @@ import pytest
 
 from actors.worker.png import encode_png
 from events.decisions import Quarantine
-from events.store.records import Scope
+from events.store.records import Endpoint, Scope
 from serve_app.access.api_keys import mint
 from storage.tokens import file_token
 from tests.support.edge import Edge
@@ -28,7 +28,8 @@ UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
 @dataclass(frozen=True)
 class Row:
     """`{diffusion}`, `{workflow}` and `{called}` are jobs of Alice's that are completed, the last
-    one with a callback, and `{failed}` is one that is not; `{key}` is a key of hers.
+    one with a callback, and `{failed}` is one that is not; `{key}` is a key and `{endpoint}` an
+    endpoint of hers.
 
     A caller without a key, and one whose key was revoked or has expired, gets 401; a key with every
     scope but the route's and `admin` gets 403. Without `scope` no key is needed, and all get `own`.
@@ -48,6 +49,8 @@ class Row:
     """What else is sent, as httpx takes it."""
     administers: bool = False
     """It names the jobs of other owners, and shows nothing of their content."""
+    is_owned: bool = False
+    """Administrators may do it with another owner's things, too."""
     in_document: bool = True
 
     def __str__(self) -> str:
@@ -55,6 +58,7 @@ class Row:
 
 
 GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
+ENDPOINTS = Scope.ENDPOINTS
 GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
 UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
@@ -63,6 +67,7 @@ NOBODY = "http://127.0.0.1:9999/"
 JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
 ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
 REASON = {"json": {"reason": "It floods the disk."}}
+OWN, OWN_URL = "/v1/endpoints/{id}", "/v1/endpoints/{endpoint}"
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
 # fmt: off
@@ -106,6 +111,12 @@ ROUTES = [
     Row("PATCH", KEY, ADMIN, 200, 200, "/v1/keys/{key}", {"json": {"name": "phone"}}),
     Row("DELETE", KEY, ADMIN, 200, 200, "/v1/keys/{key}"),
     Row("POST", f"{KEY}/rotate", ADMIN, 201, 201, "/v1/keys/{key}/rotate"),
+    # An endpoint that has an owner is theirs, and the administrators'.
+    Row("GET", "/v1/endpoints", ENDPOINTS, 200, 200),
+    Row("POST", p := "/v1/endpoints", ENDPOINTS, 201, 201, p, {"json": {"id": "b", "gpus": 0}}),
+    Row("GET", OWN, ENDPOINTS, 200, 404, OWN_URL, is_owned=True),
+    Row("PATCH", OWN, ENDPOINTS, 200, 404, OWN_URL, {"json": {"max_steps": 9}}, is_owned=True),
+    Row("DELETE", OWN, ENDPOINTS, 202, 404, OWN_URL, is_owned=True),
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
@@ -145,8 +156,10 @@ async def places(edge: Edge) -> dict[str, str]:
         await edge.execute(ids["failed"], Quarantine("No."))
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
     await edge.project()
+    await edge.services.endpoints.put(Endpoint("alices", owner="alice", gpus=0))
     secret = edge.services.secret
     token = file_token(secret, ids["diffusion"], "0.png")
+    ids["endpoint"] = "alices"
     return {**ids, "token": token, "key": (await edge.key("alice")).split("_")[1]}
 
 
@@ -207,6 +220,9 @@ class TestEveryRoute:
         scopes = [ADMIN] if admin else [row.scope] if row.scope else []
         async with await edge.client("bob", scopes=scopes) as bob:
             answer = await call(bob, row, places)
+            if row.is_owned and admin:
+                assert answer.status_code == row.own
+                return
             assert answer.status_code == row.foreign
             if row.administers:
                 assert PARAMETERS["json"]["prompt"] not in answer.text
@@ -216,5 +232,6 @@ class TestEveryRoute:
             assert places["workflow"] not in answer.text
             if row.foreign == 404:
                 nobodys = places | dict.fromkeys(("diffusion", "workflow", "called"), UNKNOWN_JOB)
+                nobodys["endpoint"] = "unknown"
                 unknown = await call(bob, row, nobodys)
                 assert (unknown.status_code, unknown.json()) == (404, answer.json())

@@ -1,0 +1,137 @@
+"""What an endpoint may be, and what it may be for an owner who is no administrator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.errors import ParametersInvalid
+from events.store.records import Endpoint
+from serve_app.endpoints.bodies import EndpointChanges, NewEndpoint
+from serve_app.endpoints.rules import require_listed, require_sound, require_within_limits
+from settings.dispatch import DispatchSettings
+from settings.graph import GraphSettings
+from settings.keys import OwnerSettings
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"id": "a b"}, "id"),
+        ({"id": None}, "id"),
+        ({"colour": "red"}, "colour"),
+        ({"priority": 1}, "priority"),
+        ({"draining": True}, "draining"),
+        ({"owner": "a\x00b"}, "owner"),
+        ({"checkpoint": ""}, "checkpoint"),
+        ({"checkpoint": "a\nb"}, "checkpoint"),
+        ({"checkpoints": []}, "checkpoints"),
+        ({"checkpoints": ["a"] * 101}, "checkpoints"),
+        ({"gpus": -1}, "gpus"),
+        ({"gpus": 65}, "gpus"),
+        ({"gpus": float("nan")}, "gpus"),
+        ({"cpus": 0}, "cpus"),
+        ({"resources": {"GPU": 1}}, "resources"),
+        ({"resources": {"disk": 0}}, "resources"),
+        ({"resources": {"a b": 1}}, "resources"),
+        ({"resources": {f"r{number}": 1 for number in range(17)}}, "resources"),
+        ({"labels": {"zone": "a b"}}, "labels"),
+        ({"labels": {"zone": "in()"}}, "labels"),
+        ({"labels": {"": "a"}}, "labels"),
+        ({"min_workers": -1}, "min_workers"),
+        ({"max_workers": 0}, "max_workers"),
+        ({"max_workers": 1001}, "max_workers"),
+        ({"jobs_per_worker": -1}, "jobs_per_worker"),
+        ({"idle_timeout_s": -1}, "idle_timeout_s"),
+        ({"job_timeout_s": 0}, "job_timeout_s"),
+        ({"queue_timeout_s": float("inf")}, "queue_timeout_s"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"max_queued": -1}, "max_queued"),
+        ({"max_pixels": 2**40}, "max_pixels"),
+        ({"max_steps": 10_001}, "max_steps"),
+        ({"max_cost": -1}, "max_cost"),
+        ({"precision": "int8"}, "precision"),
+        ({"compiler": "gcc"}, "compiler"),
+    ],
+)
+def test_a_member_has_bounds(change: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        NewEndpoint.model_validate({"id": "fast", **change})
+    assert {error["loc"][0] for error in refused.value.errors()} == {place}
+
+
+def test_null_is_given_and_what_is_absent_is_not() -> None:
+    change = EndpointChanges.model_validate({"gpus": None, "max_steps": 5, "revision": 3})
+    assert change.given() == {"gpus": None, "max_steps": 5}
+    change = EndpointChanges.model_validate({"draining": False})
+    assert change.given() == {"draining": False}
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({"min_workers": 2}, "min_workers"),
+        ({"gpus": 1.5}, "gpus"),
+        ({"checkpoint": "a", "checkpoints": ("b",)}, "checkpoint"),
+        ({"job_timeout_s": 3601.0}, "job_timeout_s"),
+        ({"job_timeout_s": 60.0, "queue_timeout_s": 61.0}, "queue_timeout_s"),
+        ({"queue_timeout_s": 3601.0}, "queue_timeout_s"),
+    ],
+)
+def test_members_go_together(members: dict[str, Any], field: str) -> None:
+    with pytest.raises(ParametersInvalid) as refused:
+        require_sound(Endpoint("fast", **members), DispatchSettings())
+    assert [each.field for each in refused.value.fields] == [field]
+
+
+def test_only_checkpoints_that_are_there_can_be_named() -> None:
+    require_listed(Endpoint("fast", checkpoint="a", checkpoints=("a", "b")), ["a", "b"])
+    require_listed(Endpoint("fast"), [])
+    with pytest.raises(ParametersInvalid, match="'c'"):
+        require_listed(Endpoint("fast", checkpoints=("a", "c")), ["a", "b"])
+
+
+def require(others: tuple[Endpoint, ...] = (), **members: Any) -> None:
+    members = {"min_workers": 0, "gpus": 0.0} | members
+    require_within_limits(
+        Endpoint("own", owner="alice", **members),
+        others,
+        owners=OwnerSettings(),
+        dispatch=DispatchSettings(),
+        graph=GraphSettings(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({"min_workers": 1}, "min_workers"),
+        ({"idle_timeout_s": 301.0}, "idle_timeout_s"),
+        ({"resources": {"darkroom_cpu": 1.0}}, "resources"),
+        ({"gpus": 0.5}, "gpus"),
+        ({"cpus": 0.5}, "cpus"),
+        ({"gpus": 3.0}, "gpus"),
+        ({"gpus": None, "max_workers": 3}, "gpus"),
+        ({"cpus": 5.0, "max_workers": 2}, "cpus"),
+        ({"max_pixels": 2**25}, "max_pixels"),
+        ({"max_cost": 0.0}, "max_cost"),
+        ({"max_cost": 2001.0}, "max_cost"),
+    ],
+)
+def test_an_owner_takes_no_more_than_a_share(members: dict[str, Any], field: str) -> None:
+    with pytest.raises(ParametersInvalid) as refused:
+        require(**members)
+    assert {each.field for each in refused.value.fields} == {field}
+
+
+def test_the_share_is_that_of_all_their_endpoints() -> None:
+    other = Endpoint("other", owner="alice", gpus=1.0, max_workers=1)
+    require((other,), gpus=1.0)
+    with pytest.raises(ParametersInvalid, match="the others take 1"):
+        require((other,), gpus=2.0)
+
+
+def test_what_is_below_the_limits_is_taken() -> None:
+    require(gpus=None, cpus=4.0, max_workers=2, max_cost=1.0, max_pixels=256, idle_timeout_s=5.0)
