@@ -35,6 +35,7 @@ from events.types import (
     RedeliveryRequested,
     Started,
     Submitted,
+    Terms,
     Timing,
 )
 from events.wire.cloud_events import decode, encode
@@ -154,6 +155,19 @@ ADDITIONS: dict[str, EventData] = {
         fingerprint="3f6c",
         images=1,
         retry_of="0199aaaa-0000-7000-8000-000000000002",
+    ),
+    "terms": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        terms=Terms(
+            max_pixels=65536, max_steps=50, max_cost=12.5, max_attempts=2, queue_timeout_s=30.0
+        ),
     ),
     "exclusive": Started(attempt=3, actor="job-0199-2", exclusive=True),
     "blame": AttemptFailed(attempt=1, message="The engine died.", blame=Blame.SUSPECT),
