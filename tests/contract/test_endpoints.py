@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from events.store.database import Database
 from events.store.endpoints import Endpoints
-from events.store.records import Endpoint
+from events.store.records import Endpoint, StoredEndpoint
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:
@@ -43,3 +44,73 @@ async def test_an_endpoint_that_had_a_row_once_stays_noted(
     await asyncio.gather(endpoints.note(["default", "fast"]), others.note(["fast"]))
     await endpoints.note([])
     assert await others.noted() == {"default", "fast"}
+
+
+async def test_a_row_keeps_all_that_it_is_given(database: Database) -> None:
+    endpoints = Endpoints(database)
+    stored = StoredEndpoint(
+        endpoint=Endpoint(
+            id="own",
+            owner="alice",
+            checkpoint="a",
+            checkpoints=("a", "b"),
+            gpus=0.5,
+            cpus=2,
+            resources={"disk": 1.5},
+            labels={"zone": "!b"},
+            min_workers=0,
+            max_workers=3,
+            jobs_per_worker=2,
+            idle_timeout_s=5.0,
+            job_timeout_s=60.0,
+            queue_timeout_s=30.0,
+            max_attempts=2,
+            max_queued=7,
+            max_pixels=2**33,
+            max_steps=9,
+            max_cost=1.5,
+            precision="bfloat16",
+            channels_last=True,
+            compiler="inductor",
+            draining=True,
+            ends_at=datetime(2026, 3, 1, tzinfo=UTC),
+        ),
+        given=frozenset({"gpus", "cpus"}),
+        applied="3f6c",
+    )
+    assert await endpoints.add(stored)
+    assert not await endpoints.add(StoredEndpoint(endpoint=Endpoint("own")))
+    assert await endpoints.stored_one("own") == stored
+    await endpoints.put(Endpoint("other"))
+    assert await endpoints.stored(owner="alice") == [stored]
+    assert len(await endpoints.stored()) == 2
+
+
+async def test_of_two_changes_of_one_revision_one_is_made(
+    database: Database, other_database: Database
+) -> None:
+    endpoints, others = Endpoints(database), Endpoints(other_database)
+    await endpoints.put(Endpoint("own"))
+    before = await endpoints.stored_one("own")
+    assert before is not None
+    changes = [replace(before, endpoint=Endpoint("own", max_steps=steps)) for steps in (5, 6)]
+    made = await asyncio.gather(endpoints.change(changes[0]), others.change(changes[1]))
+    (now,) = [each for each in made if each is not None]
+    assert now.revision == before.revision + 1
+    assert await others.stored_one("own") == now
+    assert not await endpoints.remove(before)
+    assert await endpoints.remove(now)
+    assert await endpoints.change(now) is None
+    assert await endpoints.all() == []
+
+
+async def test_a_row_follows_the_settings_but_for_what_it_was_given(database: Database) -> None:
+    endpoints, default = Endpoints(database), Endpoint("default", max_workers=2, max_steps=5)
+    await endpoints.settle(default)
+    before = await endpoints.stored_one("default")
+    await endpoints.settle(default)
+    assert await endpoints.stored_one("default") == before == StoredEndpoint(endpoint=default)
+    given = replace(before, endpoint=replace(default, max_steps=9), given=frozenset({"max_steps"}))
+    assert await endpoints.change(given)
+    await endpoints.settle(replace(default, max_workers=4))
+    assert await endpoints.get("default") == replace(default, max_workers=4, max_steps=9)

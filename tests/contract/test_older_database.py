@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from events.ids import new_id
 from events.job import fold
 from events.store.database import Database
+from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
-from events.store.records import KeyLimits
+from events.store.records import Endpoint, KeyLimits, StoredEndpoint
 from events.types import Started
 from tests.support.events import History, submitted
 
 TIMES = {"sqlite": "DATETIME", "postgresql": "TIMESTAMP WITH TIME ZONE"}
+DOUBLES = {"sqlite": "DOUBLE", "postgresql": "DOUBLE PRECISION"}
 BACK_TO_THE_FIRST_VERSION = """
 ALTER TABLE jobs RENAME TO new_jobs;
 CREATE TABLE jobs (
@@ -33,6 +36,13 @@ CREATE TABLE api_keys (
     id VARCHAR NOT NULL, owner VARCHAR NOT NULL, name VARCHAR NOT NULL,
     secret_sha256 VARCHAR NOT NULL, scopes VARCHAR NOT NULL, created_at {time} NOT NULL,
     expires_at {time}, revoked_at {time}, PRIMARY KEY (id));
+DROP TABLE endpoints;
+CREATE TABLE endpoints (
+    id VARCHAR NOT NULL, checkpoint VARCHAR, gpus {double}, cpus {double} NOT NULL,
+    min_workers INTEGER NOT NULL, max_workers INTEGER NOT NULL, jobs_per_worker INTEGER NOT NULL,
+    max_queued BIGINT NOT NULL, max_pixels BIGINT NOT NULL, max_steps INTEGER NOT NULL,
+    PRIMARY KEY (id));
+INSERT INTO endpoints VALUES ('fast', NULL, 0.5, 2, 0, 3, 4, 10, 1024, 50);
 INSERT INTO api_keys VALUES
     ('old', 'alice', 'laptop', 'ab', 'generate read', '2026-03-01 08:30:00', NULL, NULL)
 """
@@ -47,7 +57,8 @@ async def old_database_url(database_url: str) -> str:
     await newest.prepare()
     await ReadModel(newest).apply(EVENTS[:1], expected=0)
     async with newest.write() as connection:
-        script = BACK_TO_THE_FIRST_VERSION.format(time=TIMES[connection.dialect.name])
+        name = connection.dialect.name
+        script = BACK_TO_THE_FIRST_VERSION.format(time=TIMES[name], double=DOUBLES[name])
         for statement in script.split(";"):
             await connection.exec_driver_sql(statement)
     await newest.close()
@@ -68,6 +79,19 @@ async def test_its_keys_work_on_without_limits(old_database: Database) -> None:
     changed = await keys.change("old", max_open_jobs=3)
     assert changed is not None
     assert changed.limits == KeyLimits(max_open_jobs=3)
+    await old_database.close()
+
+
+async def test_its_endpoints_are_at_their_first_revision(old_database: Database) -> None:
+    await old_database.prepare()
+    endpoints = Endpoints(old_database)
+    old = await endpoints.stored_one("fast")
+    row = {"gpus": 0.5, "cpus": 2.0, "min_workers": 0, "max_workers": 3, "jobs_per_worker": 4}
+    limits = {"max_queued": 10, "max_pixels": 1024, "max_steps": 50}
+    assert old == StoredEndpoint(endpoint=Endpoint("fast", **row, **limits))
+    changed = await endpoints.change(replace(old, endpoint=replace(old.endpoint, max_steps=9)))
+    assert changed is not None
+    assert (changed.revision, changed.endpoint.max_steps) == (2, 9)
     await old_database.close()
 
 

@@ -1,0 +1,98 @@
+"""`darkroom endpoints` on an edge that listens on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvicorn
+from click.testing import Result
+from typer.testing import CliRunner
+
+from events.store.records import Scope
+from serve_app.cli.main import app
+from serve_app.cli.terminal import console
+from tests.support.edge import Edge
+from tests.support.polling import eventually
+
+Darkroom = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+async def url(edge: Edge) -> AsyncGenerator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(edge.app, lifespan="off", log_config=None))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await eventually(lambda: server.started)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+async def darkroom(
+    edge: Edge, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Darkroom:
+    monkeypatch.setattr(console, "width", 240)
+    key = await edge.key("root", scopes=[Scope.ADMIN])
+
+    async def run(*words: str) -> Result:
+        environment = {
+            "DARKROOM_URL": url,
+            "DARKROOM_API_KEY": key,
+            "DARKROOM_DATA_DIR": str(tmp_path),
+        }
+        call = CliRunner(env=environment).invoke
+        return await asyncio.to_thread(call, app, ["endpoints", *words])
+
+    return run
+
+
+async def test_an_endpoint_is_made_changed_drained_and_deleted(
+    edge: Edge, darkroom: Darkroom
+) -> None:
+    made = await darkroom("create", "own", "gpus=0.5", "labels={zone: a}", "--owner", "alice")
+    assert made.exit_code == 0, made.output
+    said = {"gpus": 0.5, "labels": {"zone": "a"}, "owner": "alice", "revision": 1}
+    assert said.items() <= json.loads(made.output).items()
+    changed = await darkroom("update", "own", "gpus=1", "labels=null", "--revision", "1")
+    assert json.loads(changed.output)["gpus"] == 1
+    assert "labels" not in json.loads(changed.output)
+    assert "takes no more jobs" in (await darkroom("drain", "own")).output
+    assert "draining" in (await darkroom("list")).output
+    assert "takes jobs again" in (await darkroom("drain", "own", "--undo")).output
+    assert json.loads((await darkroom("show", "own")).output)["state"] == "open"
+    assert "Those that wait" in (await darkroom("delete", "own", "--drain", "5")).output
+    stored = await edge.services.endpoints.stored_one("own")
+    assert stored is not None
+    assert stored.endpoint.ends_at is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("create", "own", "gpus"), "member=value"),
+        (("create", "own", "gpus={"), "the value of gpus"),
+        (("create", "own", "colour=red"), "colour"),
+        (("update", "unknown", "gpus=1"), "404"),
+        (("delete", "default"), "409"),
+    ],
+)
+async def test_what_is_refused_is_told(
+    darkroom: Darkroom, words: tuple[str, ...], why: str
+) -> None:
+    result = await darkroom(*words)
+    assert result.exit_code == 1
+    assert why in result.output
+
+
+async def test_an_endpoints_file_that_makes_no_sense_stops_a_start(tmp_path: Path) -> None:
+    (tmp_path / "endpoints.yaml").write_text("endpoints: {own: {colour: red}}")
+    environment = {"DARKROOM_ENDPOINTS_FILE": str(tmp_path / "endpoints.yaml")}
+    result = await asyncio.to_thread(CliRunner(env=environment).invoke, app, ["up"])
+    assert result.exit_code == 2
+    assert "'own': colour:" in result.output

@@ -1,0 +1,125 @@
+"""Endpoints that a file declares."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from events.store.endpoints import Endpoints
+from events.store.records import Endpoint
+from serve_app.endpoints.declared import (
+    DeclaredEndpoints,
+    EndpointsFileInvalid,
+    read_declarations,
+)
+from settings.dispatch import DispatchSettings
+from tests.support.database import database_in
+
+DEFAULT = Endpoint("default", max_workers=3)
+FILE = """
+endpoints:
+  default: {max_steps: 50}
+  own:
+    owner: alice
+    gpus: 0.5
+    checkpoints: [a, b]
+  plain:
+"""
+
+
+@pytest.fixture
+async def endpoints(tmp_path: Path) -> AsyncIterator[Endpoints]:
+    async with database_in(tmp_path) as database:
+        endpoints = Endpoints(database)
+        await endpoints.add_missing(DEFAULT)
+        yield endpoints
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "endpoints.yaml"
+
+
+async def apply(endpoints: Endpoints, file: Path, text: str, *, max_endpoints: int = 0) -> None:
+    file.write_text(text)
+    settings = DispatchSettings(max_endpoints=max_endpoints)
+    await DeclaredEndpoints(endpoints, default=DEFAULT, settings=settings).apply(file)
+
+
+async def test_what_it_says_is_there_and_the_rest_is_as_usual(
+    endpoints: Endpoints, file: Path
+) -> None:
+    await apply(endpoints, file, FILE)
+    assert await endpoints.all() == [
+        replace(DEFAULT, max_steps=50),
+        Endpoint("own", owner="alice", gpus=0.5, checkpoints=("a", "b"), min_workers=0),
+        Endpoint("plain", min_workers=0),
+    ]
+
+
+async def test_it_is_applied_once_and_again_when_it_says_something_else(
+    endpoints: Endpoints, file: Path
+) -> None:
+    await apply(endpoints, file, FILE)
+    before = await endpoints.stored()
+    await apply(endpoints, file, FILE)
+    assert await endpoints.stored() == before
+    own = before[1]
+    changed = replace(own, endpoint=replace(own.endpoint, gpus=2.0, max_queued=5))
+    assert await endpoints.change(changed)
+    await apply(endpoints, file, FILE)
+    assert await endpoints.get("own") == changed.endpoint
+    await apply(endpoints, file, FILE.replace("gpus: 0.5", "gpus: 1"))
+    assert await endpoints.get("own") == replace(own.endpoint, gpus=1.0, max_queued=5)
+
+
+async def test_what_it_gives_the_default_endpoint_stays_at_the_next_start(
+    endpoints: Endpoints, file: Path
+) -> None:
+    await apply(endpoints, file, FILE)
+    await endpoints.settle(replace(DEFAULT, max_workers=7, max_steps=9))
+    assert await endpoints.get("default") == replace(DEFAULT, max_workers=7, max_steps=50)
+
+
+async def test_one_that_cannot_be_declared_holds_up_no_other(
+    endpoints: Endpoints, file: Path
+) -> None:
+    text = "endpoints: {bad: {min_workers: 2}, default: {owner: alice}, good: {}, more: {}}"
+    await apply(endpoints, file, text, max_endpoints=2)
+    assert [each.id for each in await endpoints.all()] == ["default", "good"]
+    assert await endpoints.get("default") == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "write `endpoints:`"),
+        ("- a", "write `endpoints:`"),
+        ("endpoints: [a]", "write `endpoints:`"),
+        ("endpoints: {}\nother: 1", "write `endpoints:`"),
+        ("endpoints: {", "expected"),
+        ("endpoints: {own: 1}", "'own': write its members below"),
+        ("endpoints: {own: {id: x}}", "'own': write its members below"),
+        ("endpoints: {'a b': {}}", "'a b': id:"),
+        ("endpoints: {own: {colour: red}}", "'own': colour:"),
+        ("endpoints: {own: {gpus: many}}", "'own': gpus:"),
+        ("endpoints: {own: {draining: true}}", "'own': draining:"),
+        ("#" * (1024 * 1024 + 1), "write `endpoints:`"),
+    ],
+)
+async def test_a_file_that_makes_no_sense_is_refused_and_changes_nothing(
+    endpoints: Endpoints, file: Path, text: str, why: str
+) -> None:
+    await apply(endpoints, file, text)
+    assert await endpoints.all() == [DEFAULT]
+    with pytest.raises(EndpointsFileInvalid, match=why) as refused:
+        read_declarations(file)
+    assert str(file) in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(EndpointsFileInvalid, match=str(file)):
+        read_declarations(file)
