@@ -72,22 +72,17 @@ async def test_an_endpoint_is_made_changed_drained_and_deleted(
     assert stored.endpoint.ends_at is not None
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
+async def test_what_is_refused_is_told(darkroom: Darkroom) -> None:
+    for words, why in (
         (("create", "own", "gpus"), "member=value"),
         (("create", "own", "gpus={"), "the value of gpus"),
         (("create", "own", "colour=red"), "colour"),
         (("update", "unknown", "gpus=1"), "404"),
         (("delete", "default"), "409"),
-    ],
-)
-async def test_what_is_refused_is_told(
-    darkroom: Darkroom, words: tuple[str, ...], why: str
-) -> None:
-    result = await darkroom(*words)
-    assert result.exit_code == 1
-    assert why in result.output
+    ):
+        result = await darkroom(*words)
+        assert result.exit_code == 1
+        assert why in result.output
 
 
 async def test_an_endpoints_file_that_makes_no_sense_stops_a_start(tmp_path: Path) -> None:
