@@ -38,6 +38,8 @@ class Rollout:
         if not self._staying or len(self._staying) < len(self.old):
             return Step.WAIT  # one is leaving already
         starting = [worker for worker in self.new if not worker.is_ready]
+        if any(worker.startup.is_placed for worker in starting):
+            return Step.WAIT
         if any(worker.startup.waits_for_room_s > room_wait_s for worker in starting):
             return Step.LEAVE
         if starting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -66,7 +67,10 @@ class EndpointAdministration:
         stored = with_members(new(id, default, owner=owner), given, default)
         rows = await self._rows.all()
         require_room(rows, self._services.dispatch_settings)
-        await self._require_allowed(key, stored.endpoint, rows)
+        most = self._services.owner_settings.max_endpoints
+        if not _is_admin(key) and most and sum(each.owner == owner for each in rows) >= most:
+            raise TooManyEndpoints("An owner", most)
+        await self._require_allowed(key, stored.endpoint, given.keys())
         if not await self._rows.add(stored):
             raise EndpointExists
         return stored
@@ -88,7 +92,8 @@ class EndpointAdministration:
                 return stored
             if stored.endpoint.ends_at is not None:
                 raise EndpointNotFound("The endpoint is being deleted.")
-            await self._require_allowed(key, changed.endpoint, await self._rows.all())
+            if given.keys() - {"draining"}:
+                await self._require_allowed(key, changed.endpoint, given.keys())
             if (now := await self._rows.change(changed)) is not None:
                 return now
 
@@ -110,20 +115,21 @@ class EndpointAdministration:
             if (now := await self._rows.change(replace(stored, endpoint=going))) is not None:
                 return now
 
-    async def _require_allowed(self, key: ApiKey, endpoint: Endpoint, rows: list[Endpoint]) -> None:
+    async def _require_allowed(
+        self, key: ApiKey, endpoint: Endpoint, given: Collection[str]
+    ) -> None:
+        """`given`: the members that the key gave it now."""
         services = self._services
         require_sound(endpoint, services.dispatch_settings)
-        models = services.catalogue.models
-        require_listed(endpoint, await asyncio.to_thread(models.names, CHECKPOINTS))
+        if not {"checkpoint", "checkpoints"}.isdisjoint(given):
+            models = services.catalogue.models
+            require_listed(endpoint, await asyncio.to_thread(models.names, CHECKPOINTS))
         if _is_admin(key):
             return
-        own = [each for each in rows if each.owner == key.owner and each.id != endpoint.id]
-        most = services.owner_settings.max_endpoints
-        if most and len(own) >= most:
-            raise TooManyEndpoints("An owner", most)
+        own = [each.endpoint for each in await self._rows.stored(owner=key.owner)]
         require_within_limits(
             endpoint,
-            own,
+            [other for other in own if other.id != endpoint.id],
             owners=services.owner_settings,
             dispatch=services.dispatch_settings,
             graph=services.graph_settings,
