@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from actors.assembly import worker_config
-from actors.dispatch.names import endpoint_prefix, worker_prefix
+from actors.dispatch.names import endpoint_prefix, release_of, worker_prefix
 from actors.worker.config import WorkerConfig
 from events.store.records import Endpoint
 from settings.settings import Settings
@@ -27,6 +28,11 @@ def test_the_same_config_makes_the_same_names() -> None:
 def test_the_names_are_those_of_the_endpoint() -> None:
     assert worker_prefix(config()).startswith(endpoint_prefix("default"))
     assert worker_prefix(config(Endpoint(id="fast"))).startswith(endpoint_prefix("fast"))
+
+
+def changed(member: str, value: object) -> Endpoint:
+    change: dict[str, Any] = {member: value}
+    return replace(ENDPOINT, **change)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +89,56 @@ def test_another_password_replaces_workers() -> None:
     assert worker_prefix(config(nats_url=first)) != worker_prefix(config(nats_url=second))
 
 
-def test_another_row_of_the_endpoint_replaces_its_workers() -> None:
-    assert worker_prefix(config(replace(ENDPOINT, precision="float16"))) != worker_prefix(config())
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("gpus", 0.5),
+        ("cpus", 2.0),
+        ("resources", {"disk": 1.0}),
+        ("labels", {"zone": "a"}),
+        ("precision", "float16"),
+        ("channels_last", True),
+        ("compiler", "inductor"),
+    ],
+)
+def test_what_an_endpoint_has_its_workers_made_from_replaces_them(
+    member: str, value: object
+) -> None:
+    """One by one: they are of the same release."""
+    made, before = worker_prefix(config(changed(member, value))), worker_prefix(config())
+    assert made != before
+    assert release_of(made) == release_of(before)
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("owner", "alice"),
+        ("checkpoint", "a"),
+        ("checkpoints", ("a",)),
+        ("min_workers", 0),
+        ("max_workers", 7),
+        ("jobs_per_worker", 7),
+        ("idle_timeout_s", 7.0),
+        ("job_timeout_s", 7.0),
+        ("queue_timeout_s", 7.0),
+        ("max_attempts", 7),
+        ("max_queued", 7),
+        ("max_pixels", 7),
+        ("max_steps", 7),
+        ("max_cost", 7.0),
+        ("draining", True),
+        ("ends_at", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("precision", "auto"),
+    ],
+)
+def test_nothing_else_of_an_endpoint_replaces_its_workers(member: str, value: object) -> None:
+    assert worker_prefix(config(changed(member, value))) == worker_prefix(config())
+
+
+def test_a_new_version_is_another_release() -> None:
+    later = worker_prefix(replace(config(), version="99"))
+    assert release_of(later) != release_of(worker_prefix(config()))
 
 
 def test_a_new_version_replaces_workers() -> None:

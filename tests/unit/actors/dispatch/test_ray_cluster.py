@@ -54,6 +54,8 @@ class Groups:
     made: dict[str, Group] = field(default_factory=dict)
     targets: list[str | None] = field(default_factory=list)
     """The node that was asked for each time."""
+    labels: list[list[dict[str, str]] | None] = field(default_factory=list)
+    """The labels that its nodes must have, each time."""
 
     def find(self, name: str) -> Group:
         if name not in self.made:
@@ -63,6 +65,7 @@ class Groups:
     def make(self, bundles: list[dict[str, float]], **options: Any) -> Group:
         name = options["name"]
         self.targets.append(options["_soft_target_node_id"])
+        self.labels.append(options["bundle_label_selector"])
         self.made[name] = Group(bundles, self.rooms[name])
         return self.made[name]
 
@@ -89,10 +92,10 @@ class Groups:
         monkeypatch.setattr(ray_cluster.ray.util, "list_named_actors", lambda **_: [])
 
 
-def cluster() -> RayCluster:
+def cluster(**members: Any) -> RayCluster:
     settings = Settings.load(nats_url="nats://127.0.0.1:1")
     calls = RayCalls(at_once=2)
-    return RayCluster(worker_config(settings, Endpoint("default")), calls=calls)
+    return RayCluster(worker_config(settings, Endpoint("default", **members)), calls=calls)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +113,19 @@ async def test_a_cluster_that_does_not_answer_has_no_place(monkeypatch: pytest.M
     monkeypatch.setattr(ray_cluster, "get_placement_group", away)
     with pytest.raises(ActorUnavailable):
         await cluster().place("worker:default:d1:0")
+
+
+async def test_a_worker_is_placed_where_its_endpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups({"w:0": asyncio.Event(), "w:1": asyncio.Event()})
+    groups.stand_in(monkeypatch, gpus=8)
+    for room in groups.rooms.values():
+        room.set()
+    members = {"gpus": 0.25, "cpus": 2.0, "resources": {"disk": 1.5}, "labels": {"zone": "!b"}}
+    assert await cluster(**members).place("w:0") == 0.25
+    assert groups.made["w:0"].bundle_specs == [{"CPU": 2.0, "GPU": 0.25, "disk": 1.5}]
+    await cluster(gpus=0.0).place("w:1")
+    assert groups.made["w:1"].bundle_specs == [{"CPU": 1.0}]
+    assert groups.labels == [[{"zone": "!b"}], None]
 
 
 async def test_a_worker_keeps_the_gpus_that_it_was_placed_with(
