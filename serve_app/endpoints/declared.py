@@ -61,7 +61,7 @@ def read_declarations(path: Path) -> list[Declaration]:
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-        content = yaml.safe_load(text) if len(text) <= _MOST_BYTES else "more than 1 MiB"
+        content: Any = yaml.safe_load(text) if len(text) <= _MOST_BYTES else None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise EndpointsFileInvalid(f"{path}: {error}") from error
     declared = content.get("endpoints") if isinstance(content, dict) else None
