@@ -133,15 +133,21 @@ def test_a_value_has_the_shape_that_it_has(value: Any, estimated: Shape, found: 
     assert measured(value, estimated) == found
 
 
-def test_a_run_that_goes_beyond_a_limit_ends_at_once(catalogue: Catalogue) -> None:
+@pytest.mark.parametrize(
+    ("of_engine", "of_run"), [(6.0, None), (2000.0, 6.0)], ids=["engine", "run"]
+)
+def test_a_run_that_goes_beyond_a_limit_ends_at_once(
+    catalogue: Catalogue, of_engine: float, of_run: float | None
+) -> None:
     out = io.BytesIO()
     Image.new("RGB", (2000, 1000)).save(out, "PNG")
-    engine = Engine(models=catalogue.models, limits=Limits(max_cost=6.0))
+    own = None if of_run is None else Limits(max_cost=of_run)
+    engine = Engine(models=catalogue.models, limits=Limits(max_cost=of_engine))
     engine.start()
     try:
         watched = Watched()
         files = {"a.png": out.getvalue()}
-        engine.submit(loaded(catalogue), on_event=watched.take, input_files=files)
+        engine.submit(loaded(catalogue), on_event=watched.take, input_files=files, limits=own)
         end = watched.wait()
     finally:
         engine.stop()

@@ -15,7 +15,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.reports import ImageReady
 from events.job import Job
-from events.types import Flavour
+from events.types import Flavour, Terms
 from settings.version import VERSION
 from tests.support.engine.workflows import text_to_image
 from tests.support.events import submitted
@@ -94,3 +94,22 @@ class TestARequestOfAWrongShape:
     ) -> None:
         with pytest.raises(EngineError):
             text_of(catalogue, 0, request=request_)
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_a_job_has_the_limits_that_it_was_accepted_with(
+    catalogue: Catalogue, flavour: Flavour
+) -> None:
+    """Whatever its endpoint takes by now; one of an older version has those of its worker."""
+    prompt = {"prompt": "a cat", "seed": 7, "steps": 20}
+    request = prompt if flavour is Flavour.DIFFUSION else {"prompt": text_to_image()}
+    of_worker = Limits(max_nodes=99, max_steps=5, max_pixels=16, max_cost=1.0)
+    terms = Terms(max_steps=20, max_pixels=2**20, max_cost=0.0)
+    plan = planner(catalogue, of_worker, CHECKPOINT)
+    made = plan(job_of(flavour=flavour, request=request, terms=terms))
+    assert made.limits == Limits(max_nodes=99, max_steps=20, max_pixels=2**20, max_cost=0.0)
+    if flavour is Flavour.DIFFUSION:
+        with pytest.raises(EngineError):
+            plan(job_of(flavour=flavour, request=request))
+    else:
+        assert plan(job_of(flavour=flavour, request=request)).limits == of_worker

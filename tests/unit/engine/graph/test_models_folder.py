@@ -141,3 +141,16 @@ def test_a_folder_that_fails_is_not_empty(tmp_path: Path, monkeypatch: pytest.Mo
     assert models.names("checkpoints") == names
     with pytest.raises(ModelsUnavailable, match="Stale file handle"):
         models.names("loras")
+
+
+def test_a_view_lists_the_checkpoints_that_it_is_for_alone(tmp_path: Path) -> None:
+    for name in ("checkpoints/a.safetensors", "checkpoints/b.safetensors", "loras/l.safetensors"):
+        touch(tmp_path / name)
+    models = ModelsFolder(tmp_path)
+    view = models.only(["b.safetensors", "c.safetensors"])
+    assert view.names("checkpoints") == ("b.safetensors",)
+    assert view.names("loras") == ("l.safetensors",)
+    assert view.path("checkpoints", "b.safetensors").is_file()
+    with pytest.raises(CheckpointUnavailable):
+        view.path("checkpoints", "a.safetensors")
+    assert models.names("checkpoints") == ("a.safetensors", "b.safetensors")
