@@ -74,8 +74,8 @@ class EndpointInfo(BaseModel):
 class WorkerInfo(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    state: Literal["starting", "ready", "leaving"] = Field(
-        description="`leaving` gets no more jobs, and goes once it runs none"
+    state: str = Field(
+        description="`starting`, `ready`, or `leaving`: it gets no more jobs, and goes then"
     )
     is_current: bool = Field(
         description="Whether it is made as the endpoint says now; otherwise it is replaced soon"
@@ -115,7 +115,7 @@ def detail(
     """`status`: what the dispatcher says, or None."""
     if status is None:
         return EndpointDetail.of(stored, queued=queued)
-    workers = [WorkerInfo.model_validate(each) for each in status["workers"]]
+    workers = [WorkerInfo.model_validate(each) for each in status.get("workers", ())]
     ready = [worker for worker in workers if worker.state == "ready"]
     return EndpointDetail.of(
         stored,
