@@ -62,14 +62,23 @@ def is_rolled(service: Service) -> bool:
 
 
 async def test_an_endpoint_from_its_making_to_its_end(service: Service) -> None:
-    # What the file declares is there, and it is applied once.
-    listed = service.http.get("/v1/endpoints").json()["endpoints"]
-    assert [(each["id"], each["max_steps"]) for each in listed] == [
-        ("declared", 10_000),
-        ("default", 60),
-    ]
+    is_declared(service)
+    is_made_and_used(service)
+    await is_changed_under_load(service)
+    await is_drained(service)
+    await is_deleted(service)
+    assert service.disagreements() == ""
 
-    # Made by the command line, used over HTTP.
+
+def is_declared(service: Service) -> None:
+    """What the file says is there."""
+    listed = service.http.get("/v1/endpoints").json()["endpoints"]
+    told = [(each["id"], each["max_steps"]) for each in listed]
+    assert told == [("declared", 10_000), ("default", 60)]
+
+
+def is_made_and_used(service: Service) -> None:
+    """Made by the command line, used over HTTP."""
     members = ("gpus=0", "cpus=0.5", "min_workers=1", "jobs_per_worker=1", "max_queued=20")
     made = service.command("endpoints", "create", "portraits", *members)
     assert json.loads(made.stdout)["revision"] == 1
@@ -81,26 +90,31 @@ async def test_an_endpoint_from_its_making_to_its_end(service: Service) -> None:
     assert body["warm_checkpoints"] == [CHECKPOINT]
     assert body["rate_per_s"] > 0
 
-    # Changed under load: its worker is replaced, and each job completes at its first attempt.
+
+async def is_changed_under_load(service: Service) -> None:
+    """Its worker is replaced, and each job completes at its first attempt, as it was accepted."""
     jobs = submit(service, 8, steps=60)
-    changed = service.http.patch(OWN, json={"channels_last": True, "max_steps": 50, "revision": 1})
+    change = {"channels_last": True, "max_steps": 50, "revision": 1}
+    changed = service.http.patch(OWN, json=change)
     assert changed.status_code == 200, changed.text
     await eventually(lambda: is_rolled(service), within_s=PATIENCE_S)
     for job_id in jobs:
         assert service.ended(job_id)["status"] == 1
         assert service.event_names(job_id).count("started") == 1
 
-    # Drained: no more jobs, and no worker.
+
+async def is_drained(service: Service) -> None:
+    """No more jobs, no worker; then both again."""
     service.command("endpoints", "drain", "portraits")
     await eventually(lambda: shown(service)["workers"] == [], within_s=PATIENCE_S)
-    refused = service.http.post(
-        "/diffusion/v1/generate", params={"endpoint": "portraits"}, json=diffusion()
-    )
+    refused = service.http.post("/diffusion/v1/generate?endpoint=portraits", json=diffusion())
     assert refused.json()["error"]["type"] == "endpoint_draining"
     service.command("endpoints", "drain", "portraits", "--undo")
-
-    # Deleted: what waits then fails and says so, what runs ends as usual, and nothing is left.
     await eventually(lambda: is_rolled(service), within_s=PATIENCE_S)
+
+
+async def is_deleted(service: Service) -> None:
+    """What waits then fails and says so, what runs ends as usual, and nothing is left."""
     jobs = submit(service, 6, steps=50)
     await eventually(lambda: shown(service)["running"] == 1, within_s=PATIENCE_S)
     service.command("endpoints", "delete", "portraits", "--drain", "0")
@@ -111,4 +125,3 @@ async def test_an_endpoint_from_its_making_to_its_end(service: Service) -> None:
     await eventually(lambda: service.http.get(OWN).status_code == 404, within_s=PATIENCE_S)
     with service.cluster():
         assert service.actors("worker:portraits") == []
-    assert service.disagreements() == ""
