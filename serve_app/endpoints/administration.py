@@ -70,7 +70,7 @@ class EndpointAdministration:
         most = self._services.owner_settings.max_endpoints
         if not _is_admin(key) and most and sum(each.owner == owner for each in rows) >= most:
             raise TooManyEndpoints("An owner", most)
-        await self._require_allowed(key, stored.endpoint, given.keys())
+        await self._require_allowed(key, stored.endpoint, None)
         if not await self._rows.add(stored):
             raise EndpointExists
         return stored
@@ -116,12 +116,12 @@ class EndpointAdministration:
                 return now
 
     async def _require_allowed(
-        self, key: ApiKey, endpoint: Endpoint, given: Collection[str]
+        self, key: ApiKey, endpoint: Endpoint, given: Collection[str] | None
     ) -> None:
-        """`given`: the members that the key gave it now."""
+        """`given`: the members that the key changes; None is all, of a new one."""
         services = self._services
         require_sound(endpoint, services.dispatch_settings)
-        if not {"checkpoint", "checkpoints"}.isdisjoint(given):
+        if given is None or not {"checkpoint", "checkpoints"}.isdisjoint(given):
             models = services.catalogue.models
             require_listed(endpoint, await asyncio.to_thread(models.names, CHECKPOINTS))
         if _is_admin(key):
@@ -130,6 +130,7 @@ class EndpointAdministration:
         require_within_limits(
             endpoint,
             [other for other in own if other.id != endpoint.id],
+            given=given,
             owners=services.owner_settings,
             dispatch=services.dispatch_settings,
             graph=services.graph_settings,

@@ -12,6 +12,7 @@ from settings.keys import OwnerSettings
 
 _USUAL = Endpoint("")
 _NOT_HIGHER = ("max_pixels", "max_steps")
+_PER_WORKER = ("gpus", "cpus")
 
 
 def require_sound(endpoint: Endpoint, settings: DispatchSettings) -> None:
@@ -34,22 +35,27 @@ def require_within_limits(
     endpoint: Endpoint,
     others: Collection[Endpoint],
     *,
+    given: Collection[str] | None,
     owners: OwnerSettings,
     dispatch: DispatchSettings,
     graph: GraphSettings,
 ) -> None:
     """Raises ParametersInvalid where an owner would take more of the cluster than they may.
 
-    `others`: the other endpoints of the same owner.
+    `others`: the other endpoints of the same owner. `given`: the members that they change; what
+    else it has an administrator may have given it. None is all.
     """
-    _refuse(
-        (
-            *_too_much_kept(endpoint, owners, dispatch),
-            *_too_wide(endpoint, graph),
-            *_too_many("gpus", endpoint, others, most=owners.max_endpoint_gpus),
-            *_too_many("cpus", endpoint, others, most=owners.max_endpoint_cpus),
-        )
+    errors = (
+        *_too_much_kept(endpoint, owners, dispatch),
+        *_too_wide(endpoint, graph),
+        *_too_many("gpus", endpoint, others, most=owners.max_endpoint_gpus),
+        *_too_many("cpus", endpoint, others, most=owners.max_endpoint_cpus),
     )
+    _refuse(error for error in errors if given is None or _is_about(error.field, given))
+
+
+def _is_about(field: str, given: Collection[str]) -> bool:
+    return field in given or (field in _PER_WORKER and "max_workers" in given)
 
 
 def _unsound(endpoint: Endpoint, settings: DispatchSettings) -> Iterator[FieldError]:

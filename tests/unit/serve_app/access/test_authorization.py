@@ -156,7 +156,7 @@ async def places(edge: Edge) -> dict[str, str]:
         await edge.execute(ids["failed"], Quarantine("No."))
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
     await edge.project()
-    await edge.services.endpoints.put(Endpoint("alices", owner="alice", gpus=0))
+    await edge.services.endpoints.put(Endpoint("alices", owner="alice"))
     secret = edge.services.secret
     token = file_token(secret, ids["diffusion"], "0.png")
     ids["endpoint"] = "alices"

@@ -93,11 +93,14 @@ def test_only_checkpoints_that_are_there_can_be_named() -> None:
         require_listed(Endpoint("fast", checkpoints=("a", "c")), ["a", "b"])
 
 
-def require(others: tuple[Endpoint, ...] = (), **members: Any) -> None:
+def require(
+    others: tuple[Endpoint, ...] = (), *, given: tuple[str, ...] | None = None, **members: Any
+) -> None:
     members = {"min_workers": 0, "gpus": 0.0} | members
     require_within_limits(
         Endpoint("own", owner="alice", **members),
         others,
+        given=given,
         owners=OwnerSettings(),
         dispatch=DispatchSettings(),
         graph=GraphSettings(),
@@ -131,6 +134,19 @@ def test_the_share_is_that_of_all_their_endpoints() -> None:
     require((other,), gpus=1.0)
     with pytest.raises(ParametersInvalid, match="the others take 1"):
         require((other,), gpus=2.0)
+
+
+def test_what_an_administrator_gave_it_may_stay() -> None:
+    beyond = {"min_workers": 2, "gpus": 4.0, "cpus": 0.5, "max_pixels": 2**25}
+    require(given=("max_steps",), **beyond)
+    for given, fields in (
+        (("max_pixels",), {"max_pixels"}),
+        (("max_workers",), {"gpus", "cpus"}),
+        (("gpus", "max_queued"), {"gpus"}),
+    ):
+        with pytest.raises(ParametersInvalid) as refused:
+            require(given=given, **beyond)
+        assert {each.field for each in refused.value.fields} == fields
 
 
 def test_what_is_below_the_limits_is_taken() -> None:
