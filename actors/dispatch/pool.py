@@ -85,6 +85,11 @@ class WorkerPool:
                     return worker, slot
         return None
 
+    def running_jobs(self) -> set[str]:
+        """The ids of those that `running` knows."""
+        slots = (slot for worker in self._workers.values() for slot in worker.slots)
+        return {slot.job_id for slot in slots if slot.job_id is not None}
+
     async def changed(self) -> None:
         """Returns when a slot or a worker changed since the last call, or `wake` was called."""
         await self._changed.wait()

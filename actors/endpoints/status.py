@@ -8,12 +8,16 @@ from typing import Any
 
 from actors.dispatch.pool import WorkerPool
 from actors.endpoints.pace import Pace
+from events.errors import HistoryGone, JobUnreadable
+from events.job import Job
 from events.log import JobWriter, utc_now
 from events.queue import JobQueue
 
 _PAGE = 256
 _MOST_PAGES = 8
 """Of the entries at the head of the queue, which run first: more jobs than that run nowhere."""
+_MOST_READS = 32
+"""Of jobs that neither run nor wait: a caller may cancel a backlog at once, and is not waited for."""
 
 
 class EndpointStatus:
@@ -52,15 +56,26 @@ class EndpointStatus:
         }
 
     async def _oldest_waiting_s(self) -> float | None:
-        after = 0
+        after = reads = 0
+        running = self._pool.running_jobs()
         for _ in range(_MOST_PAGES):
             page = await self._queue.queued(self._endpoint, after=after, most=_PAGE)
             for entry in page:
-                if self._pool.running(entry.job_id) is None:
-                    job = await self._writer.load(entry.job_id)
-                    if job is not None and job.end is None:
-                        return max((self._now() - job.submitted_at).total_seconds(), 0.0)
+                if entry.job_id in running:
+                    continue
+                if (job := await self._waiting(entry.job_id)) is not None:
+                    return max((self._now() - job.submitted_at).total_seconds(), 0.0)
+                if (reads := reads + 1) == _MOST_READS:
+                    return None
             if len(page) < _PAGE:
                 return None
             after = page[-1].position
         return None
+
+    async def _waiting(self, job_id: str) -> Job | None:
+        """The job; None if it has ended, or has an event that this process cannot read."""
+        try:
+            job = await self._writer.load(job_id)
+        except (HistoryGone, JobUnreadable):
+            return None
+        return None if job is None or job.end is not None else job

@@ -6,6 +6,7 @@ Nothing is stored, and nothing is said that nobody asked for.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from events.bus.puller import Message
 from events.bus.streams import STATUS_WILDCARD, endpoint_in, status_subject
 from events.errors import LogUnavailable, ReadTimeout
 from events.retry import keep_trying
+
+logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 1.0
 
@@ -47,5 +50,8 @@ async def _answer(
         said = await status(endpoint_in(question.subject))
     except (LogUnavailable, ReadTimeout):
         return  # whoever asked does not wait long
+    except Exception:
+        logger.exception("endpoint not told of", extra={"action": "endpoint_status"})
+        return
     if said is not None and question.ack_subject:
         await bus.publish(question.ack_subject, json.dumps(said).encode())

@@ -9,7 +9,7 @@ from typing import Any
 
 from events.bus.bus import Bus
 from events.bus.endpoint_status import answer_status, ask_status
-from events.errors import LogUnavailable
+from events.errors import JobDamaged, LogUnavailable
 from tests.support.polling import eventually
 
 
@@ -17,6 +17,8 @@ async def test_whoever_dispatches_an_endpoint_answers(bus: Bus) -> None:
     async def mine(endpoint: str) -> Mapping[str, Any] | None:
         if endpoint == "troubled":
             raise LogUnavailable
+        if endpoint == "broken":
+            raise JobDamaged
         return {"workers": [], "rate_per_s": 0.5} if endpoint == "mine" else None
 
     async def nothing(_endpoint: str) -> None:
@@ -31,6 +33,7 @@ async def test_whoever_dispatches_an_endpoint_answers(bus: Bus) -> None:
         assert answer == {"workers": [], "rate_per_s": 0.5}
         assert await ask_status(bus, "another") is None
         assert await ask_status(bus, "troubled") is None
+        assert await ask_status(bus, "broken") is None
         assert await ask_status(bus, "mine") == answer
     finally:
         for task in answering:
