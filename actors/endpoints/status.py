@@ -17,7 +17,7 @@ _PAGE = 256
 _MOST_PAGES = 8
 """Of the entries at the head of the queue, which run first: more jobs than that run nowhere."""
 _MOST_READS = 32
-"""Of jobs that neither run nor wait: a caller may cancel a backlog at once, and is not waited for."""
+"""Of jobs that neither run nor wait: a caller may have cancelled a whole backlog just now."""
 
 
 class EndpointStatus:

@@ -39,7 +39,10 @@ _CLOCKS_S = {
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_PREPARE_LOCK = 0x6461726B  # any number that no other application locks in this database
+# any numbers that no other application locks in this database
+_PREPARE_LOCK = 0x6461726B
+ENDPOINTS_LOCK = 0x6461726C
+"""Held by whoever counts endpoints before it writes one."""
 
 
 @contextmanager
@@ -93,9 +96,7 @@ class Database:
         """Create what is missing. Safe while another process does the same."""
         if self._is_sqlite:
             await self._write_ahead()
-        async with self.write() as connection:
-            if not self._is_sqlite:
-                await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_PREPARE_LOCK})")
+        async with self.write(lock=_PREPARE_LOCK) as connection:
             await connection.run_sync(METADATA.create_all)
             await connection.run_sync(_add_missing)
             checkpoint = self.insert(CHECKPOINTS).values(name=RESULTS_CHECKPOINT, seq=0)
@@ -163,14 +164,20 @@ class Database:
             return (await connection.execute(statement)).rowcount
 
     @asynccontextmanager
-    async def write(self) -> AsyncGenerator[AsyncConnection]:
-        """One transaction, kept if the block ends well."""
+    async def write(self, *, lock: int | None = None) -> AsyncGenerator[AsyncConnection]:
+        """One transaction, kept if the block ends well.
+
+        `lock`: no other transaction that has it, too, runs beside this one. On SQLite no other one
+        does in any case.
+        """
         with _reached():
             async with self._engine.begin() as connection:
                 if self._is_sqlite:
                     # A transaction that reads before it writes cannot wait for another writer: it
                     # fails with "database is locked". One that says so at its start waits its turn.
                     await connection.exec_driver_sql("BEGIN IMMEDIATE")
+                elif lock is not None:
+                    await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")
                 yield connection
 
     async def copy_to(self, path: Path) -> None:

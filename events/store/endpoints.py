@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from events.store.database import Database
+from events.store.database import ENDPOINTS_LOCK, Database
 from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS, NOTED_ENDPOINTS
 
 _MEMBERS = tuple(member.name for member in fields(Endpoint))
 _REVISION = sa.func.coalesce(ENDPOINTS.c.revision, 1)
+
+Check: TypeAlias = Callable[[Collection[Endpoint]], None]
+"""Is given every endpoint as it is before a write, and raises what forbids that. Of writes that are
+checked one comes after the other, so each sees those before it.
+"""
 
 
 class Endpoints:
@@ -50,18 +55,20 @@ class Endpoints:
         """Add it unless one of its id is there. Safe while another process does the same."""
         await self.add(StoredEndpoint(endpoint=endpoint))
 
-    async def add(self, stored: StoredEndpoint) -> bool:
-        """False if one of its id is there, which stays as it is."""
+    async def add(self, stored: StoredEndpoint, *, check: Check | None = None) -> bool:
+        """False if one of its id is there, which stays as it is. Raises what `check` raises."""
         insert = self._database.insert(ENDPOINTS).values(_row(stored))
-        return await self._database.execute(insert.on_conflict_do_nothing()) > 0
+        return await self._write(insert.on_conflict_do_nothing(), check) > 0
 
-    async def change(self, stored: StoredEndpoint) -> StoredEndpoint | None:
+    async def change(
+        self, stored: StoredEndpoint, *, check: Check | None = None
+    ) -> StoredEndpoint | None:
         """Write a changed row in the place of its `revision`. The row as it is now, with the next
-        revision; None if it has another one by now, or is gone.
+        revision; None if it has another one by now, or is gone. Raises what `check` raises.
         """
         changed = replace(stored, revision=stored.revision + 1)
         update = sa.update(ENDPOINTS).where(_at(stored)).values(_row(changed))
-        return changed if await self._database.execute(update) else None
+        return changed if await self._write(update, check) else None
 
     async def remove(self, stored: StoredEndpoint) -> bool:
         """False if it has another revision by now, or is gone."""
@@ -77,6 +84,14 @@ class Endpoints:
             if await self.change(replace(stored, endpoint=settled)) is not None:
                 return
         await self.add_missing(default)
+
+    async def _write(self, statement: sa.UpdateBase, check: Check | None) -> int:
+        if check is None:
+            return await self._database.execute(statement)
+        async with self._database.write(lock=ENDPOINTS_LOCK) as connection:
+            rows = (await connection.execute(sa.select(ENDPOINTS))).all()
+            check([_stored(row).endpoint for row in rows])
+            return (await connection.execute(statement)).rowcount
 
     async def note(self, ids: Collection[str]) -> None:
         """Keep in mind, for good, that these have a row."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from engine.graph.models_folder import CHECKPOINTS
@@ -63,15 +64,19 @@ class EndpointAdministration:
             if owner not in {None, key.owner}:
                 raise ScopeMissing(Scope.ADMIN)
             owner = key.owner
-        default = self._services.default_endpoint
+        services, default = self._services, self._services.default_endpoint
         stored = with_members(new(id, default, owner=owner), given, default)
-        rows = await self._rows.all()
-        require_room(rows, self._services.dispatch_settings)
-        most = self._services.owner_settings.max_endpoints
-        if not _is_admin(key) and most and sum(each.owner == owner for each in rows) >= most:
-            raise TooManyEndpoints("An owner", most)
-        await self._require_allowed(key, stored.endpoint, None)
-        if not await self._rows.add(stored):
+        most = services.owner_settings.max_endpoints
+
+        def check(rows: Collection[Endpoint]) -> None:
+            require_room(rows, services.dispatch_settings)
+            if not _is_admin(key):
+                if most and sum(each.owner == owner for each in rows) >= most:
+                    raise TooManyEndpoints("An owner", most)
+                self._require_share(stored.endpoint, rows, None)
+
+        await self._require_sound(stored.endpoint, None)
+        if not await self._rows.add(stored, check=check):
             raise EndpointExists
         return stored
 
@@ -92,9 +97,11 @@ class EndpointAdministration:
                 return stored
             if stored.endpoint.ends_at is not None:
                 raise EndpointNotFound("The endpoint is being deleted.")
-            if given.keys() - {"draining"}:
-                await self._require_allowed(key, changed.endpoint, given.keys())
-            if (now := await self._rows.change(changed)) is not None:
+            if members := given.keys() - {"draining"}:
+                await self._require_sound(changed.endpoint, members)
+            share = partial(self._require_share, changed.endpoint, given=members)
+            check = share if members and not _is_admin(key) else None
+            if (now := await self._rows.change(changed, check=check)) is not None:
                 return now
 
     async def delete(self, key: ApiKey, id: str, *, drain_s: float | None) -> StoredEndpoint:
@@ -115,21 +122,22 @@ class EndpointAdministration:
             if (now := await self._rows.change(replace(stored, endpoint=going))) is not None:
                 return now
 
-    async def _require_allowed(
-        self, key: ApiKey, endpoint: Endpoint, given: Collection[str] | None
-    ) -> None:
-        """`given`: the members that the key changes; None is all, of a new one."""
+    async def _require_sound(self, endpoint: Endpoint, given: Collection[str] | None) -> None:
+        """`given`: the members that it is given; None is all, of a new one."""
         services = self._services
         require_sound(endpoint, services.dispatch_settings)
         if given is None or not {"checkpoint", "checkpoints"}.isdisjoint(given):
             models = services.catalogue.models
             require_listed(endpoint, await asyncio.to_thread(models.names, CHECKPOINTS))
-        if _is_admin(key):
-            return
-        own = [each.endpoint for each in await self._rows.stored(owner=key.owner)]
+
+    def _require_share(
+        self, endpoint: Endpoint, rows: Collection[Endpoint], given: Collection[str] | None
+    ) -> None:
+        """`rows`: all endpoints as they are. `given`: the members that its owner changes."""
+        services, owner, id = self._services, endpoint.owner, endpoint.id
         require_within_limits(
             endpoint,
-            [other for other in own if other.id != endpoint.id],
+            [other for other in rows if other.owner == owner and other.id != id],
             given=given,
             owners=services.owner_settings,
             dispatch=services.dispatch_settings,

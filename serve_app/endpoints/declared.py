@@ -18,6 +18,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +130,8 @@ class DeclaredEndpoints:
             require_sound(endpoint, self._settings)
             changed = replace(changed, endpoint=endpoint, applied=digest)
             if stored is None:
-                require_room(await self._endpoints.all(), self._settings)
-                if await self._endpoints.add(changed):
+                room = partial(require_room, settings=self._settings)
+                if await self._endpoints.add(changed, check=room):
                     return True
             elif await self._endpoints.change(changed) is not None:
                 return True

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.records import Endpoint, StoredEndpoint
+
+
+class FullError(Exception):
+    """What a check of these tests refuses a write with."""
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:
@@ -102,6 +107,33 @@ async def test_of_two_changes_of_one_revision_one_is_made(
     assert await endpoints.remove(now)
     assert await endpoints.change(now) is None
     assert await endpoints.all() == []
+
+
+async def test_of_writes_that_are_checked_each_sees_those_before_it(
+    database: Database, other_database: Database
+) -> None:
+    sides = [Endpoints(database), Endpoints(other_database)]
+    await sides[0].put(Endpoint("a", max_workers=1))
+
+    def check(rows: Collection[Endpoint]) -> None:
+        if sum(each.max_workers for each in rows) >= 3:
+            raise FullError
+
+    async def add(number: int) -> None:
+        stored = StoredEndpoint(endpoint=Endpoint(f"b{number}"))
+        await sides[number % 2].add(stored, check=check)
+
+    async def change(side: Endpoints) -> None:
+        before = await side.stored_one("a")
+        assert before is not None
+        changed = replace(before.endpoint, max_workers=2)
+        await side.change(replace(before, endpoint=changed), check=check)
+
+    writes = [*(add(number) for number in range(8)), *map(change, sides)]
+    ends = await asyncio.gather(*writes, return_exceptions=True)
+    assert sum(isinstance(end, FullError) for end in ends) >= 7
+    assert {type(end) for end in ends} == {FullError, type(None)}
+    assert sum(each.max_workers for each in await sides[0].all()) == 3
 
 
 async def test_a_row_follows_the_settings_but_for_what_it_was_given(database: Database) -> None:

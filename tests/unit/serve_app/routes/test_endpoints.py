@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -151,6 +152,21 @@ class TestOwner:
         await created(alice, "second")
         answer = await alice.post(URL, json={"id": "third", "gpus": 0})
         assert (answer.status_code, answer.json()["error"]["type"]) == (429, "too_many_endpoints")
+
+    async def test_requests_at_the_same_moment_take_no_more_than_the_share(
+        self, alice: httpx.AsyncClient
+    ) -> None:
+        bodies = [{"id": f"own-{number}", "gpus": 0} for number in range(9)]
+        answers = await asyncio.gather(*(alice.post(URL, json=body) for body in bodies))
+        assert sorted(each.status_code for each in answers) == [201] * 2 + [429] * 7
+        own = [each["id"] for each in (await alice.get(URL)).json()["endpoints"]]
+        change = {"max_workers": 5}
+        answers = await asyncio.gather(
+            *(alice.patch(f"{URL}/{id}", json=change) for id in own for _ in range(3))
+        )
+        assert {each.status_code for each in answers} == {200, 400}
+        workers = [each["max_workers"] for each in (await alice.get(URL)).json()["endpoints"]]
+        assert sorted(workers) == [1, 5]
 
     async def test_a_key_administers_the_endpoints_that_it_may_use(
         self, edge: Edge, alice: httpx.AsyncClient
