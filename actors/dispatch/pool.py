@@ -6,12 +6,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from actors.dispatch.cluster import ActorUnavailable, Cluster
 from actors.dispatch.names import endpoint_prefix, index_of, release_of, worker_name
-from actors.dispatch.rollout import Rollout, Step
+from actors.dispatch.rollout import Rollout, Step, end_costs
 from actors.dispatch.slot import Slot
 from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Pauses, Startup
@@ -49,6 +49,9 @@ class WorkerPool:
         self._slots = slots
         self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
+        self._found: Collection[Worker] = ()
+        """Those of a predecessor, until they have said what they run."""
+        self._found_at = time.monotonic()
         self._keeping: dict[int, asyncio.Task[None]] = {}
         self._pauses = Pauses(
             first_s=settings.worker_retry_first_s, longest_s=settings.worker_retry_longest_s
@@ -112,16 +115,8 @@ class WorkerPool:
 
     def told(self) -> list[dict[str, Any]]:
         """The workers, as JSON has them."""
-        return [
-            {
-                "state": worker.state,
-                "is_current": not self._is_old(worker),
-                "running": worker.slots.busy,
-                "checkpoints": sorted(worker.checkpoints),
-                "trouble": None if worker.is_ready else worker.startup.trouble,
-            }
-            for _, worker in sorted(self._workers.items())
-        ]
+        workers = [worker for _, worker in sorted(self._workers.items())]
+        return [each.told() | {"is_current": not self._is_old(each)} for each in workers]
 
     async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
         """Open and close workers, until cancelled; then those that are open stay as they are.
@@ -157,6 +152,7 @@ class WorkerPool:
         for name in await self._cluster.workers(release_of(self._prefix)):
             if index_of(name) not in self._workers:
                 self._open(index_of(name), name)
+        self._found, self._found_at = list(self._workers.values()), time.monotonic()
 
     def _is_old(self, worker: Worker) -> bool:
         """It is made otherwise than one would be made now."""
@@ -183,14 +179,31 @@ class WorkerPool:
         return [index for index in indexes if index not in self._workers][:most]
 
     def _replace_next(self, wanted: int) -> None:
-        """Go on with the replacement of workers that are made otherwise than they would be now."""
+        """Go on with the replacement of workers that are made otherwise than they would be now.
+
+        Not before those that were found had the time to say what they run.
+        """
+        room_wait_s = self._settings.worker_replace_s
+        is_early = time.monotonic() - self._found_at < room_wait_s
+        if is_early and not all(worker.is_ready for worker in self._found):
+            return
+        self._found = ()
         old = [worker for worker in self._workers.values() if self._is_old(worker)]
+        if not old:
+            self._leave_surplus()
         rollout = Rollout(old, [each for each in self._workers.values() if each not in old])
-        step = rollout.step(wanted, room_wait_s=self._settings.worker_replace_s)
+        step = rollout.step(wanted, room_wait_s=room_wait_s)
         if step is Step.LEAVE:
             rollout.leaves_next.is_leaving = True
         elif step is Step.OPEN:
             self._open_needed(len(self._workers) + 1)
+
+    def _leave_surplus(self) -> None:
+        """Where there may be fewer than before, those whose end costs least get no more jobs."""
+        staying = [worker for worker in self._workers.values() if not worker.is_leaving]
+        surplus = max(len(staying) - self._endpoint.max_workers, 0)
+        for worker in sorted(staying, key=end_costs)[:surplus]:
+            worker.is_leaving = True
 
     def _open(self, index: int, name: str) -> None:
         worker = Worker(
@@ -246,26 +259,30 @@ class WorkerPool:
                 await self._close(index)
 
     async def _close_surplus(self, wanted: int) -> None:
-        """Those that idle longer than they may; at once where nothing more is to come."""
+        """Those beyond the wanted that idle longer than they may; at once where no jobs come."""
         endpoint, now = self._endpoint, time.monotonic()
         idle_s = self._settings.worker_idle_s
         if endpoint.idle_timeout_s is not None:
             idle_s = endpoint.idle_timeout_s
         if endpoint.draining:
-            idle_s = 0.0 if not wanted else math.inf
-        least = 0 if endpoint.draining else endpoint.min_workers
+            idle_s = math.inf if wanted else 0.0
         for index, worker in sorted(self._workers.items(), reverse=True):
             if (task := self._keeping[index]).done():
                 task.result()
             if not worker.is_ready or worker.is_busy:
                 worker.idle_since = now
-            elif len(self._workers) > least and now - worker.idle_since > idle_s:
-                await self._close(index)
+            elif len(self._workers) > wanted and now - worker.idle_since > idle_s:
+                await self._close_idle(index)
 
     async def _close_leaving(self) -> None:
         for index, worker in list(self._workers.items()):
             if worker.is_leaving and not worker.is_busy:
-                await self._close(index)
+                await self._close_idle(index)
+
+    async def _close_idle(self, index: int) -> None:
+        """Unless an actor that was found there, and has not been asked yet, runs a job."""
+        if await self._cluster.is_idle(self._workers[index].name):
+            await self._close(index)
 
     async def _close(self, index: int, *, has_failed: bool = False) -> None:
         worker, task = self._workers.pop(index), self._keeping.pop(index)

@@ -48,9 +48,14 @@ class Rollout:
 
     @property
     def leaves_next(self) -> Worker:
-        """The one whose end costs least: that runs nothing, that is not ready."""
-        return min(self._staying, key=lambda worker: (worker.is_busy, worker.is_ready))
+        """The one whose end costs least."""
+        return min(self._staying, key=end_costs)
 
     @property
     def _staying(self) -> list[Worker]:
         return [worker for worker in self.old if not worker.is_leaving]
+
+
+def end_costs(worker: Worker) -> tuple[bool, bool]:
+    """What the end of a worker costs: less where it runs nothing, and where it is not ready."""
+    return worker.is_busy, worker.is_ready

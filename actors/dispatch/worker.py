@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from actors.dispatch.cluster import (
     ActorUnavailable,
@@ -89,10 +89,14 @@ class Worker:
     def is_busy(self) -> bool:
         return self.slots.is_busy
 
-    @property
-    def state(self) -> str:
-        """`leaving`, `ready`, or `starting`: also again, after a loss of its engine."""
-        return "leaving" if self.is_leaving else "ready" if self.is_ready else "starting"
+    def told(self) -> dict[str, Any]:
+        """As JSON has it. It is `starting` also again, after a loss of its engine."""
+        return {
+            "state": "leaving" if self.is_leaving else "ready" if self.is_ready else "starting",
+            "running": self.slots.busy,
+            "checkpoints": sorted(self.checkpoints),
+            "trouble": None if self.is_ready else self.startup.trouble,
+        }
 
     def idle_slot(self) -> Slot | None:
         return self.slots.idle() if self.is_ready and not self.is_leaving else None

@@ -99,6 +99,39 @@ async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(
         assert set(cluster.groups) == made(cluster)
 
 
+@pytest.mark.parametrize("prefix", [PREFIX, OLD])
+async def test_more_than_there_may_be_by_now_take_no_jobs_however_many_wait(
+    cluster: FakeCluster, prefix: str
+) -> None:
+    names = await old_workers(cluster, 3, prefix)
+    actors = [cluster.actors[slot_name(name, 0)] for name in names]
+    for actor in actors[:2]:
+        actor.begin("a-job")
+    async with kept(new_pool(cluster, min_workers=0, max_workers=1), Demand(100)) as pool:
+        await eventually(lambda: cluster.removed == [names[2]])
+        await asyncio.sleep(0.1)
+        assert cluster.removed == [names[2]]
+        for actor in actors[:2]:
+            actor.finish()
+        await eventually(lambda: len(cluster.groups) == 1 and made(cluster))
+        await eventually(pool.free_slots)
+
+
+async def test_a_worker_whose_actors_are_not_asked_yet_may_run_a_job(cluster: FakeCluster) -> None:
+    names = await old_workers(cluster, 3)
+    for name in names:
+        cluster.actors[slot_name(name, 0)].begin("a-job")
+        cluster.engines[name].answers = False
+    settings = {"worker_replace_s": 0.05}
+    async with kept(new_pool(cluster, min_workers=0, settings=settings), Demand(3)) as pool:
+        await eventually(lambda: any(each["state"] == "leaving" for each in pool.told()))
+        await asyncio.sleep(0.1)
+        assert cluster.removed == []
+        for name in names:
+            cluster.actors[slot_name(name, 0)].finish()
+        await eventually(lambda: cluster.removed)
+
+
 async def test_nothing_is_opened_for_workers_that_nobody_needs(cluster: FakeCluster) -> None:
     await old_workers(cluster, 2)
     async with kept(new_pool(cluster, min_workers=0), Demand()):
@@ -123,6 +156,18 @@ async def test_a_pool_that_is_drained_keeps_no_worker_without_a_job(cluster: Fak
     drained: WorkerPool = new_pool(cluster, min_workers=2, draining=True)
     async with kept(drained, demand):
         await eventually(lambda: drained.idle_slot(None))
+        await asyncio.sleep(0.1)
+        assert cluster.removed == []
+        demand.jobs = 0
+        await eventually(lambda: not cluster.groups)
+
+
+async def test_a_worker_that_may_not_idle_at_all_stays_for_the_job_it_was_opened_for(
+    cluster: FakeCluster,
+) -> None:
+    demand = Demand(1)
+    async with kept(new_pool(cluster, min_workers=0, idle_timeout_s=0.0), demand) as pool:
+        await eventually(pool.free_slots)
         await asyncio.sleep(0.1)
         assert cluster.removed == []
         demand.jobs = 0
