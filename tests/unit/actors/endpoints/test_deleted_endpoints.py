@@ -34,6 +34,7 @@ class Bench:
         self.writer = JobWriter(MemoryLog())
         self.cluster = FakeCluster()
         self.now = utc_now()
+        self.clock = 0.0
         self.deleted = DeletedEndpoints(
             endpoints=self.endpoints,
             queue=self.queue,
@@ -41,7 +42,13 @@ class Bench:
             cluster=self.cluster,
             period_s=1.0,
             now=lambda: self.now,
+            clock=lambda: self.clock,
         )
+
+    async def sweep(self) -> None:
+        """The next one, somewhat more than a period later."""
+        await self.deleted.sweep()
+        self.clock += 1.1
 
     async def delete(self, *, drain_s: float = 60.0) -> StoredEndpoint:
         ends_at = self.now + timedelta(seconds=drain_s)
@@ -98,12 +105,40 @@ async def test_its_row_goes_once_neither_jobs_nor_workers_are_left(bench: Bench)
     await bench.delete(drain_s=60)
     job_id = await bench.submit()
     await bench.cluster.place(WORKER)
+    await bench.sweep()
     await bench.queue.remove("fast", 3, job_id)
-    await bench.deleted.sweep()
+    await bench.sweep()
     assert await bench.endpoints.get("fast") is not None
     await bench.cluster.remove(WORKER)
-    await bench.deleted.sweep()
+    await bench.sweep()
     assert await bench.endpoints.get("fast") is None
+
+
+async def test_it_waits_for_the_jobs_of_replicas_that_do_not_know_yet(bench: Bench) -> None:
+    await bench.delete(drain_s=0)
+    await bench.sweep()
+    job_id = await bench.submit()
+    await bench.sweep()
+    end = (await bench.job(job_id)).end
+    assert isinstance(end, Failed)
+    assert "was deleted" in end.message
+    assert await bench.endpoints.get("fast") is None
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_the_readers_of_its_lanes_go_soon_unless_it_is_made_again(
+    bench: Bench, is_back: bool
+) -> None:
+    await bench.delete(drain_s=0)
+    async with bench.queue.lane("fast", 3):
+        pass
+    for _ in range(2):
+        await bench.sweep()
+        assert await bench.queue.endpoints() == {"fast"}
+        if is_back and await bench.endpoints.get("fast") is None:
+            await bench.endpoints.put(Endpoint("fast"))
+    await bench.sweep()
+    assert await bench.queue.endpoints() == ({"fast"} if is_back else set())
 
 
 async def test_one_that_was_changed_meanwhile_ends_no_job_by_what_was_read(
