@@ -7,25 +7,27 @@ from events.ids import derived_id
 from events.job import Job
 from events.log import utc_now
 from events.types import Failed
+from serve_app.endpoints.used import require_open
 from serve_app.job_state import ended_job
-from serve_app.refusals import EndpointNotFound, JobNotResubmittable
+from serve_app.refusals import JobNotResubmittable
 from serve_app.services import Services
 
 
 async def resubmit(services: Services, job: Job) -> Job:
     """A new job with the request, owner, key and callback of `job`; a repeat finds the same one.
 
-    Nothing is checked again: its worker does that. The owner's limits do not hold for it.
+    Nothing is checked again: its worker does that, by the terms of the job. The owner's limits do
+    not hold for it. An endpoint of its id that is another owner's by now is another endpoint.
 
-    Raises JobNotResubmittable, EndpointNotFound, LogUnavailable, LogFull, OutcomeUnknown,
-    ReadTimeout, DatabaseUnavailable.
+    Raises JobNotResubmittable, EndpointNotFound, EndpointDraining, LogUnavailable, LogFull,
+    OutcomeUnknown, ReadTimeout, DatabaseUnavailable.
     """
     submitted = job.submitted
     if not isinstance(job.end, Failed):
         raise JobNotResubmittable
     endpoint = await services.endpoints.get(submitted.endpoint)
-    if endpoint is None or endpoint.ends_at is not None:
-        raise EndpointNotFound
+    is_other = endpoint is not None and endpoint.owner not in {None, submitted.owner}
+    require_open(None if is_other else endpoint)
     # Their files are kept for as long as the new job may need them.
     await services.uploads.use(submitted.owner, list(submitted.input_files or ()), utc_now())
     retry = submitted.model_copy(update={"retry_of": job.id})

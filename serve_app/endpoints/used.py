@@ -38,11 +38,9 @@ class UsedEndpoints:
         """Raises EndpointForbidden, EndpointNotFound, EndpointDraining, DatabaseUnavailable."""
         require_endpoint(key, id)
         endpoint = await self._rows.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
-        if endpoint is None or endpoint.ends_at is not None or not may_see(key, endpoint):
-            raise EndpointNotFound
-        if endpoint.draining:
-            raise EndpointDraining(id)
-        return endpoint
+        if endpoint is not None and not may_see(key, endpoint):
+            endpoint = None
+        return require_open(endpoint)
 
     async def status(self, id: str) -> Mapping[str, Any] | None:
         """What its dispatcher says; None where none answers."""
@@ -63,6 +61,15 @@ class UsedEndpoints:
     def forget(self, id: str) -> None:
         """It was changed here."""
         self._rows.drop(id)
+
+
+def require_open(endpoint: Endpoint | None) -> Endpoint:
+    """Raises EndpointNotFound, EndpointDraining where it takes no jobs; None: it is unknown."""
+    if endpoint is None or endpoint.ends_at is not None:
+        raise EndpointNotFound
+    if endpoint.draining:
+        raise EndpointDraining(endpoint.id)
+    return endpoint
 
 
 def job_timeout_s(endpoint: Endpoint, settings: DispatchSettings) -> float:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -6,6 +7,7 @@ from jsonschema import Draft202012Validator
 
 from events.decisions import Complete, FailDispatch, Quarantine, Submit
 from events.ids import lane_of
+from events.store.records import Endpoint
 from events.types import Cancelled, DeadLetter, Failed
 from tests.support.edge import ACTOR, Edge
 from tests.support.generate_bodies import diffusion_body
@@ -269,17 +271,20 @@ class TestResubmit:
         assert answer.status_code == 409
         assert "erased" in answer.json()["error"]["message"]
 
-    async def test_its_endpoint_must_still_be_there(
+    async def test_its_endpoint_must_still_take_its_jobs(
         self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
     ) -> None:
         job_id = await submit(client)
         await give_up(edge, job_id)
-        job = await edge.job(job_id)
-        gone = job.submitted.model_copy(update={"endpoint": "gone"})
+        moved = (await edge.job(job_id)).submitted.model_copy(update={"endpoint": "own"})
         other = "0199a1b2-0000-7000-8000-000000000001"
-        await edge.services.writer.submit(other, Submit(gone))
+        await edge.services.writer.submit(other, Submit(moved))
         await give_up(edge, other)
         assert (await admin.post(f"{JOBS}/{other}/resubmit")).status_code == 404
+        theirs = Endpoint("own", owner=moved.owner)
+        for changes, status in ({"owner": "a"}, 404), ({"draining": True}, 503), ({}, 202):
+            await edge.services.endpoints.put(replace(theirs, **changes))
+            assert (await admin.post(f"{JOBS}/{other}/resubmit")).status_code == status
 
 
 @pytest.mark.parametrize("tail", ["", "/cancel", "/quarantine", "/resubmit"])
