@@ -8,7 +8,8 @@
 
 What the file says of an endpoint is applied once, and again when it says something else. So every
 replica may apply it, and what is changed otherwise meanwhile stays. An endpoint that the file does
-not name any more stays, too.
+not name any more stays, too. One that is another owner's so far, who may have taken the id, has
+nothing but what the file says.
 """
 
 from __future__ import annotations
@@ -121,14 +122,16 @@ class DeclaredEndpoints:
             stored = await self._endpoints.stored_one(declared.id)
             if stored is not None and (stored.applied == digest or stored.endpoint.ends_at):
                 return False
-            before = stored or new(declared.id, self._default, owner=declared.owner)
+            before = new(declared.id, self._default, owner=declared.owner)
+            if stored is not None:
+                is_theirs = stored.endpoint.owner == declared.owner
+                before = stored if is_theirs else replace(before, revision=stored.revision)
             changed = with_members(before, declared.given, self._default)
-            endpoint = replace(changed.endpoint, owner=declared.owner)
             if declared.owner is not None and declared.id == self._default.id:
                 message = "the default endpoint takes everybody's jobs"
                 raise ParametersInvalid((FieldError("not_allowed", message, "owner"),))
-            require_sound(endpoint, self._settings)
-            changed = replace(changed, endpoint=endpoint, applied=digest)
+            require_sound(changed.endpoint, self._settings)
+            changed = replace(changed, applied=digest)
             if stored is None:
                 room = partial(require_room, settings=self._settings)
                 if await self._endpoints.add(changed, check=room):

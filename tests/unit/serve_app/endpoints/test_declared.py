@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from events.store.endpoints import Endpoints
-from events.store.records import Endpoint
+from events.store.records import Endpoint, StoredEndpoint
 from serve_app.endpoints.declared import (
     DeclaredEndpoints,
     EndpointsFileInvalid,
@@ -74,6 +74,19 @@ async def test_it_is_applied_once_and_again_when_it_says_something_else(
     assert await endpoints.get("own") == changed.endpoint
     await apply(endpoints, file, FILE.replace("gpus: 0.5", "gpus: 1"))
     assert await endpoints.get("own") == replace(own.endpoint, gpus=1.0, max_queued=5)
+
+
+@pytest.mark.parametrize("taken_by", ["bob", None])
+async def test_an_id_that_somebody_else_took_is_made_anew(
+    endpoints: Endpoints, file: Path, taken_by: str | None
+) -> None:
+    taken = Endpoint("own", owner=taken_by, max_queued=0, gpus=64.0, draining=True)
+    await endpoints.add(StoredEndpoint(endpoint=taken, given=frozenset({"max_queued", "gpus"})))
+    await apply(endpoints, file, "endpoints: {own: {owner: alice, checkpoints: [a]}}")
+    stored = await endpoints.stored_one("own")
+    assert stored is not None
+    assert stored.endpoint == Endpoint("own", owner="alice", checkpoints=("a",), min_workers=0)
+    assert (stored.revision, stored.given) == (2, {"checkpoints"})
 
 
 async def test_what_it_gives_the_default_endpoint_stays_at_the_next_start(
