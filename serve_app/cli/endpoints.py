@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,7 +126,8 @@ def _members(given: list[str] | None) -> dict[str, Any]:
             fail(f"write {text!r} as member=value")
         try:
             members[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            json.dumps(members[name], allow_nan=False)
+        except (yaml.YAMLError, TypeError, ValueError, RecursionError):
             fail(f"the value of {name} is no number, text, list or mapping: {value}")
     return members
 

@@ -76,6 +76,9 @@ async def test_what_is_refused_is_told(darkroom: Darkroom) -> None:
     for words, why in (
         (("create", "own", "gpus"), "member=value"),
         (("create", "own", "gpus={"), "the value of gpus"),
+        (("create", "own", "checkpoint=2026-01-01"), "the value of checkpoint"),
+        (("create", "own", "max_cost=.inf"), "the value of max_cost"),
+        (("create", "own", "checkpoints=" + "[" * 5000), "the value of checkpoints"),
         (("create", "own", "colour=red"), "colour"),
         (("update", "unknown", "gpus=1"), "404"),
         (("delete", "default"), "409"),
