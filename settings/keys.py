@@ -63,6 +63,9 @@ class OwnerSettings(Group):
     numbers; 0 is any number."""
     max_endpoint_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
     """How many CPUs they may take; 0 is any number."""
+    max_jobs_per_worker: Annotated[int, Field(ge=0)] = 16
+    """How many jobs at once an owner may ask of a worker, each of which takes a process and some
+    100 MiB; 0 is any number."""
     may_keep_workers: bool = False
     """Whether an endpoint of an owner may have workers while nobody uses it: `min_workers` above 0,
     or idle for longer than `DARKROOM_WORKER_IDLE_S`."""

@@ -47,7 +47,7 @@ def require_within_limits(
     """
     errors = (
         *_too_much_kept(endpoint, owners, dispatch),
-        *_too_wide(endpoint, graph),
+        *_too_wide(endpoint, owners, graph),
         *_too_many("gpus", endpoint, others, most=owners.max_endpoint_gpus),
         *_too_many("cpus", endpoint, others, most=owners.max_endpoint_cpus),
     )
@@ -88,9 +88,14 @@ def _too_much_kept(
         yield _error("idle_timeout_s", f"is at most {most:g} for endpoints of owners")
 
 
-def _too_wide(endpoint: Endpoint, graph: GraphSettings) -> Iterator[FieldError]:
+def _too_wide(
+    endpoint: Endpoint, owners: OwnerSettings, graph: GraphSettings
+) -> Iterator[FieldError]:
     if endpoint.resources:
         yield _error("resources", "is for administrators")
+    most_jobs = owners.max_jobs_per_worker
+    if most_jobs and endpoint.jobs_per_worker > most_jobs:
+        yield _error("jobs_per_worker", f"is at most {most_jobs} for endpoints of owners")
     for member in _NOT_HIGHER:
         most = getattr(_USUAL, member)
         if getattr(endpoint, member) > most:

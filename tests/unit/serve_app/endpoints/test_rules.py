@@ -118,6 +118,7 @@ def require(
         ({"gpus": 3.0}, "gpus"),
         ({"gpus": None, "max_workers": 3}, "gpus"),
         ({"cpus": 5.0, "max_workers": 2}, "cpus"),
+        ({"jobs_per_worker": 17}, "jobs_per_worker"),
         ({"max_pixels": 2**25}, "max_pixels"),
         ({"max_cost": 0.0}, "max_cost"),
         ({"max_cost": 2001.0}, "max_cost"),
@@ -151,3 +152,4 @@ def test_what_an_administrator_gave_it_may_stay() -> None:
 
 def test_what_is_below_the_limits_is_taken() -> None:
     require(gpus=None, cpus=4.0, max_workers=2, max_cost=1.0, max_pixels=256, idle_timeout_s=5.0)
+    require(jobs_per_worker=16)
