@@ -2,7 +2,7 @@
 
 The owners make them by keys of their own. A backlog is of jobs that take long, one at a time, so
 that it lasts while the other owner's short jobs are done, however slow the machine is.
-`DARKROOM_TEST_BACKLOG` says how many jobs it has.
+`BACKLOG` says how many jobs it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion
 
-BACKLOG = int(os.environ.get("DARKROOM_TEST_BACKLOG", "60"))
+BACKLOG = int(os.environ.get("BACKLOG", "60"))
 PATIENCE_S = 400.0
 LONG = {"steps": 80, "width": 256, "height": 256}
 SHAPES = "darkroom-shapes.safetensors"
