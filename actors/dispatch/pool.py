@@ -190,7 +190,7 @@ class WorkerPool:
         self._found = ()
         old = [worker for worker in self._workers.values() if self._is_old(worker)]
         if not old:
-            self._leave_surplus()
+            self._leave_surplus(max(wanted, self._endpoint.max_workers))
         rollout = Rollout(old, [each for each in self._workers.values() if each not in old])
         step = rollout.step(wanted, room_wait_s=room_wait_s)
         if step is Step.LEAVE:
@@ -198,11 +198,10 @@ class WorkerPool:
         elif step is Step.OPEN:
             self._open_needed(len(self._workers) + 1)
 
-    def _leave_surplus(self) -> None:
+    def _leave_surplus(self, most: int) -> None:
         """Where there may be fewer than before, those whose end costs least get no more jobs."""
         staying = [worker for worker in self._workers.values() if not worker.is_leaving]
-        surplus = max(len(staying) - self._endpoint.max_workers, 0)
-        for worker in sorted(staying, key=end_costs)[:surplus]:
+        for worker in sorted(staying, key=end_costs)[: max(len(staying) - most, 0)]:
             worker.is_leaving = True
 
     def _open(self, index: int, name: str) -> None:

@@ -117,6 +117,14 @@ async def test_more_than_there_may_be_by_now_take_no_jobs_however_many_wait(
         await eventually(pool.free_slots)
 
 
+async def test_as_many_as_there_always_are_stay_whatever_the_most_is(cluster: FakeCluster) -> None:
+    """The settings of the default endpoint may say so."""
+    async with kept(new_pool(cluster, min_workers=2, max_workers=1), Demand()) as pool:
+        await eventually(lambda: pool.free_slots() == 4)
+        await asyncio.sleep(0.1)
+        assert (len(cluster.groups), cluster.removed) == (2, [])
+
+
 async def test_a_worker_whose_actors_are_not_asked_yet_may_run_a_job(cluster: FakeCluster) -> None:
     names = await old_workers(cluster, 3)
     for name in names:
