@@ -134,7 +134,7 @@ def is_drained(service: Service) -> None:
 
 def is_deleted(service: Service) -> None:
     """What waits then fails and says so, what runs ends as usual, and nothing is left."""
-    jobs = submit(service, 12, steps=50, width=256, height=256)
+    jobs = submit(service, 18, steps=50, width=256, height=256)
     until(lambda: shown(service)["workers"] and shown(service)["running"] == 1)
     service.command("endpoints", "delete", "portraits", "--drain", "0")
     ends = [service.ended(job_id) for job_id in jobs]
