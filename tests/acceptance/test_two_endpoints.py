@@ -21,7 +21,7 @@ from tests.support.service import CHECKPOINT, Service, diffusion
 
 BACKLOG = int(os.environ.get("BACKLOG", "60"))
 PATIENCE_S = 400.0
-LONG = {"steps": 80, "width": 256, "height": 256}
+LONG: dict[str, Any] = {"steps": 80, "width": 256, "height": 256}
 SHAPES = "darkroom-shapes.safetensors"
 MEMBERS: dict[str, dict[str, Any]] = {
     "alice": {"checkpoints": [CHECKPOINT], "max_steps": 80},

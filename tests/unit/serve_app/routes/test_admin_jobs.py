@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -281,9 +280,9 @@ class TestResubmit:
         await edge.services.writer.submit(other, Submit(moved))
         await give_up(edge, other)
         assert (await admin.post(f"{JOBS}/{other}/resubmit")).status_code == 404
-        theirs = Endpoint("own", owner=moved.owner)
-        for changes, status in ({"owner": "a"}, 404), ({"draining": True}, 503), ({}, 202):
-            await edge.services.endpoints.put(replace(theirs, **changes))
+        owner = moved.owner
+        for of, draining, status in ("a", False, 404), (owner, True, 503), (owner, False, 202):
+            await edge.services.endpoints.put(Endpoint("own", owner=of, draining=draining))
             assert (await admin.post(f"{JOBS}/{other}/resubmit")).status_code == status
 
 
