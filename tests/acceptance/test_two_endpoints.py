@@ -19,7 +19,7 @@ import pytest
 from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion
 
-BACKLOG = int(os.environ.get("BACKLOG", "60"))
+BACKLOG = int(os.environ.get("BACKLOG", "20"))
 PATIENCE_S = 400.0
 LONG: dict[str, Any] = {"steps": 80, "width": 256, "height": 256}
 SHAPES = "darkroom-shapes.safetensors"
@@ -101,8 +101,11 @@ def accepted(answer: httpx.Response) -> str:
 
 
 @pytest.fixture(scope="module")
-def owners(service: Service) -> dict[str, Owner]:
-    return {name: Owner(service, name) for name in MEMBERS}
+def owners(service: Service) -> Iterator[dict[str, Owner]]:
+    owners = {name: Owner(service, name) for name in MEMBERS}
+    yield owners
+    for owner in owners.values():
+        owner.http.close()
 
 
 @pytest.mark.parametrize(("busy_name", "calm_name"), [("alice", "bob"), ("bob", "alice")])
