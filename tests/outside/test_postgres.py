@@ -126,8 +126,8 @@ async def test_nothing_that_was_acknowledged_is_lost(
     stored = {key.id for key in await ApiKeys(database).all()}
     acknowledged = {id for writer in writers for id in writer.acknowledged}
     assert acknowledged <= stored
-    # One that was written as the server went may be there, and nobody was told.
-    assert len(stored - acknowledged) <= len(writers) * 2
+    # What was written as the server went may be there, and nobody was told.
+    assert len(stored - acknowledged) <= len(writers) * 4
     # Nobody hung: a connection, a statement and a wait for the pool end each after its time.
     assert max(writer.longest_s for writer in writers) < 4 * BUSY_S + 5
 
