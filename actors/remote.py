@@ -190,6 +190,7 @@ class JobProcess:
         self._idle = asyncio.Event()
         self._idle.set()
         self._jobs_run = 0
+        self._is_retired = False
         self._finding: asyncio.Task[None] | None = None
 
     async def ready(self) -> str:
@@ -201,16 +202,22 @@ class JobProcess:
             self._finding = asyncio.create_task(self._engine.find())
         return actor_name()
 
-    async def run(self, job_id: str, token: str, known: Job | None = None) -> RunOutcome:
-        """Run a job; `token` is that of its queue entry, `known` the job as far as it is known."""
+    async def run(
+        self, job_id: str, token: str, known: Job | None, after_attempts: int
+    ) -> RunOutcome:
+        """Run a job; `token` is that of its queue entry, `known` the job as far as it is known.
+
+        `after_attempts`: how many it had when it was handed out.
+        """
         await self.ready()
         assert self._parts is not None
-        if self._job_id is not None:
-            return RunOutcome.LOST  # one job at a time: two under one name could not be fenced
+        if self._job_id is not None or self._is_retired:
+            return RunOutcome.BUSY  # one job at a time: two under one name could not be fenced
         self._job_id, self._jobs_run = job_id, self._jobs_run + 1
         self._idle.clear()
         try:
-            return await self._parts.runner.run(self._parts.queue.entry(job_id, token), known)
+            entry = self._parts.queue.entry(job_id, token)
+            return await self._parts.runner.run(entry, known, after_attempts=after_attempts)
         finally:
             self._job_id = None
             self._idle.set()
@@ -226,6 +233,11 @@ class JobProcess:
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
+
+    async def retire(self) -> bool:
+        """Take no further job; False where one runs."""
+        self._is_retired = self._is_retired or self._job_id is None
+        return self._is_retired
 
     async def location(self) -> Location:
         return location()

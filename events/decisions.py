@@ -47,6 +47,9 @@ class Start:
     max_attempts_total: int
     """How many may fail that the job was not spared, charged or not."""
     now: datetime
+    after_attempts: int | None = None
+    """How many attempts the job had when it was handed out. If it has had another number by now,
+    somebody else has it, and nothing is added; None: whoever has it loses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,8 @@ def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
     if isinstance(command, Erase):
         return () if job is None or job.erased else _erase(job)
     if job is None or job.end is not None:
+        return ()
+    if isinstance(command, Start) and command.after_attempts not in {None, job.attempts}:
         return ()
     if job.cancel_requested and not isinstance(command, StoreImage | Quarantine):
         return _leave(command, job)

@@ -48,6 +48,9 @@ class JobActor(Protocol):
     async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
         """Run the job of an entry, which was folded a while ago. Raises ActorDied, ActorLost."""
 
+    async def retire(self) -> bool:
+        """Take no further job, whoever gives it; False where one runs. Raises ActorUnavailable."""
+
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         """The entry was delivered again: False if the actor does not answer in time, or does
         not run its job.

@@ -1,8 +1,8 @@
 """Dispatcher: gives what waits on the queue to workers that have room.
 
 One actor, one `EndpointDispatcher` per endpoint, at work only while it holds a lease in the
-database. Two may overlap for a while: a job that both dispatch is started twice, by two actors,
-and the fence lets one of them write.
+database. Two may overlap for a while: of a job that both dispatch one start is stored, since each
+states how many attempts its dispatcher knew of.
 """
 
 from __future__ import annotations

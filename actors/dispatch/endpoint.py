@@ -226,7 +226,7 @@ class EndpointDispatcher:
             if not isinstance(error, _PASSING):
                 await self._drop(held.entry, error)
             if slot.entry is held.entry:
-                slot.replace()
+                slot.renew()
 
     def _note_done(self, owner: str, _: asyncio.Task[None]) -> None:
         """Called for a run that was cancelled before it began, too."""
@@ -252,8 +252,10 @@ class EndpointDispatcher:
             if slot.entry is not held.entry:
                 return  # Replaced while its job was read.
         # A new actor takes seconds to start; it was the engine that failed, not this one.
-        if outcome not in {RunOutcome.COMPLETED, RunOutcome.RETRY} or slot.is_expired:
+        if death is not None:
             slot.replace()
+        elif outcome not in {RunOutcome.COMPLETED, RunOutcome.RETRY} or slot.is_expired:
+            slot.renew()
         else:
             slot.release()
 

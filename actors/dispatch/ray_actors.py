@@ -49,10 +49,14 @@ class RayJobActor:
         # A large one is read by the actor: Ray would put it into its object store, and wait there.
         known = job if job.log_bytes <= _MOST_HANDED_BYTES else None
         try:
-            return RunOutcome(await self._handle.run.remote(entry.job_id, entry.token, known))
+            run = self._handle.run.remote(entry.job_id, entry.token, known, job.attempts)
+            return RunOutcome(await run)
         except RayError as error:
             died = ActorDied if ended_by_itself(error) else ActorLost
             raise died(first_line(error)) from error
+
+    async def retire(self) -> bool:
+        return bool(await answer(self._handle.retire))
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -74,6 +75,14 @@ class Slot:
         self._must_kill = True
         self._begin(self._bring_up())
 
+    def renew(self) -> None:
+        """Begin to make another actor, once this one runs no job that another dispatcher gave it.
+
+        For a while two may take each other's actors for idle: none ends what the other one runs.
+        """
+        self.job_id = self.entry = None
+        self._begin(self._retire_and_bring_up())
+
     async def close(self) -> None:
         """End the actor, and make no other one."""
         await self.detach()
@@ -112,6 +121,14 @@ class Slot:
         self._become(SlotState.STARTING)
         self._task = asyncio.create_task(work, name=self.name)
 
+    async def _retire_and_bring_up(self) -> None:
+        if (actor := self._actor) is not None:
+            with suppress(ActorUnavailable):  # whoever does not answer is killed
+                while not await actor.retire():
+                    await self._wait_idle(actor)
+        self._must_kill = True
+        await self._bring_up()
+
     async def _bring_up(self) -> None:
         await self._persist(self._kill_and_adopt)
 
@@ -135,12 +152,16 @@ class Slot:
         """Find or make the actor. One that still runs a predecessor's job is waited for."""
         self._actor = actor = await self._cluster.job_actor(self._worker, self.name)
         self.writer = await actor.ready()
+        await self._wait_idle(actor)
+        self._become(SlotState.IDLE)
+
+    async def _wait_idle(self, actor: JobActor) -> None:
+        """Until it runs no job; the slot says which one it is. Raises ActorUnavailable."""
         self.job_id, self._jobs_run = await actor.state()
         while self.job_id is not None:
             self._become(SlotState.BUSY)
             await actor.wait_idle()
             self.job_id, self._jobs_run = await actor.state()
-        self._become(SlotState.IDLE)
 
     def _become(self, state: SlotState) -> None:
         self.state = state

@@ -20,7 +20,7 @@ from actors.worker.plan import Plan
 from events.decisions import Start
 from events.errors import JobUnreadable, ServiceError
 from events.job import Job
-from events.log import EventLog, JobWriter
+from events.log import EventLog, JobWriter, Outcome
 from events.queue import QueueEntry
 from events.types import Completed
 from storage.images import ImageStore
@@ -37,6 +37,8 @@ class RunOutcome(StrEnum):
     """The attempt failed; the entry was given back."""
     LOST = "lost"
     """The job is another actor's, or a later version's. Its entry comes again by itself."""
+    BUSY = "busy"
+    """The actor runs the job of another dispatcher, or none any more. This one was not touched."""
 
 
 class JobRunner:
@@ -70,16 +72,18 @@ class JobRunner:
         self._now = now
         self._leases: dict[str, Lease] = {}
 
-    async def run(self, entry: QueueEntry, known: Job | None = None) -> RunOutcome:
+    async def run(
+        self, entry: QueueEntry, known: Job | None = None, *, after_attempts: int | None = None
+    ) -> RunOutcome:
         """Run the job of a queue entry that was delivered to us.
 
         `known`: the job as it was a while ago, so that it is not read again: what was stored since
-        then comes to light when `Started` is appended.
+        then comes to light when `Started` is appended. `after_attempts`: see `Start`.
 
         Raises ServiceError. Any other error is about this job, and ends it.
         """
         try:
-            return await self._run(entry, known)
+            return await self._run(entry, known, after_attempts)
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
                 raise
@@ -88,14 +92,19 @@ class JobRunner:
             await entry.ack()
             return RunOutcome.ENDED
 
-    async def _run(self, entry: QueueEntry, known: Job | None) -> RunOutcome:
+    async def _run(
+        self, entry: QueueEntry, known: Job | None, after_attempts: int | None
+    ) -> RunOutcome:
         job = known or await self._writer.load(entry.job_id)
         if job is None:
             await entry.ack()
             return RunOutcome.ENDED
-        job = await self._start(job)
+        outcome = await self._start(job, after_attempts)
+        job = outcome.job or job
         lease = self._lease_on(entry)
-        if job.end is None and job.actor == self._actor:
+        if job.end is None:
+            if not outcome.added:
+                return RunOutcome.LOST  # also where an earlier attempt was this actor's
             self._leases[job.id] = lease
             try:
                 job = await self._attempt(job, lease)
@@ -110,15 +119,15 @@ class JobRunner:
             lease.entry = entry
         return lease is not None
 
-    async def _start(self, job: Job) -> Job:
+    async def _start(self, job: Job, after_attempts: int | None) -> Outcome:
         command = Start(
             self._actor,
             max_attempts=self._max_attempts,
             max_attempts_total=self._max_attempts_total,
             now=self._now(),
+            after_attempts=after_attempts,
         )
-        outcome = await self._writer.execute(command, job)
-        return outcome.job or job
+        return await self._writer.execute(command, job)
 
     def _lease_on(self, entry: QueueEntry) -> Lease:
         return Lease(

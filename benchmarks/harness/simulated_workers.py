@@ -55,6 +55,9 @@ class SimulatedJobActor:
             self._job_id = None
             self._idle.set()
 
+    async def retire(self) -> bool:
+        return self._job_id is None
+
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:  # noqa: ARG002 - the protocol's signature
         return entry.job_id == self._job_id
 

@@ -11,7 +11,8 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.slots import SlotNumbers
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
-from tests.support.dispatch import PREFIX, FakeCluster
+from tests.support.dispatch import PREFIX
+from tests.support.workers.cluster import FakeCluster
 
 LONG_S = 1000.0
 

@@ -8,15 +8,19 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
+from typing import cast
 
 import pytest
 from ray.exceptions import RayActorError, RaySystemError
 
 from actors import remote, remote_engine
-from actors.remote import Devices, EngineProcess
+from actors.assembly import JobActorParts
+from actors.remote import Devices, EngineProcess, JobProcess
 from actors.remote_engine import RemoteEngine
 from actors.worker.device_turn import DeviceTurn
 from actors.worker.engine_host import EngineDied, Order
+from actors.worker.job import JobRunner, RunOutcome
+from events.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually
 
 ORDER = Order("a", 1, {}, None, input_files={}, mark=Path("gone"))
@@ -225,3 +229,37 @@ async def test_the_process_that_hangs_is_killed_and_not_the_one_that_stands_by(
         await engine.check()
     await engine.kill()
     assert killed == [processes["standby"]]
+
+
+class Runner:
+    """Runs each job until a test ends it."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+
+    async def run(self, *_: object, after_attempts: int) -> RunOutcome:
+        assert after_attempts == 0
+        await self.end.wait()
+        return RunOutcome.COMPLETED
+
+
+async def test_a_job_actor_takes_one_job_at_a_time_and_none_once_it_has_retired() -> None:
+    """Two dispatchers may believe that it is theirs."""
+    process, runner = JobProcess.__new__(JobProcess), Runner()
+    process._parts = JobActorParts(cast(JobRunner, runner), MemoryJobQueue())
+    process._job_id, process._jobs_run, process._is_retired = None, 0, False
+    process._idle = asyncio.Event()
+    process.ready = ready  # type: ignore[method-assign]
+    run = asyncio.create_task(process.run("a-job", "1", None, 0))
+    await eventually(lambda: process._job_id)
+    assert await process.run("another", "2", None, 0) is RunOutcome.BUSY
+    assert not await process.retire()
+    runner.end.set()
+    assert await run is RunOutcome.COMPLETED
+    assert await process.retire()
+    assert await process.run("another", "2", None, 0) is RunOutcome.BUSY
+    assert await process.state() == (None, 1)
+
+
+async def ready() -> str:
+    return "an actor"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from events.decisions import FailAttempt, Start, decide
-from events.types import AttemptFailed, Blame, EventData, Failed, Started
+from events.types import AttemptFailed, Blame, CancelRequested, EventData, Failed, Started
 from tests.support.events import START, folded, submitted
 
 SUBMITTED = submitted(images=2, deadline_s=60.0)
@@ -31,6 +32,21 @@ def test_the_first_start() -> None:
 
 def test_a_later_start_counts_on_and_names_the_new_writer() -> None:
     assert decide(start("b"), folded(WAITS_AGAIN)) == (Started(attempt=2, actor="b"),)
+
+
+HISTORIES = [WAITS, RUNS, WAITS_AGAIN, RUNS_AGAIN, [*RUNS_AGAIN, CancelRequested()]]
+
+
+@pytest.mark.parametrize("after_attempts", range(4))
+@pytest.mark.parametrize("events", HISTORIES)
+def test_a_start_of_a_job_that_somebody_else_has_since_adds_nothing(
+    events: list[EventData], after_attempts: int
+) -> None:
+    job, anyhow = folded(events), start()
+    late = replace(anyhow, now=START + timedelta(days=1))
+    for command in (anyhow, late):
+        added = decide(replace(command, after_attempts=after_attempts), job)
+        assert added == (decide(command, job) if job.attempts == after_attempts else ())
 
 
 def test_attempts_run_out() -> None:

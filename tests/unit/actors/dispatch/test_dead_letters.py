@@ -9,8 +9,9 @@ import pytest
 from actors.worker.job import RunOutcome
 from events.errors import ReadTimeout
 from events.types import DeadLetter, Failed
-from tests.support.dispatch import LEASE_S, Bench, FakeJobActor
+from tests.support.dispatch import LEASE_S, Bench
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeJobActor
 
 LONG_S = 20 * LEASE_S
 

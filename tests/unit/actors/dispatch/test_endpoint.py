@@ -12,8 +12,9 @@ from events.decisions import Cancel
 from events.ids import new_id
 from events.job import Job
 from events.types import Cancelled, Failed
-from tests.support.dispatch import LEASE_S, WORKER, Bench, FakeJobActor
+from tests.support.dispatch import LEASE_S, WORKER, Bench
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeJobActor
 
 
 @pytest.fixture
@@ -129,6 +130,19 @@ async def test_an_actor_is_kept_unless_something_is_wrong_with_it(
         await bench.finish(first, outcome)
         assert (await bench.running(second)).writer == writer
     assert bench.cluster.killed == []
+
+
+async def test_a_job_that_another_dispatcher_gave_to_an_actor_goes_on(bench: Bench) -> None:
+    """Both took it for idle. What it was given second comes again by itself, in its time."""
+    async with bench.dispatching():
+        actor = await eventually(lambda: next(iter(bench.cluster.actors.values()), None))
+        await eventually(lambda: bench.cluster.engines[WORKER].asked)
+        actor.begin("a-job-of-another")
+        job_id = await bench.submit()
+        await asyncio.sleep(2 * LEASE_S)
+        assert (actor.job_id, bench.cluster.killed) == ("a-job-of-another", [])
+        actor.finish()
+        await bench.running(job_id)
 
 
 @pytest.mark.parametrize("outcome", [RunOutcome.ENDED, RunOutcome.LOST])

@@ -25,8 +25,9 @@ from events.log import utc_now
 from events.queue import QueueEntry
 from events.types import Completed, Failed
 from storage.images import ImageStore
-from tests.support.dispatch import Bench, FakeCluster, FakeEngine, FakeJobActor
+from tests.support.dispatch import Bench
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster, FakeEngine, FakeJobActor
 
 ANSWER_S = 0.005
 """How long it takes until a dispatcher hears that a run has ended."""

@@ -12,9 +12,10 @@ from actors.dispatch.endpoint import EndpointDispatcher
 from events.job import Job
 from events.log import JobWriter
 from events.types import DeadLetter, Failed, Flavour
-from tests.support.dispatch import LEASE_S, Bench, FakeJobActor
+from tests.support.dispatch import LEASE_S, Bench
 from tests.support.failing_log import FailingLog
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeJobActor
 
 NODE = {"class_type": "KSampler"}
 REQUESTS: list[dict[str, Any]] = [

@@ -9,8 +9,9 @@ import pytest
 
 from actors.dispatch.cluster import ActorDied, ActorLost
 from actors.dispatch.endpoint import EndpointDispatcher
-from tests.support.dispatch import WORKER, Bench, FakeJobActor
+from tests.support.dispatch import WORKER, Bench
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeJobActor
 
 LOST = ActorLost("its node has died")
 

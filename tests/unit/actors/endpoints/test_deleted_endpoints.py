@@ -21,8 +21,8 @@ from events.store.endpoints import Endpoints
 from events.store.records import Endpoint, StoredEndpoint
 from events.types import DeadLetter, Failed
 from tests.support.database import database_in
-from tests.support.dispatch import FakeCluster
 from tests.support.events import submitted
+from tests.support.workers.cluster import FakeCluster
 
 WORKER = "worker:fast:r-1:0"
 

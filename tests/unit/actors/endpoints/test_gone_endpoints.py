@@ -24,8 +24,8 @@ from events.store.records import Endpoint
 from events.store.tables import ENDPOINTS
 from events.types import Cancelled, Failed
 from tests.support.database import database_in
-from tests.support.dispatch import FakeCluster
 from tests.support.events import submitted
+from tests.support.workers.cluster import FakeCluster
 
 GRACE_S = 60.0
 

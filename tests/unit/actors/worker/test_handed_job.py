@@ -11,7 +11,7 @@ import pytest
 
 from actors.worker.job import JobRunner, RunOutcome
 from events.bus.bus import Bus
-from events.decisions import Cancel, Erase, Start, Submit
+from events.decisions import Cancel, Erase, FailAttempt, Start, Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
@@ -113,3 +113,23 @@ async def test_an_attempt_that_it_did_not_know_of_is_counted(
     ended = await bench.writer.load(job.id)
     assert ended is not None
     assert ended.attempts == 2
+
+
+@pytest.mark.parametrize("actor", ["other", "a"], ids=["another actor", "the same one before"])
+@pytest.mark.parametrize("runs", [True, False])
+async def test_one_that_was_started_since_it_was_handed_out_is_left_to_who_did(
+    bench: Bench, queue: MemoryJobQueue, actor: str, *, runs: bool
+) -> None:
+    job = await bench.job()
+    start = Start(actor, max_attempts=3, max_attempts_total=9, now=utc_now())
+    started = (await bench.writer.execute(start, job)).job
+    assert started is not None
+    if not runs:
+        failed = FailAttempt(actor, "It broke.", final=False)
+        started = (await bench.writer.execute(failed, started)).job
+    async with entry_of(job, queue) as entry:
+        run = bench.runner().run(entry, job, after_attempts=0)
+        assert await run is RunOutcome.LOST
+    assert bench.engine.orders == []
+    assert await bench.writer.load(job.id) == started
+    assert await queue.job_ids() == {job.id}

@@ -7,8 +7,9 @@ import pytest
 from actors.dispatch.names import slot_name
 from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
-from tests.support.dispatch import PREFIX, FakeCluster
+from tests.support.dispatch import PREFIX
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster
 from tests.support.workers.pool import Demand, kept, new_pool, workers
 
 

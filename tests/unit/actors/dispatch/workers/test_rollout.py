@@ -9,8 +9,9 @@ import pytest
 from actors.dispatch.names import slot_name
 from actors.dispatch.pool import WorkerPool
 from events.memory.queues import MemoryJobQueue
-from tests.support.dispatch import PREFIX, FakeCluster
+from tests.support.dispatch import PREFIX
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster
 from tests.support.workers.pool import Demand, kept, new_pool
 
 OLD = "worker:default:r-0:"

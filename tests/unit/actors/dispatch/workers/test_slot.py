@@ -9,9 +9,9 @@ from actors.dispatch.slot import Slot, SlotState
 from actors.worker.job import RunOutcome
 from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
-from tests.support.dispatch import FakeCluster, FakeJobActor
 from tests.support.events import folded, submitted
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster, FakeJobActor
 
 NAME = "worker:default:d1:0:job:0"
 
@@ -148,3 +148,23 @@ async def test_a_detached_slot_leaves_its_actor_to_the_next_one(bench: Bench) ->
     await eventually(lambda: successor.state is SlotState.IDLE)
     assert successor.writer == f"{NAME}@1"
     assert bench.cluster.killed == []
+
+
+async def test_an_actor_that_another_dispatcher_uses_is_not_ended(bench: Bench) -> None:
+    await bench.open()
+    actor = bench.cluster.actors[NAME]
+    actor.begin("a-job-of-another")
+    bench.slot.renew()
+    await eventually(lambda: bench.slot.state is SlotState.BUSY)
+    assert bench.slot.job_id == "a-job-of-another"
+    assert bench.cluster.killed == []
+    actor.finish()
+    await eventually(lambda: bench.slot.writer == f"{NAME}@2")
+    assert actor.is_retired  # before its end: nobody could have given it a job meanwhile
+
+
+async def test_an_actor_that_cannot_be_asked_is_ended_to_be_renewed(bench: Bench) -> None:
+    await bench.open()
+    bench.cluster.actors[NAME].answers = False
+    bench.slot.renew()
+    await eventually(lambda: bench.slot.writer == f"{NAME}@2")

@@ -12,8 +12,8 @@ from actors.dispatch.names import slot_name
 from actors.dispatch.slot import Slot, SlotState
 from actors.dispatch.slots import SlotNumbers, Slots
 from events.memory.queues import MemoryJobQueue
-from tests.support.dispatch import FakeCluster
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster
 
 NAME = "worker:default:d1:0"
 

@@ -10,8 +10,9 @@ from actors.dispatch.cluster import ActorUnavailable, EngineGone, EngineRestarts
 from actors.dispatch.names import slot_name
 from actors.dispatch.startup import Pauses, Startup
 from events.types import Failed
-from tests.support.dispatch import WORKER, Bench, FakeCluster
+from tests.support.dispatch import WORKER, Bench
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster
 from tests.support.workers.pool import Demand, kept, new_pool, workers
 
 

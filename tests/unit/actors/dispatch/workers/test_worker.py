@@ -12,8 +12,8 @@ from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Startup
 from actors.dispatch.worker import Worker
 from events.memory.queues import MemoryJobQueue
-from tests.support.dispatch import FakeCluster
 from tests.support.polling import eventually
+from tests.support.workers.cluster import FakeCluster
 
 NAME = "worker:default:d1:0"
 LONG_S = 1000.0
