@@ -33,7 +33,6 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
-from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slots import SlotNumbers
 from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
@@ -43,6 +42,7 @@ from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
+from actors.waiting.running_jobs import RunningJobs
 from actors.worker.config import WorkerConfig
 from engine.batch_limits import jobs_in
 from events.delivery_policy import longest_delivery_s
@@ -214,8 +214,7 @@ def _open_endpoint(
             running_jobs=running_jobs,
             status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
             hold_renew_s=settings.workers.lease_s / 3,
-            max_dispatch_failures=settings.dispatch.max_dispatch_failures,
-            deadlines_period_s=settings.dispatch.deadlines_period_s,
+            settings=settings.dispatch,
         )
 
     return open_endpoint

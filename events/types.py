@@ -23,6 +23,14 @@ class Flavour(StrEnum):
     DIFFUSION = "diffusion"
 
 
+class Priority(StrEnum):
+    """The classes that share an endpoint; see `actors.waiting.classes`."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
 class DeadLetter(StrEnum):
     """Why a job is on the list of dead letters."""
 
@@ -122,6 +130,10 @@ class Submitted(JobEvent):
     """Id of the failed job that this one repeats: an administrator submitted it again."""
     terms: Terms | None = None
     """None where the version that accepted it recorded none: then those of its worker hold."""
+    weight: float | None = None
+    """Of its key among the owners that wait; None is 1."""
+    priority: Priority | None = None
+    """Of its key; None is normal."""
 
 
 class Started(JobEvent):

@@ -23,6 +23,12 @@ class DispatchSettings(Group):
     max_dispatch_failures: PositiveInt = 5
     """How many actors a job may be given to that die before an attempt begins; then it fails and
     becomes a dead letter."""
+    fair_turn_cost: PositiveFloat = 10.0
+    """How many megapixel-steps an owner of weight 1 has of an endpoint before it is the next one's
+    turn. A dearer job is one turn and delays those that follow it."""
+    warm_wait_s: Annotated[float, Field(ge=0)] = 3.0
+    """How long a job whose turn has come waits for a worker that has its checkpoint loaded, while
+    others have room and would have to load it. A fifth to a half of the time of a load is best."""
     jobs_per_actor: Annotated[int, Field(ge=0)] = 0
     """How many jobs one actor runs before it is replaced; 0 is 1 with a GPU and 50 without."""
     spare_job_actors: PositiveInt = 2

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from actors.dispatch.cluster import ActorDied, ActorLost
-from actors.dispatch.deadlines import Deadlines
+from actors.dispatch.cluster import ActorDied
+from actors.dispatch.deaths import AfterDeath, Deaths
+from actors.dispatch.free_slots import Place
 from actors.dispatch.pool import WorkerPool
-from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
 from actors.endpoints.status import EndpointStatus
 from actors.job_error import end_job
+from actors.waiting.choice import Chosen, choice_for
+from actors.waiting.classes import waiting_of
+from actors.waiting.deadlines import Deadlines
+from actors.waiting.running_jobs import RunningJobs
+from actors.waiting.turns import Waiting
 from actors.worker.job import RunOutcome
-from actors.worker.plan import checkpoint_of
-from events.decisions import Expire, FailAttempt, FailDispatch
+from events.decisions import Expire
 from events.errors import LogUnavailable, ReadTimeout
 from events.ids import LANES
 from events.job import Job
@@ -26,7 +31,7 @@ from events.log import JobWriter, utc_now
 from events.queue import JobQueue, QueueEntry
 from events.retry import keep_trying
 from events.store.records import Endpoint
-from events.types import Blame
+from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +48,18 @@ class _Held:
 
     job: Job
     entry: QueueEntry
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: Waiting
+    taken: asyncio.Event
 
     @property
     def owner(self) -> str:
-        return self.job.submitted.owner
+        return self.waiting.owner
 
 
 class EndpointDispatcher:
-    """Holds at most one entry per lane and serves the owner who runs the fewest jobs.
+    """Holds at most one entry per lane, and gives each owner among them a turn.
 
-    Among equals it serves the lanes in turn. So one caller's backlog does not hold up callers in
-    other lanes. A caller whose lane is also that of a backlog waits behind it.
+    So one caller's backlog holds up no caller in another lane.
     """
 
     def __init__(
@@ -67,8 +72,7 @@ class EndpointDispatcher:
         running_jobs: RunningJobs,
         status: EndpointStatus,
         hold_renew_s: float,
-        max_dispatch_failures: int,
-        deadlines_period_s: float,
+        settings: DispatchSettings,
     ) -> None:
         """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints."""
         self.endpoint = endpoint
@@ -78,35 +82,33 @@ class EndpointDispatcher:
         self._pool = pool
         self._running_jobs = running_jobs
         self._hold_renew_s = hold_renew_s
-        self._max_dispatch_failures = max_dispatch_failures
+        self._deaths = Deaths(writer, max_dispatch_failures=settings.max_dispatch_failures)
+        self._choice = choice_for(endpoint, pool.free, running_jobs, settings)
+        self._waiting = self._choice.waiting
         self._deadlines = Deadlines(
             endpoint.id,
             queue=queue,
             writer=writer,
-            is_running=lambda job_id: pool.running(job_id) is not None,
+            is_running=lambda job_id: pool.free.running(job_id) is not None,
             why=pool.trouble,
-            period_s=deadlines_period_s,
+            period_s=settings.deadlines_period_s,
         )
-        self._held: dict[int, _Held] = {}
-        self._last_lane = -1
+        self._held: dict[str, _Held] = {}
+        """By job."""
         self._last_depth = 0
 
     async def run(self) -> None:
         """Dispatch until cancelled; what runs by then runs on."""
-        with self._running_jobs.telling(self._pool.wake):
+        with self._running_jobs.telling(self._note_end):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pool.keep(self._demand))
                 group.create_task(self._deadlines.run())
                 for lane in range(LANES):
                     group.create_task(self._pull(lane))
                 while True:
-                    lane, worker, slot = await self._match()
-                    held = self._held.pop(lane)
-                    self._last_lane = lane
-                    slot.reserve(held.entry)
-                    held.taken.set()
-                    run = group.create_task(self._run_held(held, worker, slot))
-                    self._running_jobs.add(held.owner, self.endpoint)
+                    chosen = await self._choose()
+                    held = self._take_chosen(chosen)
+                    run = group.create_task(self._run_held(held, (chosen.worker, chosen.slot)))
                     run.add_done_callback(partial(self._note_done, held.owner))
 
     async def _demand(self) -> int:
@@ -115,25 +117,23 @@ class EndpointDispatcher:
             self._last_depth = await self._queue.depth(self.endpoint.id)
         return self._last_depth
 
-    async def _match(self) -> tuple[int, Worker, Slot]:
-        """The next lane that has an entry whose owner may start a job, once a slot is free."""
-        while True:
-            lane = self._next_lane()
-            if lane is not None and (
-                found := self._pool.idle_slot(checkpoint_of(self._held[lane].job))
-            ):
-                return lane, *found
-            await self._pool.changed()
+    async def _choose(self) -> Chosen:
+        """The next job and its slot, once one may start."""
+        while (chosen := self._choice.next(now := time.monotonic())) is None:
+            wake_at = self._choice.wake_at
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if wake_at is None else wake_at - now):
+                    await self._pool.changed()
+        return chosen
 
-    def _next_lane(self) -> int | None:
-        """The one whose owner runs the fewest jobs here; among equals, the next in turn."""
-        jobs, free_slots = self._running_jobs, self._pool.free_slots()
-        places = [
-            (jobs.of(held.owner, self.endpoint), (lane - self._last_lane - 1) % LANES, lane)
-            for lane, held in self._held.items()
-            if jobs.may_start(held.owner, self.endpoint, free_slots=free_slots)
-        ]
-        return min(places)[-1] if places else None
+    def _take_chosen(self, chosen: Chosen) -> _Held:
+        held = self._held.pop(chosen.job.job_id)
+        chosen.slot.reserve(held.entry)
+        held.taken.set()
+        self._running_jobs.add(held.owner, self.endpoint)
+        self._waiting.take(chosen.job)
+        self._waiting.note_running(held.owner)
+        return held
 
     async def _pull(self, lane: int) -> None:
         await keep_trying(lambda: self._pull_from(lane), on=_PASSING)
@@ -142,11 +142,11 @@ class EndpointDispatcher:
         async with self._queue.lane(self.endpoint.id, lane) as entries:
             while True:
                 for entry in await entries.next(most=1, timeout_s=_PULL_TIMEOUT_S):
-                    await self._take(lane, entry)
+                    await self._take(entry)
 
-    async def _take(self, lane: int, entry: QueueEntry) -> None:
+    async def _take(self, entry: QueueEntry) -> None:
         try:
-            await self._receive(lane, entry)
+            await self._receive(entry)
         except _PASSING:
             raise
         except Exception as error:  # noqa: BLE001 - `_drop` logs it
@@ -160,16 +160,16 @@ class EndpointDispatcher:
         if await end_job(entry.job_id, error, writer=self._writer, action="dispatch"):
             await entry.ack()
 
-    async def _receive(self, lane: int, entry: QueueEntry) -> None:
+    async def _receive(self, entry: QueueEntry) -> None:
         job = await self._writer.load(entry.job_id)
         if job is None or job.end is not None:
             await entry.ack()
-        elif not await self._is_running(job, entry):
-            await self._hold(lane, _Held(job, entry))
+        elif job.id not in self._held and not await self._is_running(job, entry):
+            await self._hold(_Held(job, entry, waiting_of(job), asyncio.Event()))
 
     async def _is_running(self, job: Job, entry: QueueEntry) -> bool:
         """Its lease ran out: the event log was not available, or its actor hangs."""
-        found = self._pool.running(job.id)
+        found = self._pool.free.running(job.id)
         if found is None:
             return False
         worker, slot = found
@@ -182,13 +182,14 @@ class EndpointDispatcher:
             slot.replace()
         return False
 
-    async def _hold(self, lane: int, held: _Held) -> None:
+    async def _hold(self, held: _Held) -> None:
         """Keep an entry in hand until a slot takes it, or its job ends without one.
 
         After some time it goes back, to be taken again behind those that were delivered before and
         not renewed: the job that has the slot may hang, and be in this lane, too.
         """
-        self._held[lane] = held
+        self._held[held.job.id] = held
+        self._waiting.put(held.waiting)
         self._pool.wake()
         try:
             for _ in range(_RENEWALS_IN_HAND):
@@ -202,15 +203,19 @@ class EndpointDispatcher:
                     await held.entry.ack()
                     return
             if not held.taken.is_set():
-                del self._held[lane]  # no slot takes it from here on
+                self._let_go(held)  # no slot takes it from here on
                 await held.entry.nak()
         except asyncio.CancelledError:
             if not held.taken.is_set():
                 await held.entry.nak()
             raise
         finally:
-            if self._held.get(lane) is held:
-                del self._held[lane]
+            self._let_go(held)
+
+    def _let_go(self, held: _Held) -> None:
+        if self._held.get(held.job.id) is held:
+            del self._held[held.job.id]
+            self._waiting.remove(held.waiting)
 
     async def _has_ended(self, held: _Held) -> bool:
         """Cancelled meanwhile, or out of time without ever getting a slot."""
@@ -219,7 +224,8 @@ class EndpointDispatcher:
         held.job = (await self._writer.execute(expire, job)).job or job
         return held.job.end is not None and not held.taken.is_set()
 
-    async def _run_held(self, held: _Held, worker: Worker, slot: Slot) -> None:
+    async def _run_held(self, held: _Held, place: Place) -> None:
+        worker, slot = place
         try:
             await self._dispatch(held, worker, slot)
         except Exception as error:  # noqa: BLE001 - `_drop` logs it
@@ -232,6 +238,12 @@ class EndpointDispatcher:
         """Called for a run that was cancelled before it began, too."""
         self._running_jobs.remove(owner, self.endpoint)
 
+    def _note_end(self, owner: str) -> None:
+        """One of this owner's jobs ended, here or on another endpoint."""
+        self._waiting.release(owner)
+        self._waiting.note_running(owner)
+        self._pool.wake()
+
     async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
         death: ActorDied | None = None
         outcome: RunOutcome | None = None
@@ -243,7 +255,9 @@ class EndpointDispatcher:
             death = error
         if slot.entry is not held.entry:
             return  # Its actor hung and was replaced; the job came again, perhaps to this slot.
-        if outcome is RunOutcome.RETRY:
+        if outcome is RunOutcome.BUSY:
+            self._waiting.refund(held.waiting)
+        elif outcome is RunOutcome.RETRY:
             worker.mark_unready()
         elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:
             self.status.note_end()
@@ -261,37 +275,17 @@ class EndpointDispatcher:
 
     async def _give_back(self, held: _Held, worker: Worker, slot: Slot, death: ActorDied) -> None:
         """At once, if the dead actor was the job's writer; else its lease has to run out."""
-        writer = slot.writer
+        actor = slot.writer
         job = await self._writer.load(held.job.id)
-        if slot.entry is not held.entry:
+        if slot.entry is not held.entry or job is None:
             return
-        if job is None or job.end is not None:
-            return
-        if job.actor is not None and job.actor == writer:
-            blame = await self._blame(job, worker, death)
-            failed = FailAttempt(
-                job.actor, f"The job's actor died: {death}", final=False, blame=blame
-            )
-            await self._writer.execute(failed, job)
-            await held.entry.nak()
-        elif not isinstance(death, ActorLost):
-            await self._count_failure(job, held)
-
-    async def _blame(self, job: Job, worker: Worker, death: ActorDied) -> Blame:
-        """What the death of its actor says of a job. Its run on the engine ends with it."""
-        had_begun = await worker.cancel_run(job.id, job.attempts)
-        is_spared = isinstance(death, ActorLost) or had_begun is False
-        return Blame.BYSTANDER if is_spared else Blame.SUSPECT
-
-    async def _count_failure(self, job: Job, held: _Held) -> None:
-        """The actor died before it began an attempt. After too many such deaths the job ends."""
-        command = FailDispatch(
-            held.job.attempts,
-            "its job actor died before an attempt began",
-            max_failures=self._max_dispatch_failures,
+        after = await self._deaths.note(
+            job, death, worker=worker, actor=actor, attempts=held.job.attempts
         )
-        outcome = await self._writer.execute(command, job)
-        if outcome.job is not None and outcome.job.end is not None:
-            fields = {"action": "dead_letter", "job_id": job.id}
-            logger.warning("gave up dispatching", extra=fields)
-            await held.entry.ack()
+        match after:
+            case AfterDeath.ENDED:
+                await held.entry.ack()
+            case AfterDeath.BROKEN_OFF:
+                await held.entry.nak()
+            case AfterDeath.NOT_BEGUN:
+                self._waiting.refund(held.waiting)

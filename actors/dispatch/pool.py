@@ -7,12 +7,13 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Any
 
 from actors.dispatch.cluster import ActorUnavailable, Cluster
+from actors.dispatch.free_slots import FreeSlots
 from actors.dispatch.names import endpoint_prefix, index_of, release_of, worker_name
 from actors.dispatch.rollout import Rollout, Step, end_costs
-from actors.dispatch.slot import Slot
 from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Pauses, Startup
 from actors.dispatch.worker import Worker
@@ -41,6 +42,8 @@ class WorkerPool:
 
         `engine_silence_s`, `worker_period_s`: see `Worker`.
         """
+        self.free = FreeSlots()
+        """The slots of all workers, for whoever gives them jobs."""
         self._endpoint = endpoint
         self._prefix = prefix
         self._cluster = cluster
@@ -59,39 +62,6 @@ class WorkerPool:
         self._last_trouble: str | None = None
         """Of the last worker that was given up, until another one is ready."""
         self._changed = asyncio.Event()
-
-    def idle_slot(self, checkpoint: str | None) -> tuple[Worker, Slot] | None:
-        """A free slot, on a worker that has the checkpoint if there is one."""
-        free = [
-            (checkpoint not in worker.checkpoints, index)
-            for index, worker in self._workers.items()
-            if worker.idle_slot() is not None
-        ]
-        if not free:
-            return None
-        worker = self._workers[min(free)[1]]
-        slot = worker.idle_slot()
-        assert slot is not None
-        if checkpoint is not None:
-            worker.checkpoints.add(checkpoint)
-        return worker, slot
-
-    def free_slots(self) -> int:
-        """How many slots are free now."""
-        return sum(worker.free_slots() for worker in self._workers.values())
-
-    def running(self, job_id: str) -> tuple[Worker, Slot] | None:
-        """The slot that was given this job and has not said that it is done."""
-        for worker in self._workers.values():
-            for slot in worker.slots:
-                if slot.job_id == job_id:
-                    return worker, slot
-        return None
-
-    def running_jobs(self) -> set[str]:
-        """The ids of those that `running` knows."""
-        slots = (slot for worker in self._workers.values() for slot in worker.slots)
-        return {slot.job_id for slot in slots if slot.job_id is not None}
 
     async def changed(self) -> None:
         """Returns when a slot or a worker changed since the last call, or `wake` was called."""
@@ -194,7 +164,7 @@ class WorkerPool:
         rollout = Rollout(old, [each for each in self._workers.values() if each not in old])
         step = rollout.step(wanted, room_wait_s=room_wait_s)
         if step is Step.LEAVE:
-            rollout.leaves_next.is_leaving = True
+            rollout.leaves_next.leave()
         elif step is Step.OPEN:
             self._open_needed(len(self._workers) + 1)
 
@@ -202,7 +172,7 @@ class WorkerPool:
         """Where there may be fewer than before, those whose end costs least get no more jobs."""
         staying = [worker for worker in self._workers.values() if not worker.is_leaving]
         for worker in sorted(staying, key=end_costs)[: max(len(staying) - most, 0)]:
-            worker.is_leaving = True
+            worker.leave()
 
     def _open(self, index: int, name: str) -> None:
         worker = Worker(
@@ -215,11 +185,17 @@ class WorkerPool:
                 most_deaths=self._settings.worker_start_deaths,
             ),
             engine_silence_s=self._engine_silence_s,
-            on_change=self._changed.set,
+            on_change=partial(self._note_change, index),
             period_s=self._worker_period_s,
         )
         self._workers[index] = worker
         self._keeping[index] = asyncio.create_task(worker.keep(), name=worker.name)
+
+    def _note_change(self, index: int) -> None:
+        """A worker changed that may be closed already."""
+        if (worker := self._workers.get(index)) is not None:
+            self.free.update(index, worker)
+        self._changed.set()
 
     async def _close_failed(self) -> None:
         """Give back the place of a worker that does not come up, for others and for another try."""
@@ -285,6 +261,7 @@ class WorkerPool:
 
     async def _close(self, index: int, *, has_failed: bool = False) -> None:
         worker, task = self._workers.pop(index), self._keeping.pop(index)
+        self.free.remove(index)
         task.cancel()
         await asyncio.wait({task})
         await self._cluster.remove(worker.name, has_failed=has_failed)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from actors.dispatch.slot import Slot, SlotState
+from actors.waiting.lowest import Lowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,10 @@ class Slots:
         self._clock = clock
         self._engine_takes = numbers.expected
         self._open: dict[int, Slot] = {}
+        self._states: dict[int, SlotState] = {}
+        """Of those that are open, as they last said."""
+        self._counts: Counter[SlotState] = Counter()
+        self._idle = Lowest()
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._is_kept = False
         self._needed = 0
@@ -59,8 +66,8 @@ class Slots:
         """When to look the next time."""
 
     def __iter__(self) -> Iterator[Slot]:
-        """Those that are open, by number."""
-        return iter([self._open[number] for number in sorted(self._open)])
+        """Those that are open."""
+        return iter(tuple(self._open.values()))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -77,19 +84,19 @@ class Slots:
     @property
     def busy(self) -> int:
         """How many run jobs."""
-        return self._count(SlotState.BUSY)
+        return self._counts[SlotState.BUSY]
 
     def idle(self) -> Slot | None:
         """The one for the next job."""
-        if self._count(SlotState.BUSY) >= self.most:
+        if self.busy >= self.most or (number := self._idle.first) is None:
             return None
-        return next((slot for slot in self if slot.state is SlotState.IDLE), None)
+        return self._open[number]
 
     def free(self) -> int:
         """How many further jobs may start: in slots that are idle, or as soon as they are open."""
         to_open = max(self.most - len(self), 0)
-        room = self.most - self._count(SlotState.BUSY)
-        return max(min(self._count(SlotState.IDLE) + to_open, room), 0)
+        room = self.most - self.busy
+        return max(min(self._counts[SlotState.IDLE] + to_open, room), 0)
 
     def open(self, found: Iterable[int]) -> None:
         """Begin with those of a predecessor, which may run jobs, and as many as are to be ready."""
@@ -103,7 +110,7 @@ class Slots:
         """The engine said how many jobs it takes: open or close what follows from that."""
         if engine_takes != self._engine_takes:
             self._engine_takes = engine_takes
-            self._note_change()
+            self._tell()
         if self._clock() >= self._look_at:
             self._close_surplus()
 
@@ -116,13 +123,9 @@ class Slots:
         for slot in self:
             await slot.detach()
 
-    def _count(self, state: SlotState) -> int:
-        return sum(slot.state is state for slot in self._open.values())
-
     def _wanted(self) -> int:
         """How many are to be open now."""
-        busy = self._count(SlotState.BUSY)
-        return min(busy + self._numbers.spare + busy // 2, self.most)
+        return min(self.busy + self._numbers.spare + self.busy // 2, self.most)
 
     def _open_needed(self) -> None:
         wanted = self._wanted()
@@ -134,10 +137,24 @@ class Slots:
             number += 1
 
     def _add(self, number: int) -> None:
-        self._open[number] = slot = self._make(number, self._note_change)
+        self._open[number] = slot = self._make(number, partial(self._note_state, number))
         slot.open()
 
-    def _note_change(self) -> None:
+    def _note_state(self, number: int) -> None:
+        """One that is being closed counts no more."""
+        before, slot = self._states.pop(number, None), self._open.get(number)
+        if before is not None:
+            self._counts[before] -= 1
+        if slot is not None:
+            self._states[number] = slot.state
+            self._counts[slot.state] += 1
+        if slot is not None and slot.state is SlotState.IDLE:
+            self._idle.add(number)
+        else:
+            self._idle.discard(number)
+        self._tell()
+
+    def _tell(self) -> None:
         if self._is_kept:
             self._open_needed()
         self._on_change()
@@ -153,6 +170,7 @@ class Slots:
         ]
         for _, number in sorted(unused, reverse=True)[: max(surplus, 0)]:
             slot = self._open.pop(number)
+            self._note_state(number)
             self._closing[number] = asyncio.create_task(self._close(number, slot))
 
     async def _close(self, number: int, slot: Slot) -> None:

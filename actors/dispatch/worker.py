@@ -58,7 +58,7 @@ class Worker:
         """Whether its engine answers. If it does not, the worker is given no job."""
         self.idle_since = time.monotonic()
         self.is_leaving = False
-        """It gets no more jobs, and is closed once it runs none."""
+        """It gets no more jobs, and is closed once it runs none; see `leave`."""
         self.unwanted_since: float | None = None
         """Since when it is not ready, and no job needs it."""
         self.startup = startup
@@ -82,7 +82,7 @@ class Worker:
                 engine = await self._check(engine)
                 await asyncio.sleep(self._period_s if self.is_ready else self._period_s / 10)
         finally:
-            self.is_ready = False
+            self.mark_unready()
             await self.slots.detach()
 
     @property
@@ -98,15 +98,26 @@ class Worker:
             "trouble": None if self.is_ready else self.startup.trouble,
         }
 
+    @property
+    def takes_jobs(self) -> bool:
+        return self.is_ready and not self.is_leaving
+
     def idle_slot(self) -> Slot | None:
-        return self.slots.idle() if self.is_ready and not self.is_leaving else None
+        return self.slots.idle() if self.takes_jobs else None
 
     def free_slots(self) -> int:
-        return self.slots.free() if self.is_ready and not self.is_leaving else 0
+        return self.slots.free() if self.takes_jobs else 0
+
+    def leave(self) -> None:
+        """No further job."""
+        self.is_leaving = True
+        self._on_change()
 
     def mark_unready(self) -> None:
-        """An attempt failed by the engine: no further job until the engine has answered again."""
-        self.is_ready = False
+        """As after an attempt that failed by the engine: no further job until it has answered."""
+        if self.is_ready:
+            self.is_ready = False
+            self._on_change()
 
     async def cancel_run(self, job_id: str, attempt: int) -> bool | None:
         """End a run whose job actor is gone; see `EngineActor.cancel`."""
@@ -117,8 +128,9 @@ class Worker:
         try:
             state = await engine.check()
         except EngineGone as error:
-            self.is_ready, self._silent_until = False, None
+            self._silent_until = None
             self.checkpoints.clear()
+            self.mark_unready()
             if isinstance(error, EngineRestarts):
                 self.startup.silent(error)
             else:
@@ -128,7 +140,7 @@ class Worker:
             await self._place()  # again: its place may be gone, too
             return await self._open_engine()
         except ActorUnavailable as error:
-            self.is_ready = False
+            self.mark_unready()
             self.startup.silent(error)
             await self._end_if_stuck(engine)
         else:

@@ -57,11 +57,10 @@ class EndpointStatus:
 
     async def _oldest_waiting_s(self) -> float | None:
         after = reads = 0
-        running = self._pool.running_jobs()
         for _ in range(_MOST_PAGES):
             page = await self._queue.queued(self._endpoint, after=after, most=_PAGE)
             for entry in page:
-                if entry.job_id in running:
+                if self._pool.free.running(entry.job_id) is not None:
                     continue
                 if (job := await self._waiting(entry.job_id)) is not None:
                     return max((self._now() - job.submitted_at).total_seconds(), 0.0)

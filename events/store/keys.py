@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from events.store.database import Database
 from events.store.records import ApiKey, KeyLimits, Scope
 from events.store.tables import API_KEYS
+from events.types import Priority
 
 
 class ApiKeys:
@@ -102,5 +103,7 @@ def _api_key(row: sa.Row[Any]) -> ApiKey:
         for name, value in row._mapping.items()
     }
     limits = KeyLimits(**{name: columns.pop(name) for name in _LIMITS})
+    if limits.priority is not None:
+        limits = replace(limits, priority=Priority(limits.priority))
     scopes = frozenset(map(Scope, columns.pop("scopes")))
     return ApiKey(**columns, scopes=scopes, limits=limits)

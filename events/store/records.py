@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
+from events.types import Priority
 from settings.graph import GraphSettings
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
@@ -42,6 +43,10 @@ class KeyLimits:
     """Megapixel-steps of one job; 0: as many as its endpoint takes."""
     embed_metadata: bool | None = None
     """Whether images say how they were made."""
+    weight: float | None = None
+    """Of its owner's turns on an endpoint, while others wait; None is 1."""
+    priority: Priority | None = None
+    """The class of its jobs; None is normal."""
 
     def over(self, defaults: KeyLimits) -> KeyLimits:
         """These limits, with `defaults` for those that are None."""

@@ -173,6 +173,8 @@ API_KEYS = _table(
     sa.Column("embed_metadata", sa.Boolean),
     sa.Column("endpoints", sa.String),
     sa.Column("callback_hosts", sa.String),
+    sa.Column("weight", sa.Double),
+    sa.Column("priority", sa.String),
 )
 
 ENDPOINTS = _table(

@@ -15,10 +15,10 @@ from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import derived_id, lane_of, new_id
 from events.job import Job
 from events.job_cost import JobCost
-from events.store.records import Endpoint
+from events.store.records import ApiKey, Endpoint
 from events.types import Submitted, sizes_of
 from serve_app.acceptance.callback_check import CallbackCheck
-from serve_app.acceptance.checker import checker_for
+from serve_app.acceptance.checker import Checker, checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.input_files import resolve_input_files
 from serve_app.acceptance.withdrawals import Withdrawals
@@ -111,13 +111,7 @@ class Acceptance:
         endpoint = await self.endpoints.for_job(request.endpoint, request.key)
         if request.callback_url is not None:
             await self._callbacks.require_allowed(request.callback_url, request.key)
-        checker = checker_for(
-            endpoint,
-            services.catalogue,
-            services.graph_settings,
-            default_checkpoint=services.default_endpoint.checkpoint,
-            max_cost=request.key.limits.max_cost or 0.0,
-        )
+        checker = self._checker(endpoint, request.key)
         run = partial(self._checks.run, request.key.owner, is_quick=request.is_quick_to_check)
         checked = await run(checker.check, request.flavour, request.content)
         await self._require_room(endpoint)
@@ -145,6 +139,18 @@ class Acceptance:
             bare=True if request.key.limits.embed_metadata is False else None,
             cost=_recorded(checked.cost),
             terms=terms_of(endpoint, services.graph_settings),
+            weight=request.key.limits.weight,
+            priority=request.key.limits.priority,
+        )
+
+    def _checker(self, endpoint: Endpoint, key: ApiKey) -> Checker:
+        services = self._services
+        return checker_for(
+            endpoint,
+            services.catalogue,
+            services.graph_settings,
+            default_checkpoint=services.default_endpoint.checkpoint,
+            max_cost=key.limits.max_cost or 0.0,
         )
 
     async def _require_room(self, endpoint: Endpoint) -> None:

@@ -17,6 +17,7 @@ from pydantic import (
 
 from events.ids import ENDPOINT_ID
 from events.store.records import ApiKey, KeyLimits, Scope
+from events.types import Priority
 from serve_app.openapi.request_bodies import model_body
 from settings.fields import HostPattern
 
@@ -79,6 +80,17 @@ class Limits(Members):
     )
     embed_metadata: bool | None = Field(
         default=None, description="Whether images say how they were made: graph, prompt and seed"
+    )
+    weight: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=100,
+        description="Of its owner's turns on an endpoint while others wait; 1 if absent",
+    )
+    priority: Priority | None = Field(
+        default=None,
+        description="The class of its jobs: `high`, `normal` and `low` share an endpoint as 16, 4 "
+        "and 1; `normal` if absent",
     )
     endpoints: EndpointPatterns | None = Field(
         default=None, min_length=1, max_length=_LONGEST_LIST, description="Ids, or `*` for any"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from events.log import utc_now
-from events.store.records import Scope
+from events.store.records import KeyLimits, Scope
+from events.types import Priority
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import mint
 from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits
@@ -57,6 +58,14 @@ CallbackHostOption = Annotated[
 ]
 
 
+WeightOption = Annotated[
+    float | None, typer.Option(help="Of its owner's turns while others wait: 0.1 to 100.")
+]
+PriorityOption = Annotated[
+    Priority | None, typer.Option(help="The class of its jobs. Default: normal.")
+]
+
+
 @app.command("create")
 def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     owner: OwnerArgument,
@@ -70,20 +79,21 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     metadata: MetadataOption = None,
     endpoint: EndpointOption = None,
     callback_host: CallbackHostOption = None,
+    weight: WeightOption = None,
+    priority: PriorityOption = None,
 ) -> None:
     """Make a key; print it, this once, and the secret that signs its callbacks."""
-    try:
-        limits = Limits(
-            rate_per_s=rate,
-            burst=burst,
-            max_open_jobs=max_open_jobs,
-            max_cost=max_cost,
-            embed_metadata=metadata,
-            endpoints=tuple(endpoint) if endpoint else None,
-            callback_hosts=tuple(callback_host) if callback_host else None,
-        )
-    except ValidationError as error:
-        fail("; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors()))
+    limits = _limits(
+        rate_per_s=rate,
+        burst=burst,
+        max_open_jobs=max_open_jobs,
+        max_cost=max_cost,
+        embed_metadata=metadata,
+        endpoints=tuple(endpoint) if endpoint else None,
+        callback_hosts=tuple(callback_host) if callback_host else None,
+        weight=weight,
+        priority=priority,
+    )
     expires_at = utc_now() + timedelta(days=days) if days is not None else None
     text, key = mint(
         owner,
@@ -91,11 +101,18 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
         scope or USUAL_SCOPES,
         created_at=utc_now(),
         expires_at=expires_at,
-        limits=limits.values(),
+        limits=limits,
     )
     settings = with_secret(Settings.load())
     asyncio.run(with_keys(settings.stores, lambda store: store.add(key)))
     _show_once(settings, text, key.id)
+
+
+def _limits(**values: Any) -> KeyLimits:
+    try:
+        return Limits(**values).values()
+    except ValidationError as error:
+        fail("; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors()))
 
 
 @app.command("list")

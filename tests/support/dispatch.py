@@ -9,10 +9,10 @@ from typing import Any
 
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.dispatch.pool import WorkerPool
-from actors.dispatch.running_jobs import RunningJobs
 from actors.dispatch.slots import SlotNumbers
 from actors.endpoints.pace import Pace
 from actors.endpoints.status import EndpointStatus
+from actors.waiting.running_jobs import RunningJobs
 from actors.worker.job import RunOutcome
 from events.decisions import Start, Submit
 from events.ids import new_id
@@ -30,6 +30,11 @@ from tests.support.workers.cluster import FakeCluster, FakeJobActor
 PREFIX = "worker:default:r-1:"
 WORKER = f"{PREFIX}0"
 LEASE_S = 0.3
+
+
+def _settings(**changes: Any) -> DispatchSettings:
+    values = {"endpoints_period_s": 0.01, "worker_idle_s": 1000, "jobs_per_actor": 100}
+    return DispatchSettings(**(values | {"deadlines_period_s": 0.02} | changes))
 
 
 class Bench:
@@ -52,7 +57,7 @@ class Bench:
     ) -> AsyncIterator[EndpointDispatcher]:
         owners = OwnerSettings(slots_kept_free=slots_kept_free, max_running_jobs=max_running_jobs)
         endpoint = Endpoint("default", jobs_per_worker=slots)
-        settings = DispatchSettings(endpoints_period_s=0.01, worker_idle_s=1000, jobs_per_actor=100)
+        settings = _settings(max_dispatch_failures=max_dispatch_failures)
         pool = WorkerPool(
             endpoint,
             prefix=PREFIX,
@@ -72,8 +77,7 @@ class Bench:
                 endpoint.id, queue=self.queue, writer=self.writer, pool=pool, pace=Pace()
             ),
             hold_renew_s=LEASE_S / 3,
-            max_dispatch_failures=max_dispatch_failures,
-            deadlines_period_s=0.02,
+            settings=settings,
         )
         task = asyncio.create_task(dispatcher.run())
         try:

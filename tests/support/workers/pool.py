@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from actors.dispatch.free_slots import Place
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.slots import SlotNumbers
 from events.store.records import Endpoint
@@ -61,3 +62,10 @@ async def kept(pool: WorkerPool, demand: Demand) -> AsyncIterator[WorkerPool]:
 
 def workers(*indexes: int) -> set[str]:
     return {f"{PREFIX}{index}" for index in indexes}
+
+
+def idle_slot(pool: WorkerPool, checkpoint: str | None) -> Place | None:
+    """A free slot, on a worker that has the checkpoint if there is one."""
+    number = None if checkpoint is None else pool.free.warm(checkpoint)
+    number = pool.free.any() if number is None else number
+    return None if number is None else pool.free.take(number, checkpoint)

@@ -32,6 +32,7 @@ from events.types import (
     Flavour,
     ImageStored,
     InputFile,
+    Priority,
     RedeliveryRequested,
     Started,
     Submitted,
@@ -168,6 +169,18 @@ ADDITIONS: dict[str, EventData] = {
         terms=Terms(
             max_pixels=65536, max_steps=50, max_cost=12.5, max_attempts=2, queue_timeout_s=30.0
         ),
+    ),
+    "turns": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        weight=2.5,
+        priority=Priority.HIGH,
     ),
     "exclusive": Started(attempt=3, actor="job-0199-2", exclusive=True),
     "blame": AttemptFailed(attempt=1, message="The engine died.", blame=Blame.SUSPECT),

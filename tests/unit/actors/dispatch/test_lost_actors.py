@@ -9,6 +9,7 @@ import pytest
 
 from actors.dispatch.cluster import ActorDied, ActorLost
 from actors.dispatch.endpoint import EndpointDispatcher
+from actors.waiting.choice import Chosen
 from tests.support.dispatch import WORKER, Bench
 from tests.support.polling import eventually
 from tests.support.workers.cluster import FakeJobActor
@@ -80,13 +81,15 @@ async def test_a_run_that_is_cancelled_before_it_began_counts_no_more(
 ) -> None:
     ended = asyncio.Event()
 
-    def once(self: EndpointDispatcher) -> int | None:
+    choose = EndpointDispatcher._choose
+
+    async def once(self: EndpointDispatcher) -> Chosen:
         if self._running_jobs.of("alice", self.endpoint):
             ended.set()
             raise RuntimeError("the loop ends right behind the start of a run")
-        return next(iter(self._held), None)
+        return await choose(self)
 
-    monkeypatch.setattr(EndpointDispatcher, "_next_lane", once)
+    monkeypatch.setattr(EndpointDispatcher, "_choose", once)
     await bench.submit()
     with suppress(AssertionError):  # the bench sees that its dispatcher has ended
         async with bench.dispatching() as dispatcher:

@@ -10,6 +10,7 @@ import pytest
 
 from events.log import utc_now
 from events.store.records import Endpoint, KeyLimits
+from events.types import Priority
 from serve_app.access.api_keys import mint
 from tests.support.edge import ALL_SCOPES, Edge, running_edge
 from tests.support.failing_log import FailingLog
@@ -44,6 +45,16 @@ async def test_a_key_may_leave_out_of_its_images_how_they_were_made(
         for client, expected in ((bare, True), (other, None)):
             job = await edge.job((await submit(client)).json()["request_id"])
             assert job.submitted.bare is expected
+
+
+async def test_jobs_have_the_weight_and_the_class_of_their_key(edge: Edge) -> None:
+    async with (
+        limited(edge, weight=2.5, priority=Priority.HIGH) as heavy,
+        limited(edge) as usual,
+    ):
+        for client, expected in ((heavy, (2.5, Priority.HIGH)), (usual, (None, None))):
+            job = await edge.job((await submit(client)).json()["request_id"])
+            assert (job.submitted.weight, job.submitted.priority) == expected
 
 
 class TestRate:

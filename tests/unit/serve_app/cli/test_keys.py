@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from events.log import utc_now
 from events.store.records import ApiKey, KeyLimits, Scope
+from events.types import Priority
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import parse
 from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
@@ -51,13 +52,18 @@ def test_a_key_has_what_was_asked_for(darkroom: Darkroom) -> None:
     options = (
         "--scope read --days 2 --rate 0.5 --burst 3 --max-open-jobs 7 --max-cost 9"
         " --no-metadata --endpoint a --endpoint b --callback-host *.A.example"
+        " --weight 2.5 --priority high"
     )
     key = printed(darkroom("create", "alice", *options.split()))
     assert (key.owner, key.name, key.scopes) == ("alice", "alice", {Scope.READ})
     assert key.expires_at is not None
     assert key.expires_at - key.created_at < timedelta(days=2, seconds=1)
     assert key.limits == KeyLimits(
-        0.5, 3, 7, ("a", "b"), ("*.a.example",), max_cost=9.0, embed_metadata=False
+        *(0.5, 3, 7, ("a", "b"), ("*.a.example",)),
+        max_cost=9.0,
+        embed_metadata=False,
+        weight=2.5,
+        priority=Priority.HIGH,
     )
 
 
@@ -66,7 +72,8 @@ def test_a_key_has_the_settings_limits_unless_it_is_told_otherwise(darkroom: Dar
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--rate", "-1"), ("--burst", "0"), ("--callback-host", "http://a.b")]
+    ("option", "value"),
+    [("--rate", "-1"), ("--burst", "0"), ("--callback-host", "http://a.b"), ("--weight", "0")],
 )
 def test_a_limit_that_makes_no_sense_is_told(darkroom: Darkroom, option: str, value: str) -> None:
     result = darkroom("create", "alice", option, value)

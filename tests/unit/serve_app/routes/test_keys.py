@@ -74,6 +74,8 @@ class TestCreate:
             ({"limits": {"rate": 1}}, "rate"),
             ({"limits": {"rate_per_s": -1}}, "rate_per_s"),
             ({"limits": {"burst": 0}}, "burst"),
+            ({"limits": {"weight": 0}}, "weight"),
+            ({"limits": {"priority": "highest"}}, "priority"),
             ({"limits": {"endpoints": []}}, "endpoints"),
             ({"limits": {"endpoints": ["a b"]}}, "0"),
             ({"limits": {"callback_hosts": ["https://example.com"]}}, "0"),
@@ -125,12 +127,15 @@ class TestChange:
     async def test_what_is_absent_stays(self, admin: httpx.AsyncClient) -> None:
         limits = {"burst": 3, "max_open_jobs": 7, "endpoints": ["default"]}
         before = await created(admin, expires_at="2999-01-01T00:00:00Z", limits=limits)
-        change = {"name": "phone", "limits": {"max_open_jobs": 8, "endpoints": None}}
+        change = {
+            "name": "phone",
+            "limits": {"max_open_jobs": 8, "endpoints": None, "priority": "low"},
+        }
         answer = await admin.patch(f"/v1/keys/{before['id']}", json=change)
         assert answer.status_code == 200
         after = answer.json()
         assert after == await shown(admin, before["id"])
-        assert after["limits"] == {"burst": 3, "max_open_jobs": 8}
+        assert after["limits"] == {"burst": 3, "max_open_jobs": 8, "priority": "low"}
         assert after["name"] == "phone"
         for name in ("owner", "scopes", "expires_at", "created_at", "state"):
             assert after[name] == before[name]

@@ -10,7 +10,7 @@ from events.queue import QueueEntry
 from tests.support.dispatch import PREFIX
 from tests.support.polling import eventually
 from tests.support.workers.cluster import FakeCluster
-from tests.support.workers.pool import Demand, kept, new_pool, workers
+from tests.support.workers.pool import Demand, idle_slot, kept, new_pool, workers
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ async def test_a_worker_is_filled_by_as_many_jobs_as_its_engine_takes(
 ) -> None:
     demand = Demand()
     async with kept(new_pool(cluster, jobs_per_worker=0), demand) as pool:
-        await eventually(lambda: pool.free_slots() == 4)
+        await eventually(lambda: pool.free.count == 4)
         cluster.engines[f"{PREFIX}0"].jobs = 16
-        await eventually(lambda: pool.free_slots() == 16)
+        await eventually(lambda: pool.free.count == 16)
         demand.jobs = 17
         await eventually(lambda: set(cluster.groups) == workers(0, 1))
 
@@ -60,7 +60,7 @@ async def test_an_idle_worker_above_the_minimum_is_closed(cluster: FakeCluster) 
 
 async def test_a_busy_worker_is_not_closed(cluster: FakeCluster) -> None:
     async with kept(new_pool(cluster, min_workers=0, idle_s=0.05), Demand(1)) as pool:
-        _, slot = await eventually(lambda: pool.idle_slot(None))
+        _, slot = await eventually(lambda: idle_slot(pool, None))
         slot.reserve(entry("a-job"))
         await asyncio.sleep(0.2)
         assert cluster.removed == []
@@ -72,7 +72,7 @@ async def test_a_worker_that_is_not_ready_is_not_closed_as_idle(cluster: FakeClu
         await eventually(lambda: f"{PREFIX}0" in cluster.groups)
         await asyncio.sleep(0.2)
         assert cluster.removed == []
-        assert pool.idle_slot(None) is None
+        assert idle_slot(pool, None) is None
 
 
 async def test_a_free_slot_is_taken_on_a_worker_that_has_the_checkpoint(
@@ -80,12 +80,12 @@ async def test_a_free_slot_is_taken_on_a_worker_that_has_the_checkpoint(
 ) -> None:
     async with kept(new_pool(cluster, min_workers=2), Demand()) as pool:
         await eventually(lambda: len(cluster.actors) == 4)
-        first, slot = await eventually(lambda: pool.idle_slot("a"))
+        first, slot = await eventually(lambda: idle_slot(pool, "a"))
         slot.reserve(entry("job-1"))
-        again, slot = await eventually(lambda: pool.idle_slot("a"))
+        again, slot = await eventually(lambda: idle_slot(pool, "a"))
         assert again is first
         slot.reserve(entry("job-2"))
-        other, _ = await eventually(lambda: pool.idle_slot("a"))
+        other, _ = await eventually(lambda: idle_slot(pool, "a"))
         assert other is not first
         assert other.checkpoints == {"a"}
 
@@ -96,17 +96,17 @@ async def test_a_checkpoint_counts_for_more_than_the_order_of_the_workers(
     async with kept(new_pool(cluster, min_workers=2, jobs_per_worker=1), Demand()) as pool:
         found = {}
         for job_id in ("job-1", "job-2"):
-            worker, slot = await eventually(lambda: pool.idle_slot(None))
+            worker, slot = await eventually(lambda: idle_slot(pool, None))
             slot.reserve(entry(job_id))
             found[worker.name] = worker, slot
         for index, checkpoint in enumerate(("b", "a")):
             worker, slot = found[f"{PREFIX}{index}"]
             slot.release()
-            assert pool.idle_slot(checkpoint) == (worker, slot)
+            assert idle_slot(pool, checkpoint) == (worker, slot)
             slot.reserve(entry(checkpoint))
         for _, slot in found.values():
             slot.release()
-        assert pool.idle_slot("a") == found[f"{PREFIX}1"]
+        assert idle_slot(pool, "a") == found[f"{PREFIX}1"]
 
 
 async def test_a_successor_takes_over_workers_and_the_jobs_on_them(cluster: FakeCluster) -> None:
@@ -115,9 +115,9 @@ async def test_a_successor_takes_over_workers_and_the_jobs_on_them(cluster: Fake
     cluster.actors[slot_name(f"{PREFIX}1", 0)].begin("a-job")
 
     async with kept(new_pool(cluster, min_workers=0), Demand()) as successor:
-        worker, slot = await eventually(lambda: successor.running("a-job"))
+        worker, slot = await eventually(lambda: successor.free.running("a-job"))
         assert (worker.name, slot.name) == (f"{PREFIX}1", slot_name(f"{PREFIX}1", 0))
-        assert successor.running("another-job") is None
+        assert successor.free.running("another-job") is None
         assert (cluster.killed, cluster.removed) == ([], [])
 
 
@@ -139,17 +139,17 @@ async def test_workers_of_another_making_are_closed_once_they_run_nothing(
 async def test_workers_of_other_endpoints_are_let_alone(cluster: FakeCluster) -> None:
     await cluster.place("worker:default-2:d1:0")
     async with kept(new_pool(cluster), Demand()) as pool:
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
         assert "worker:default-2:d1:0" in cluster.groups
 
 
 async def test_a_pool_that_is_left_keeps_its_workers(cluster: FakeCluster) -> None:
     async with kept(new_pool(cluster), Demand()) as pool:
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
     assert set(cluster.groups) == workers(0)
 
 
 async def test_who_waits_for_a_change_hears_of_a_free_slot(cluster: FakeCluster) -> None:
     async with kept(new_pool(cluster), Demand()) as pool:
-        while pool.idle_slot(None) is None:
+        while idle_slot(pool, None) is None:
             await asyncio.wait_for(pool.changed(), 5)

@@ -12,7 +12,7 @@ from events.memory.queues import MemoryJobQueue
 from tests.support.dispatch import PREFIX
 from tests.support.polling import eventually
 from tests.support.workers.cluster import FakeCluster
-from tests.support.workers.pool import Demand, kept, new_pool
+from tests.support.workers.pool import Demand, idle_slot, kept, new_pool
 
 OLD = "worker:default:r-0:"
 """Of the same release as `PREFIX`, and another make."""
@@ -44,10 +44,10 @@ async def test_they_are_replaced_one_by_one_each_by_one_that_is_ready(
     await old_workers(cluster, 3)
     seen: list[tuple[int, int]] = []
     async with kept(new_pool(cluster, min_workers=3), Demand()) as pool:
-        await eventually(pool.free_slots)
+        await eventually(lambda: pool.free.count)
 
         def is_over() -> bool:
-            seen.append((len(cluster.groups), pool.free_slots()))
+            seen.append((len(cluster.groups), pool.free.count))
             return not made(cluster, OLD)
 
         await eventually(is_over)
@@ -63,7 +63,7 @@ async def test_one_that_runs_a_job_is_closed_at_its_end(cluster: FakeCluster) ->
     async with kept(new_pool(cluster, min_workers=1), Demand(1)) as pool:
         new = await eventually(lambda: made(cluster))
         await eventually(lambda: pool.told()[0]["state"] == "leaving")
-        worker, slot = await eventually(lambda: pool.idle_slot(None))
+        worker, slot = await eventually(lambda: idle_slot(pool, None))
         assert {worker.name} == new
         slot.reserve(MemoryJobQueue().entry("another-job", "1"))
         await asyncio.sleep(0.1)
@@ -81,7 +81,7 @@ async def test_old_ones_take_jobs_while_what_is_made_now_does_not_come_up(
     settings = {"worker_start_deaths": 1, "worker_retry_first_s": 0.01}
     async with kept(new_pool(cluster, min_workers=1, settings=settings), Demand(1)) as pool:
         await eventually(lambda: cluster.failed)
-        found = await eventually(lambda: pool.idle_slot(None))
+        found = await eventually(lambda: idle_slot(pool, None))
         assert found[0].name == old
         assert old not in cluster.removed
 
@@ -94,9 +94,9 @@ async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(
     settings = {"worker_replace_s": 0.1}
     async with kept(new_pool(cluster, min_workers=1, settings=settings), Demand()) as pool:
         await eventually(lambda: made(cluster))
-        assert pool.idle_slot(None) is None or cluster.removed == []
+        assert idle_slot(pool, None) is None or cluster.removed == []
         await eventually(lambda: cluster.removed == [old])
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
         assert set(cluster.groups) == made(cluster)
 
 
@@ -153,7 +153,7 @@ async def test_one_of_another_release_gets_no_job(cluster: FakeCluster) -> None:
     (other,) = await old_workers(cluster, 1, OTHER_RELEASE)
     cluster.actors[slot_name(other, 0)].begin("a-job")
     async with kept(new_pool(cluster, min_workers=1), Demand()) as pool:
-        worker, _ = await eventually(lambda: pool.idle_slot(None))
+        worker, _ = await eventually(lambda: idle_slot(pool, None))
         assert worker.name.startswith(PREFIX)
         assert len(pool.told()) == 1
 
@@ -164,7 +164,7 @@ async def test_a_pool_that_is_drained_keeps_no_worker_without_a_job(cluster: Fak
         await eventually(lambda: len(made(cluster)) == 2)
     drained: WorkerPool = new_pool(cluster, min_workers=2, draining=True)
     async with kept(drained, demand):
-        await eventually(lambda: drained.idle_slot(None))
+        await eventually(lambda: idle_slot(drained, None))
         await asyncio.sleep(0.1)
         assert cluster.removed == []
         demand.jobs = 0
@@ -186,6 +186,6 @@ async def test_a_worker_that_may_not_idle_at_all_stays_for_the_job_it_was_opened
 async def test_an_endpoint_says_itself_how_long_a_worker_may_idle(cluster: FakeCluster) -> None:
     demand = Demand(1)
     async with kept(new_pool(cluster, min_workers=0, idle_timeout_s=0.05), demand) as pool:
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
         demand.jobs = 0
         await eventually(lambda: not cluster.groups)

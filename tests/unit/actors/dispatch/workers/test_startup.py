@@ -13,7 +13,7 @@ from events.types import Failed
 from tests.support.dispatch import WORKER, Bench
 from tests.support.polling import eventually
 from tests.support.workers.cluster import FakeCluster
-from tests.support.workers.pool import Demand, kept, new_pool, workers
+from tests.support.workers.pool import Demand, idle_slot, kept, new_pool, workers
 
 
 class Clock:
@@ -90,7 +90,7 @@ async def test_a_worker_that_was_given_up_is_opened_again_after_a_growing_pause(
     async with kept(new_pool(cluster, settings=settings), Demand(1)) as pool:
         await eventually(lambda: len(cluster.removed) >= 3)
         cluster.dead_engines = 0
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
         await eventually(lambda: pool.trouble() is None)
     given_up = [vars(line) for line in caplog.records if "does not get ready" in line.message]
     assert [line["pause_s"] for line in given_up[:3]] == [0.01, 0.02, 0.04]
@@ -114,7 +114,7 @@ async def test_a_worker_whose_job_actors_never_start_gives_its_place_back(
         await eventually(lambda: cluster.removed == [WORKER])
         assert pool.trouble() == "No worker got ready: none of its job actors has started."
         cluster.broken = set()
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
         await eventually(lambda: pool.trouble() is None)
 
 
@@ -130,7 +130,7 @@ async def test_a_cluster_that_is_away_for_a_while_ends_no_pool(cluster: FakeClus
     async with kept(new_pool(cluster), Demand(1)) as pool:
         await asyncio.sleep(0.05)
         is_away = False
-        await eventually(lambda: pool.idle_slot(None))
+        await eventually(lambda: idle_slot(pool, None))
         is_away = True
         await asyncio.sleep(0.05)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from actors.dispatch.deadlines import Deadlines
+from actors.waiting.deadlines import Deadlines
 from events.decisions import Cancel, Submit
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable
 from events.ids import new_id

@@ -23,22 +23,20 @@ class RunningJobs:
         self._settings = settings
         self._of_endpoint: Counter[tuple[str, str]] = Counter()
         self._of_owner: Counter[str] = Counter()
-        self._listeners: set[Callable[[], None]] = set()
+        self._listeners: set[Callable[[str], None]] = set()
 
     def of(self, owner: str, endpoint: Endpoint) -> int:
         """How many jobs the owner runs on one endpoint."""
         return self._of_endpoint[endpoint.id, owner]
 
-    def may_start(self, owner: str, endpoint: Endpoint, *, free_slots: int) -> bool:
-        """Whether a job of the owner may take one of the endpoint's free slots.
-
-        The last `slots_kept_free` of them are for owners who run nothing there.
-        """
+    def may_start(self, owner: str) -> bool:
+        """Whether the owner may run another job, wherever it is."""
         most = self._settings.max_running_jobs
-        if most and self._of_owner[owner] >= most:
-            return False
-        kept_free = self._settings.slots_kept_free if endpoint.jobs_per_worker != 1 else 0
-        return free_slots > kept_free or not self.of(owner, endpoint)
+        return not most or self._of_owner[owner] < most
+
+    def slots_kept_free(self, endpoint: Endpoint) -> int:
+        """How many of the endpoint's free slots are for owners who run nothing there."""
+        return self._settings.slots_kept_free if endpoint.jobs_per_worker != 1 else 0
 
     def add(self, owner: str, endpoint: Endpoint) -> None:
         self._of_endpoint[endpoint.id, owner] += 1
@@ -48,11 +46,11 @@ class RunningJobs:
         _decrement(self._of_endpoint, (endpoint.id, owner))
         _decrement(self._of_owner, owner)
         for listener in self._listeners:
-            listener()
+            listener(owner)
 
     @contextmanager
-    def telling(self, listener: Callable[[], None]) -> Generator[None]:
-        """Call `listener` whenever a job has ended, on any endpoint."""
+    def telling(self, listener: Callable[[str], None]) -> Generator[None]:
+        """Call `listener` with its owner whenever a job has ended, on any endpoint."""
         self._listeners.add(listener)
         try:
             yield

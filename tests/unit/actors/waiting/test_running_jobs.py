@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from actors.dispatch.running_jobs import RunningJobs
+from actors.waiting.running_jobs import RunningJobs
 from events.store.records import Endpoint
 from settings.keys import OwnerSettings
 from tests.support.dispatch import Bench
@@ -46,16 +46,14 @@ async def test_the_last_free_slot_is_for_an_owner_who_runs_nothing(bench: Bench)
         assert await settled(bench, jobs, running=4) == ["alice"] * 3 + ["bob"]
 
 
-async def test_a_slot_that_becomes_free_goes_to_the_owner_who_runs_the_fewest(
-    bench: Bench,
-) -> None:
+async def test_slots_that_become_free_go_to_the_owners_in_turn(bench: Bench) -> None:
     jobs = await submitted_by(bench, "alice", lanes=range(8))
     async with bench.dispatching(slots=4):
         assert await settled(bench, jobs, running=4) == ["alice"] * 4
         others = await submitted_by(bench, "bob", lanes=range(8, 16))
         everyone = jobs | others
         await asyncio.sleep(0.05)
-        for _ in range(2):
+        for _ in range(4):
             mine = next(each for each in jobs if bench.cluster.running(each))
             await bench.finish(mine)
             await settled(bench, everyone, running=4)
@@ -98,28 +96,19 @@ async def test_an_owner_at_the_number_waits_and_others_pass(bench: Bench) -> Non
 def test_the_number_holds_over_all_endpoints() -> None:
     jobs = RunningJobs(OwnerSettings(max_running_jobs=2))
     jobs.add("alice", HERE)
-    assert jobs.may_start("alice", THERE, free_slots=4)
+    assert jobs.may_start("alice")
     jobs.add("alice", THERE)
-    assert not jobs.may_start("alice", THERE, free_slots=4)
-    assert jobs.may_start("bob", THERE, free_slots=4)
+    assert not jobs.may_start("alice")
+    assert jobs.may_start("bob")
     jobs.remove("alice", HERE)
-    assert jobs.may_start("alice", THERE, free_slots=4)
-
-
-def test_who_runs_elsewhere_may_take_the_last_slot_here() -> None:
-    jobs = RunningJobs(OwnerSettings(slots_kept_free=1))
-    jobs.add("alice", THERE)
-    assert jobs.may_start("alice", HERE, free_slots=1)
-    jobs.add("alice", HERE)
-    assert not jobs.may_start("alice", HERE, free_slots=1)
-    assert jobs.may_start("alice", HERE, free_slots=2)
+    assert jobs.may_start("alice")
 
 
 def test_an_end_is_told_to_those_who_wait() -> None:
-    jobs, told = RunningJobs(OwnerSettings()), []
+    jobs, told = RunningJobs(OwnerSettings()), list[str]()
     jobs.add("alice", HERE)
-    with jobs.telling(lambda: told.append("here")):
+    with jobs.telling(told.append):
         jobs.remove("alice", HERE)
     jobs.add("alice", HERE)
     jobs.remove("alice", HERE)
-    assert told == ["here"]
+    assert told == ["alice"]

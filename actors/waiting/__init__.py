@@ -1,0 +1,1 @@
+"""Jobs that wait: whose turn it is, and which slot suits."""
