@@ -6,6 +6,7 @@ does not use goes to the others. Within a class each owner gets its turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from events.job import Job
 from events.types import Priority
 
 SHARES = {Priority.HIGH: 16.0, Priority.NORMAL: 4.0, Priority.LOW: 1.0}
+_LEAST_COST, _MOST_COST = 1.0, 1e9
+"""A job takes a slot, however little it does. Nothing that an event says ends the arithmetic."""
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 1000.0
 _MEAN_OVER = 64
 """About how many jobs say what one costs that does not say it."""
 
@@ -105,11 +109,16 @@ class WaitingJobs:
 
 def waiting_of(job: Job) -> Waiting:
     submitted = job.submitted
+    weight = 1.0 if submitted.weight is None else submitted.weight
     return Waiting(
         job.id,
         submitted.owner,
-        cost=None if submitted.cost is None else submitted.cost.work,
-        weight=submitted.weight or 1.0,
+        cost=None if submitted.cost is None else _bounded_cost(submitted.cost.work),
+        weight=min(max(weight, _LEAST_WEIGHT), _MOST_WEIGHT),
         priority=submitted.priority or Priority.NORMAL,
         checkpoint=checkpoint_of(job),
     )
+
+
+def _bounded_cost(work: float) -> float:
+    return min(max(work, _LEAST_COST), _MOST_COST) if math.isfinite(work) else _MOST_COST

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 
-from actors.waiting.classes import WaitingJobs
+from actors.waiting.classes import WaitingJobs, waiting_of
 from actors.waiting.turns import Waiting
+from events.job_cost import JobCost
 from events.types import Priority
+from tests.support.events import folded, submitted
 
 HIGH, NORMAL, LOW = Priority
 
@@ -83,3 +86,18 @@ def test_a_refund_counts_for_owner_and_class(jobs: WaitingJobs) -> None:
     jobs.take(first)
     jobs.refund(first)
     assert serve(jobs, 5)[LOW] >= 1
+
+
+@pytest.mark.parametrize(
+    ("work", "weight"), [(0.0, 0.0), (1e308, 1e-300), (math.inf, math.nan), (math.nan, -1.0)]
+)
+def test_no_cost_and_no_weight_of_an_event_stops_the_turns(
+    jobs: WaitingJobs, work: float, weight: float
+) -> None:
+    cost = JobCost(work=work, live_bytes=0, rows=0, tokens=0, outputs=0)
+    odd = waiting_of(folded([submitted(owner="odd", cost=cost, weight=weight)]))
+    assert odd.cost is not None
+    assert 1.0 <= odd.cost <= 1e9
+    jobs.put(odd)
+    put(jobs, NORMAL, 20)
+    assert serve(jobs, 21)[NORMAL] == 21

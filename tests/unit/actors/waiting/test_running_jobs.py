@@ -60,6 +60,24 @@ async def test_slots_that_become_free_go_to_the_owners_in_turn(bench: Bench) -> 
         assert running_owners(bench, everyone) == ["alice", "alice", "bob", "bob"]
 
 
+async def test_a_backlog_delays_a_single_job_by_what_runs_and_one_turn(bench: Bench) -> None:
+    """Each job says no cost, so each is a turn of its own."""
+    backlog = [await bench.submit(owner="alice", lane=1) for _ in range(200)]
+    async with bench.dispatching(slots=2):
+        for job_id in backlog[:5]:
+            await bench.finish(job_id)
+        single = await bench.submit(owner="bob", lane=2)
+        while bench.cluster.running(single) is None:
+            running = await eventually(
+                lambda: next((each for each in backlog if bench.cluster.running(each)), None)
+            )
+            await bench.finish(running)
+            await eventually(lambda running=running: bench.cluster.running(running) is None)
+            await asyncio.sleep(0.01)
+        ended = len(backlog) - await bench.queue.depth("default") + 1
+    assert ended <= 5 + 2 + 1
+
+
 async def test_an_owner_alone_has_every_slot_where_none_is_kept_free(bench: Bench) -> None:
     jobs = await submitted_by(bench, "alice", lanes=range(8))
     async with bench.dispatching(slots=4, slots_kept_free=0):

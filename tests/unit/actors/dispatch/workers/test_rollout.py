@@ -115,13 +115,13 @@ async def test_more_than_there_may_be_by_now_take_no_jobs_however_many_wait(
         for actor in actors[:2]:
             actor.finish()
         await eventually(lambda: len(cluster.groups) == 1 and made(cluster))
-        await eventually(pool.free_slots)
+        await eventually(lambda: pool.free.count)
 
 
 async def test_as_many_as_there_always_are_stay_whatever_the_most_is(cluster: FakeCluster) -> None:
     """The settings of the default endpoint may say so."""
     async with kept(new_pool(cluster, min_workers=2, max_workers=1), Demand()) as pool:
-        await eventually(lambda: pool.free_slots() == 4)
+        await eventually(lambda: pool.free.count == 4)
         await asyncio.sleep(0.1)
         assert (len(cluster.groups), cluster.removed) == (2, [])
 
@@ -176,7 +176,7 @@ async def test_a_worker_that_may_not_idle_at_all_stays_for_the_job_it_was_opened
 ) -> None:
     demand = Demand(1)
     async with kept(new_pool(cluster, min_workers=0, idle_timeout_s=0.0), demand) as pool:
-        await eventually(pool.free_slots)
+        await eventually(lambda: pool.free.count)
         await asyncio.sleep(0.1)
         assert cluster.removed == []
         demand.jobs = 0
