@@ -170,8 +170,8 @@ class Slots:
         ]
         for _, number in sorted(unused, reverse=True)[: max(surplus, 0)]:
             slot = self._open.pop(number)
-            self._note_state(number)
             self._closing[number] = asyncio.create_task(self._close(number, slot))
+            self._note_state(number)
 
     async def _close(self, number: int, slot: Slot) -> None:
         try:

@@ -18,8 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.dispatch.cluster import ActorDied, ActorLost
 from actors.dispatch.ray_actors import RayJobActor
-from events.job import Job
 from events.queue import QueueEntry
+from tests.support.events import folded, submitted
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -32,12 +32,6 @@ class Entry:
     token = "a-token"
 
 
-class LargeJob:
-    """It is not handed over with the call."""
-
-    log_bytes = 2**30
-
-
 @ray.remote(num_cpus=0, max_concurrency=10)
 class Worker:
     """Runs its job for longer than any test."""
@@ -45,7 +39,7 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
-    async def run(self, _job_id: str, _token: str, _known: object) -> str:
+    async def run(self, *_: object) -> str:
         await asyncio.sleep(600)
         return "completed"
 
@@ -75,7 +69,8 @@ class Place:
         self.pid = ray.get(self._actor.pid.remote())
 
     async def run(self) -> None:
-        await RayJobActor(self._actor).run(cast("QueueEntry", Entry()), cast("Job", LargeJob()))
+        job = folded([submitted()])
+        await RayJobActor(self._actor).run(cast("QueueEntry", Entry()), job)
 
     def lose_node(self) -> None:
         self._cluster.remove_node(self._node, allow_graceful=False)
