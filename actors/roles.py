@@ -213,7 +213,7 @@ def _open_endpoint(
             pool=pool,
             running_jobs=running_jobs,
             status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
-            hold_renew_s=settings.workers.lease_s / 3,
+            answer_s=settings.workers.lease_s / 3,
             settings=settings.dispatch,
         )
 

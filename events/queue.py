@@ -51,6 +51,9 @@ class QueueEntry(Protocol):
     async def renew(self) -> None:
         """Hold it for another full time."""
 
+    async def hold(self, *, for_s: float) -> None:
+        """Hold it for this long, whatever is left of its time."""
+
 
 class EntryReader(Protocol):
     """Takes entries off the head of a queue, for one holder."""

@@ -1,4 +1,4 @@
-"""EndpointDispatcher: one endpoint's queue, lane by lane, onto its workers."""
+"""EndpointDispatcher: what waits on one endpoint, in turns, onto its workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from actors.dispatch.cluster import ActorDied
@@ -16,51 +15,26 @@ from actors.dispatch.pool import WorkerPool
 from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
 from actors.endpoints.status import EndpointStatus
-from actors.job_error import end_job
 from actors.waiting.choice import Chosen, choice_for
-from actors.waiting.classes import waiting_of
 from actors.waiting.deadlines import Deadlines
+from actors.waiting.in_hand import PASSING, Held, InHand, drop_entry
 from actors.waiting.running_jobs import RunningJobs
-from actors.waiting.turns import Waiting
 from actors.worker.job import RunOutcome
-from events.decisions import Expire
-from events.errors import LogUnavailable, ReadTimeout
-from events.ids import LANES
+from events.errors import LogUnavailable
 from events.job import Job
-from events.log import JobWriter, utc_now
+from events.log import JobWriter
 from events.queue import JobQueue, QueueEntry
-from events.retry import keep_trying
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
 
-_PULL_TIMEOUT_S = 30.0
-_RENEWALS_IN_HAND = 12
-"""How often an entry in hand is renewed before others of its lane get a chance to come."""
-_PASSING = (LogUnavailable, ReadTimeout)
-"""Errors that say nothing about a job: its entry comes again."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """An entry in hand: nobody's job yet, and renewed until a slot takes it."""
-
-    job: Job
-    entry: QueueEntry
-    waiting: Waiting
-    taken: asyncio.Event
-
-    @property
-    def owner(self) -> str:
-        return self.waiting.owner
+_HOLD_LEASES = 2
+"""What a dispatcher has in hand comes again about when another one takes over."""
 
 
 class EndpointDispatcher:
-    """Holds at most one entry per lane, and gives each owner among them a turn.
-
-    So one caller's backlog holds up no caller in another lane.
-    """
+    """Gives each owner of what waits a turn: one caller's backlog holds up no other caller."""
 
     def __init__(
         self,
@@ -71,31 +45,50 @@ class EndpointDispatcher:
         pool: WorkerPool,
         running_jobs: RunningJobs,
         status: EndpointStatus,
-        hold_renew_s: float,
+        answer_s: float,
         settings: DispatchSettings,
     ) -> None:
-        """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints."""
+        """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints.
+
+        `answer_s`: how long an actor may take to say that it runs a job.
+        """
         self.endpoint = endpoint
         self.status = status
         self._queue = queue
         self._writer = writer
         self._pool = pool
         self._running_jobs = running_jobs
-        self._hold_renew_s = hold_renew_s
+        self._answer_s = answer_s
         self._deaths = Deaths(writer, max_dispatch_failures=settings.max_dispatch_failures)
         self._choice = choice_for(endpoint, pool.free, running_jobs, settings)
         self._waiting = self._choice.waiting
-        self._deadlines = Deadlines(
-            endpoint.id,
-            queue=queue,
-            writer=writer,
-            is_running=lambda job_id: pool.free.running(job_id) is not None,
-            why=pool.trouble,
+        self._deadlines = self._make_deadlines(settings)
+        self.in_hand = self._make_in_hand(settings)
+        self._given: set[Held] = set()
+        """What slots were given, as long as they run it."""
+        self._last_depth = 0
+
+    def _make_deadlines(self, settings: DispatchSettings) -> Deadlines:
+        return Deadlines(
+            self.endpoint.id,
+            queue=self._queue,
+            writer=self._writer,
+            is_running=lambda job_id: self._pool.free.running(job_id) is not None,
+            why=self._pool.trouble,
             period_s=settings.deadlines_period_s,
         )
-        self._held: dict[str, _Held] = {}
-        """By job."""
-        self._last_depth = 0
+
+    def _make_in_hand(self, settings: DispatchSettings) -> InHand:
+        return InHand(
+            self.endpoint.id,
+            queue=self._queue,
+            writer=self._writer,
+            waiting=self._waiting,
+            is_running=self._is_running,
+            on_new=self._pool.wake,
+            most=settings.jobs_in_hand,
+            hold_s=_HOLD_LEASES * settings.dispatcher_lease_s,
+        )
 
     async def run(self) -> None:
         """Dispatch until cancelled; what runs by then runs on."""
@@ -103,13 +96,12 @@ class EndpointDispatcher:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pool.keep(self._demand))
                 group.create_task(self._deadlines.run())
-                for lane in range(LANES):
-                    group.create_task(self._pull(lane))
+                group.create_task(self.in_hand.run())
                 while True:
                     chosen = await self._choose()
                     held = self._take_chosen(chosen)
                     run = group.create_task(self._run_held(held, (chosen.worker, chosen.slot)))
-                    run.add_done_callback(partial(self._note_done, held.owner))
+                    run.add_done_callback(partial(self._note_done, held))
 
     async def _demand(self) -> int:
         """While the queue cannot be counted, as many as there were."""
@@ -126,46 +118,14 @@ class EndpointDispatcher:
                     await self._pool.changed()
         return chosen
 
-    def _take_chosen(self, chosen: Chosen) -> _Held:
-        held = self._held.pop(chosen.job.job_id)
+    def _take_chosen(self, chosen: Chosen) -> Held:
+        held = self.in_hand.take(chosen.job.job_id)
+        self._given.add(held)
         chosen.slot.reserve(held.entry)
-        held.taken.set()
-        self._running_jobs.add(held.owner, self.endpoint)
-        self._waiting.take(chosen.job)
-        self._waiting.note_running(held.owner)
+        self._running_jobs.add(held.waiting.owner, self.endpoint)
+        self._waiting.take(held.waiting)
+        self._waiting.note_running(held.waiting.owner)
         return held
-
-    async def _pull(self, lane: int) -> None:
-        await keep_trying(lambda: self._pull_from(lane), on=_PASSING)
-
-    async def _pull_from(self, lane: int) -> None:
-        async with self._queue.lane(self.endpoint.id, lane) as entries:
-            while True:
-                for entry in await entries.next(most=1, timeout_s=_PULL_TIMEOUT_S):
-                    await self._take(entry)
-
-    async def _take(self, entry: QueueEntry) -> None:
-        try:
-            await self._receive(entry)
-        except _PASSING:
-            raise
-        except Exception as error:  # noqa: BLE001 - `_drop` logs it
-            await self._drop(entry, error)
-
-    async def _drop(self, entry: QueueEntry, error: Exception) -> None:
-        """An error about one job ends that job, not the others' turn. Its entry does not return.
-
-        That of a job which a later version can read is left, and comes again after its lease.
-        """
-        if await end_job(entry.job_id, error, writer=self._writer, action="dispatch"):
-            await entry.ack()
-
-    async def _receive(self, entry: QueueEntry) -> None:
-        job = await self._writer.load(entry.job_id)
-        if job is None or job.end is not None:
-            await entry.ack()
-        elif job.id not in self._held and not await self._is_running(job, entry):
-            await self._hold(_Held(job, entry, waiting_of(job), asyncio.Event()))
 
     async def _is_running(self, job: Job, entry: QueueEntry) -> bool:
         """Its lease ran out: the event log was not available, or its actor hangs."""
@@ -173,7 +133,7 @@ class EndpointDispatcher:
         if found is None:
             return False
         worker, slot = found
-        if await slot.take_delivery(entry, timeout_s=self._hold_renew_s):
+        if self._is_just_given(job) or await slot.take_delivery(entry, timeout_s=self._answer_s):
             return True
         logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
         worker.mark_unready()  # its attempt may have failed just now, by the engine
@@ -182,61 +142,41 @@ class EndpointDispatcher:
             slot.replace()
         return False
 
-    async def _hold(self, held: _Held) -> None:
-        """Keep an entry in hand until a slot takes it, or its job ends without one.
+    def _is_just_given(self, job: Job) -> bool:
+        """A slot was given it while its entry was on the way to us: nobody has begun yet."""
+        since = time.monotonic() - self._answer_s
+        return any(
+            (held.job_id, held.attempts) == (job.id, job.attempts) and held.taken_at > since
+            for held in self._given
+        )
 
-        After some time it goes back, to be taken again behind those that were delivered before and
-        not renewed: the job that has the slot may hang, and be in this lane, too.
-        """
-        self._held[held.job.id] = held
-        self._waiting.put(held.waiting)
-        self._pool.wake()
-        try:
-            for _ in range(_RENEWALS_IN_HAND):
-                await held.entry.renew()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._hold_renew_s):
-                        await held.taken.wait()
-                if held.taken.is_set():
-                    return
-                if await self._has_ended(held):
-                    await held.entry.ack()
-                    return
-            if not held.taken.is_set():
-                self._let_go(held)  # no slot takes it from here on
-                await held.entry.nak()
-        except asyncio.CancelledError:
-            if not held.taken.is_set():
-                await held.entry.nak()
-            raise
-        finally:
-            self._let_go(held)
-
-    def _let_go(self, held: _Held) -> None:
-        if self._held.get(held.job.id) is held:
-            del self._held[held.job.id]
-            self._waiting.remove(held.waiting)
-
-    async def _has_ended(self, held: _Held) -> bool:
-        """Cancelled meanwhile, or out of time without ever getting a slot."""
-        job = await self._writer.load(held.job.id) or held.job
-        expire = Expire(utc_now(), self._pool.trouble())
-        held.job = (await self._writer.execute(expire, job)).job or job
-        return held.job.end is not None and not held.taken.is_set()
-
-    async def _run_held(self, held: _Held, place: Place) -> None:
+    async def _run_held(self, held: Held, place: Place) -> None:
         worker, slot = place
         try:
-            await self._dispatch(held, worker, slot)
-        except Exception as error:  # noqa: BLE001 - `_drop` logs it
-            if not isinstance(error, _PASSING):
-                await self._drop(held.entry, error)
+            job = await self.in_hand.ready(held)
+            if slot.entry is not held.entry:
+                return  # Replaced: there was no log for so long that the job came again.
+            if job is None:
+                self._end_run(held)  # before the refund: its owner is to be the next one
+                self._waiting.refund(held.waiting)
+                slot.release()
+            else:
+                await self._dispatch(held, job, worker, slot)
+        except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
+            if not isinstance(error, PASSING):
+                await drop_entry(held.entry, error, writer=self._writer)
             if slot.entry is held.entry:
                 slot.renew()
 
-    def _note_done(self, owner: str, _: asyncio.Task[None]) -> None:
+    def _note_done(self, held: Held, _: asyncio.Task[None]) -> None:
         """Called for a run that was cancelled before it began, too."""
-        self._running_jobs.remove(owner, self.endpoint)
+        self._end_run(held)
+
+    def _end_run(self, held: Held) -> None:
+        """It may have been ended before."""
+        if held in self._given:
+            self._given.discard(held)
+            self._running_jobs.remove(held.waiting.owner, self.endpoint)
 
     def _note_end(self, owner: str) -> None:
         """One of this owner's jobs ended, here or on another endpoint."""
@@ -244,13 +184,13 @@ class EndpointDispatcher:
         self._waiting.note_running(owner)
         self._pool.wake()
 
-    async def _dispatch(self, held: _Held, worker: Worker, slot: Slot) -> None:
+    async def _dispatch(self, held: Held, job: Job, worker: Worker, slot: Slot) -> None:
         death: ActorDied | None = None
         outcome: RunOutcome | None = None
         try:
-            outcome = await slot.run(held.entry, held.job)
+            outcome = await slot.run(held.entry, job)
         except ActorDied as error:
-            fields = {"action": "actor_died", "job_id": held.job.id, "error": str(error)}
+            fields = {"action": "actor_died", "job_id": job.id, "error": str(error)}
             logger.warning("job actor died", extra=fields)
             death = error
         if slot.entry is not held.entry:
@@ -273,14 +213,14 @@ class EndpointDispatcher:
         else:
             slot.release()
 
-    async def _give_back(self, held: _Held, worker: Worker, slot: Slot, death: ActorDied) -> None:
+    async def _give_back(self, held: Held, worker: Worker, slot: Slot, death: ActorDied) -> None:
         """At once, if the dead actor was the job's writer; else its lease has to run out."""
         actor = slot.writer
-        job = await self._writer.load(held.job.id)
+        job = await self._writer.load(held.job_id)
         if slot.entry is not held.entry or job is None:
             return
         after = await self._deaths.note(
-            job, death, worker=worker, actor=actor, attempts=held.job.attempts
+            job, death, worker=worker, actor=actor, attempts=held.attempts
         )
         match after:
             case AfterDeath.ENDED:

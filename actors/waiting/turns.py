@@ -12,7 +12,7 @@ debt is kept until its turn has come, so nobody gains by asking for one job at a
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -56,8 +56,8 @@ class _Ring:
     __slots__ = ("busy", "idle")
 
     def __init__(self) -> None:
-        self.idle: dict[_Owner, None] = {}
-        self.busy: dict[_Owner, None] = {}
+        self.idle: OrderedDict[_Owner, None] = OrderedDict()
+        self.busy: OrderedDict[_Owner, None] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self.idle or self.busy)
@@ -127,11 +127,15 @@ class Turns:
         self._advance(begins)
 
     def refund(self, job: Waiting) -> None:
-        """It was taken, and nothing was done for it."""
-        if (owner := self._owners.get(job.owner)) is not None:
-            owner.tag -= self._price(job)
-            self._leave(owner)
-            self._place(owner)
+        """It was taken, and nothing was done for it: its owner is the next one again."""
+        if (owner := self._owners.get(job.owner)) is None:
+            return
+        owner.tag -= self._price(job)
+        self._leave(owner)
+        self._place(owner)
+        if (ring := owner.ring) is not None:
+            there = ring.idle if owner in ring.idle else ring.busy
+            there.move_to_end(owner, last=False)
 
     def note_running(self, name: str) -> None:
         """Whether this owner runs some job may have changed."""

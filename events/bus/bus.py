@@ -220,6 +220,10 @@ class Bus(Reads):
         """Start the entry's ack wait anew."""
         await self.publish(ack_subject, b"+WPI")
 
-    async def nak(self, ack_subject: str) -> None:
-        """Give the entry back for delivery at once."""
-        await self.publish(ack_subject, b"-NAK")
+    async def nak(self, ack_subject: str, *, after_s: float = 0.0) -> None:
+        """Give the entry back for delivery at once, or after some time.
+
+        Until then it is still its holder's, who may acknowledge or renew it.
+        """
+        delay = f' {{"delay": {int(after_s * 1e9)}}}' if after_s else ""
+        await self.publish(ack_subject, f"-NAK{delay}".encode())

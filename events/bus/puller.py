@@ -42,7 +42,7 @@ class Message:
     deliveries: int = 0
     consumer_sequence: int = 0
     pending: int = 0
-    """How many more there are behind it, in the answer to a batch request."""
+    """How many more there are behind it, in the answer to a batch request or of its consumer."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -55,6 +55,8 @@ class Puller:
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._subscription: Any = None
+        self._may_be_more = True
+        """At hand, as far as the last answer said."""
         self._owed = 0
         """How many messages the standing request may still bring."""
         self._owed_until = 0.0
@@ -75,12 +77,10 @@ class Puller:
 
         Raises LogUnavailable where the consumer is gone or there is no connection.
         """
-        if batch > 1 and (
-            messages := await self._pull(
-                {"batch": batch, "no_wait": True}, batch, _AT_HAND_TIMEOUT_S
-            )
-        ):
-            return messages
+        if batch > 1 and self._may_be_more:
+            at_hand = {"batch": batch, "no_wait": True}
+            if messages := await self._pull(at_hand, batch, _AT_HAND_TIMEOUT_S):
+                return messages
         expires = int(timeout_s * 1e9)
         return await self._pull({"batch": 1, "expires": expires}, 1, timeout_s + 1)
 
@@ -149,6 +149,8 @@ class Puller:
                     if raw is None or status:
                         break
                     messages.append(_acked(raw))
+        # What is delivered again is not counted as pending.
+        self._may_be_more = any(each.pending or each.deliveries > 1 for each in messages)
         return messages
 
 
@@ -268,5 +270,6 @@ def _acked(raw: Msg) -> Message:
         ack_subject=raw.reply,
         deliveries=metadata.num_delivered or 1,
         consumer_sequence=metadata.sequence.consumer,
+        pending=metadata.num_pending,
         headers=raw.headers or {},
     )

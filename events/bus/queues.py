@@ -60,6 +60,9 @@ class JetStreamEntry:
     async def renew(self) -> None:
         await self._bus.renew(self.token)
 
+    async def hold(self, *, for_s: float) -> None:
+        await self._bus.nak(self.token, after_s=for_s)
+
 
 class JetStreamEntries:
     """What one durable consumer delivers."""

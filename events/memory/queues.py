@@ -104,7 +104,12 @@ class MemoryEntry:
 
     async def renew(self) -> None:
         if message := self._messages.by_sequence.get(int(self.token)):
-            message.visible_at = time.monotonic() + message.hold_s
+            await self.hold(for_s=message.hold_s)
+
+    async def hold(self, *, for_s: float) -> None:
+        if message := self._messages.by_sequence.get(int(self.token)):
+            message.visible_at = time.monotonic() + for_s
+            self._messages.changed.set()  # perhaps sooner than whoever waits for it thinks
 
 
 class MemoryEntries:

@@ -107,6 +107,34 @@ async def test_an_entry_that_is_renewed_stays_with_its_holder(queue: JobQueue) -
             assert await entries.next(most=1, timeout_s=0.4 * LEASE_S) == []
 
 
+async def test_an_entry_is_held_for_as_long_as_its_holder_says(queue: JobQueue) -> None:
+    for job_id in ("short", "long"):
+        await queue.add("default", LANE, job_id)
+    async with queue.lane("default", LANE) as entries:
+        short, long = await taken(entries), await taken(entries)
+        for _ in range(4):
+            await short.hold(for_s=0.5 * LEASE_S)
+            await long.hold(for_s=2 * LEASE_S)
+            assert await entries.next(most=1, timeout_s=0.3 * LEASE_S) == []
+        again = await taken(entries, within_s=0.8 * LEASE_S)
+        await again.ack()
+        assert again.job_id == "short"
+        assert (await taken(entries, within_s=5 * LEASE_S)).job_id == "long"
+
+
+async def test_what_is_held_for_a_short_time_is_renewed_for_a_full_one(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "a-job")
+    async with queue.lane("default", LANE) as entries:
+        entry = await taken(entries)
+        await entry.hold(for_s=0.2 * LEASE_S)
+        await entry.renew()
+        assert await entries.next(most=1, timeout_s=0.7 * LEASE_S) == []
+        await entry.hold(for_s=0.2 * LEASE_S)
+        await entry.ack()
+        assert await entries.next(most=1, timeout_s=0.7 * LEASE_S) == []
+    assert await queue.job_ids() == set()
+
+
 async def test_one_that_is_given_back_comes_behind_one_that_was_not_renewed(
     queue: JobQueue,
 ) -> None:

@@ -34,7 +34,8 @@ LEASE_S = 0.3
 
 def _settings(**changes: Any) -> DispatchSettings:
     values = {"endpoints_period_s": 0.01, "worker_idle_s": 1000, "jobs_per_actor": 100}
-    return DispatchSettings(**(values | {"deadlines_period_s": 0.02} | changes))
+    values |= {"deadlines_period_s": 0.02, "dispatcher_lease_s": LEASE_S / 2}
+    return DispatchSettings(**(values | changes))
 
 
 class Bench:
@@ -76,7 +77,7 @@ class Bench:
             status=EndpointStatus(
                 endpoint.id, queue=self.queue, writer=self.writer, pool=pool, pace=Pace()
             ),
-            hold_renew_s=LEASE_S / 3,
+            answer_s=LEASE_S / 3,
             settings=settings,
         )
         task = asyncio.create_task(dispatcher.run())

@@ -119,5 +119,5 @@ async def test_an_attempt_that_failed_is_no_failed_dispatch(bench: Bench) -> Non
         await bench.start(job_id, actor)
         await actor.entries[-1].nak()
         actor.finish(RunOutcome.RETRY)
-        await next_actor(bench, job_id, [actor])
+        await bench.running(job_id)
         assert (await bench.job(job_id)).dispatch_failures == 0

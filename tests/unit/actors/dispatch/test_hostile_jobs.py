@@ -84,7 +84,7 @@ async def test_a_job_that_becomes_unreadable_while_it_waits_leaves_the_queue(
     bench.cluster.room = 0
     hostile = await bench.submit()
     async with others_run(bench) as dispatcher:
-        await eventually(lambda: dispatcher._held)
+        await eventually(lambda: dispatcher.in_hand)
         log.unreadable.add(hostile)
         await gone(bench, hostile)
         bench.cluster.give_room(1)
