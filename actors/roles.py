@@ -213,7 +213,7 @@ def _open_endpoint(
             pool=pool,
             running_jobs=running_jobs,
             status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
-            answer_s=settings.workers.lease_s / 3,
+            lease_s=settings.workers.lease_s,
             settings=settings.dispatch,
         )
 

@@ -45,12 +45,12 @@ class EndpointDispatcher:
         pool: WorkerPool,
         running_jobs: RunningJobs,
         status: EndpointStatus,
-        answer_s: float,
+        lease_s: float,
         settings: DispatchSettings,
     ) -> None:
         """`writer`: on a log that waits out outages. `running_jobs`: of all endpoints.
 
-        `answer_s`: how long an actor may take to say that it runs a job.
+        `lease_s`: how long an entry is its holder's without a renewal.
         """
         self.endpoint = endpoint
         self.status = status
@@ -58,12 +58,14 @@ class EndpointDispatcher:
         self._writer = writer
         self._pool = pool
         self._running_jobs = running_jobs
-        self._answer_s = answer_s
+        self._answer_s = lease_s / 3
+        """How long an actor may take to say that it runs a job."""
         self._deaths = Deaths(writer, max_dispatch_failures=settings.max_dispatch_failures)
         self._choice = choice_for(endpoint, pool.free, running_jobs, settings)
         self._waiting = self._choice.waiting
         self._deadlines = self._make_deadlines(settings)
-        self.in_hand = self._make_in_hand(settings)
+        hold_s = min(_HOLD_LEASES * settings.dispatcher_lease_s, lease_s)
+        self.in_hand = self._make_in_hand(settings.jobs_in_hand, hold_s)
         self._given: set[Held] = set()
         """What slots were given, as long as they run it."""
         self._last_depth = 0
@@ -78,7 +80,7 @@ class EndpointDispatcher:
             period_s=settings.deadlines_period_s,
         )
 
-    def _make_in_hand(self, settings: DispatchSettings) -> InHand:
+    def _make_in_hand(self, most: int, hold_s: float) -> InHand:
         return InHand(
             self.endpoint.id,
             queue=self._queue,
@@ -86,8 +88,8 @@ class EndpointDispatcher:
             waiting=self._waiting,
             is_running=self._is_running,
             on_new=self._pool.wake,
-            most=settings.jobs_in_hand,
-            hold_s=_HOLD_LEASES * settings.dispatcher_lease_s,
+            most=most,
+            hold_s=hold_s,
         )
 
     async def run(self) -> None:

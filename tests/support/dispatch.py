@@ -77,7 +77,7 @@ class Bench:
             status=EndpointStatus(
                 endpoint.id, queue=self.queue, writer=self.writer, pool=pool, pace=Pace()
             ),
-            answer_s=LEASE_S / 3,
+            lease_s=LEASE_S,
             settings=settings,
         )
         task = asyncio.create_task(dispatcher.run())

@@ -161,6 +161,16 @@ def test_a_start_in_vain_costs_nothing(line: Line) -> None:
     assert "a" in line.serve(2)
 
 
+def test_an_owner_whose_jobs_had_all_ended_but_one_has_lost_no_turn(line: Line) -> None:
+    line.put("a", count=20)
+    line.put("b", count=9)
+    for _ in range(19):
+        job = line.start()
+        line.end(job)
+        line.turns.refund(job)
+    assert line.serve(3) == ["a", "b", "b"]
+
+
 @given(steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=200))
 def test_it_counts_and_offers_what_waits_whatever_happens(steps: list[tuple[int, int]]) -> None:
     """Against a plain list: nothing is lost, doubled, or offered that does not wait."""
