@@ -52,7 +52,7 @@ class FakeJobActor:
         self.entries.append(entry)
         self.after_attempts = job.attempts
         assert self._outcome is not None
-        return await self._outcome
+        return await asyncio.shield(self._outcome)  # it runs on if nobody waits for it
 
     async def retire(self) -> bool:
         if not self.answers:
