@@ -97,7 +97,7 @@ class InHand:
                 for lane in range(LANES):
                     group.create_task(self._pull(lane))
         finally:
-            for held in self._held.values():
+            for held in list(self._held.values()):
                 await held.entry.nak()
 
     def take(self, job_id: str) -> Held:
