@@ -17,7 +17,7 @@ from tests.support.service import Service, diffusion
 
 pytestmark = pytest.mark.timeout(3600)
 
-BACKLOG = int(os.environ.get("DARKROOM_TEST_BACKLOG", "1000"))
+BACKLOG = int(os.environ.get("DARKROOM_TEST_BACKLOG", "300"))
 SLOTS = 2
 TURN = 10
 """Jobs of a turn: each costs as little as one can."""
