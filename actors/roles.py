@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +10,6 @@ from typing import TypeAlias
 
 from actors.archiving import open_archive
 from actors.assembly import (
-    Messaging,
     address_rule,
     connect,
     default_endpoint,
@@ -38,15 +35,11 @@ from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
 from actors.endpoints.pace import Pace
 from actors.endpoints.status import EndpointStatus
-from actors.upkeep.archiver import Archiver
-from actors.upkeep.janitor import Janitor
-from actors.upkeep.orphans import Orphans
+from actors.housekeeping import lease_holder, make_archiver, make_janitor
 from actors.upkeep.results import Results
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.config import WorkerConfig
 from engine.batch_limits import jobs_in
-from events.delivery_policy import longest_delivery_s
-from events.ids import new_id
 from events.log import JobWriter
 from events.persistent_log import PersistentLog
 from events.queue import JobQueue
@@ -56,10 +49,7 @@ from events.store.keys import ApiKeys
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint
-from events.store.uploads import Uploads
-from settings.callbacks import CallbackSettings
 from settings.settings import Settings
-from storage.images import ImageStore
 
 OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
 
@@ -105,58 +95,8 @@ async def run_results(settings: Settings) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(messaging.tell_log_size())
         group.create_task(results.run())
-        group.create_task(_janitor(settings, messaging, database, images).run())
-        group.create_task(_archiver(settings, messaging, database, images).run())
-
-
-def _janitor(
-    settings: Settings, messaging: Messaging, database: Database, images: ImageStore
-) -> Janitor:
-    log, deliveries, read_model = messaging.log, messaging.deliveries, ReadModel(database)
-    archiving, uploads = open_archive(database, images), Uploads(database)
-    return Janitor(
-        holder=_holder(),
-        leases=Leases(database),
-        deliveries=deliveries,
-        read_model=read_model,
-        hot_jobs=archiving.hot_jobs,
-        segments=archiving.segments,
-        uploads=uploads,
-        images=images,
-        removal=archiving.removal(images, read_model, log=log, deliveries=deliveries),
-        orphans=Orphans(
-            log=log,
-            read_model=read_model,
-            uploads=uploads,
-            segments=archiving.segments,
-            archive=archiving.archive,
-            images=images,
-            grace_s=settings.retention.sweep_grace_s,
-            longest_job_s=settings.dispatch.job_timeout_s,
-        ),
-        settings=settings.retention,
-        longest_job_s=settings.dispatch.job_timeout_s,
-        longest_delivery_s=_longest_delivery_s(settings.callbacks),
-    )
-
-
-def _archiver(
-    settings: Settings, messaging: Messaging, database: Database, images: ImageStore
-) -> Archiver:
-    archiving = open_archive(database, images)
-    return Archiver(
-        holder=_holder(),
-        leases=Leases(database),
-        log=messaging.log,
-        deliveries=messaging.deliveries,
-        hot_jobs=archiving.hot_jobs,
-        segments=archiving.segments,
-        archive=archiving.archive,
-        writer=archiving.writer,
-        settings=settings.log,
-        lease_s=settings.retention.upkeep_lease_s,
-        period_s=settings.retention.janitor_period_s,
-    )
+        group.create_task(make_janitor(settings, messaging, database, images).run())
+        group.create_task(make_archiver(settings, messaging, database, images).run())
 
 
 async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:
@@ -169,7 +109,7 @@ async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None
     any_cluster = open_cluster(worker_config(settings, default))
     period_s = settings.dispatch.endpoints_period_s
     dispatcher = Dispatcher(
-        holder=_holder(),
+        holder=lease_holder(),
         leases=Leases(database),
         endpoints=endpoints,
         default_endpoint=default,
@@ -263,17 +203,6 @@ async def run_callbacks(settings: Settings) -> None:
     )
     await messaging.connected()
     await callbacks.run()
-
-
-def _longest_delivery_s(settings: CallbackSettings) -> float:
-    return longest_delivery_s(
-        delays_s=settings.delays_s, jitter=settings.jitter, withheld_s=settings.withheld_s
-    )
-
-
-def _holder() -> str:
-    """A name for lease rows, unique to this process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
 
 
 async def _open_database(settings: Settings) -> Database:
