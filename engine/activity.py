@@ -1,4 +1,7 @@
-"""What the device thread does now, and for which runs: whoever watches it sees whether it moves."""
+"""What the device thread does now, and for which runs: whoever watches it sees whether it moves.
+
+And what it has loaded.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,24 @@ class Activity:
     kind: ActivityKind
     since: float = field(default_factory=time.monotonic, compare=False)
     """When it began, by the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """The models of an engine since it started, and what they take now.
+
+    LoRAs that were merged, upscalers and what else is kept in memory are models, too.
+    """
+
+    loaded: int = 0
+    loaded_bytes: int = 0
+    """A tensor that several share counts for each."""
+    evicted: int = 0
+    evicted_bytes: int = 0
+    hits: int = 0
+    """How often one was asked for that was in memory."""
+    held_bytes: int = 0
+    """In memory now. A tensor that several share counts once."""
 
 
 @dataclass(frozen=True, slots=True)

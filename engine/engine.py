@@ -12,8 +12,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.activity import Activity, OnActive, ignore_active
-from engine.admission import Admission, EngineMemory
+from engine.activity import Activity, ModelUse, OnActive, ignore_active
+from engine.admission import Admission
 from engine.batch_limits import BatchLimits, jobs_in
 from engine.batcher import Batcher, Member
 from engine.errors import (
@@ -169,9 +169,8 @@ class Engine:
         return jobs_in(self._batcher.denoise_rows)
 
     @property
-    def memory(self) -> EngineMemory:
-        """What it holds now."""
-        return self._admission.memory(self._device.models_bytes if self._device is not None else 0)
+    def model_use(self) -> ModelUse:
+        return ModelUse() if self._device is None else self._device.model_use
 
     def _loop(self) -> None:
         assert self._device is not None
@@ -222,7 +221,8 @@ class Engine:
         self._admission.enter(run, run.graph.need_bytes, is_exclusive=is_exclusive)
         self._admit()
         if run in self._waiting:
-            extra = {"action": "admit", "need_bytes": run.graph.need_bytes, **asdict(self.memory)}
+            memory = self._admission.memory(self.model_use.held_bytes)
+            extra = {"action": "admit", "need_bytes": run.graph.need_bytes, **asdict(memory)}
             _log.info("a run waits for its turn", extra=extra)
 
     def _admit(self) -> None:

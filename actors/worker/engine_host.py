@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from actors.worker.process_memory import resident_bytes
 from actors.worker.run_mark import RunMarkWriter
-from engine.activity import Activity, ActivityKind, TimeLimits
+from engine.activity import Activity, ActivityKind, ModelUse, TimeLimits
 from engine.engine import Engine
 from engine.errors import DeviceFailed, EngineError, MachineFailed
 from engine.graph.catalogue import Catalogue
@@ -58,6 +59,9 @@ class EngineState:
     """How long it may go on with it before its watchdog ends it."""
     jobs: int
     """How many jobs at once suit its device and its machine."""
+    models: ModelUse = field(default=ModelUse(), compare=False)
+    memory_bytes: int = field(default=0, compare=False)
+    """That its process has."""
 
     @property
     def works_s(self) -> float:
@@ -212,7 +216,13 @@ class EngineHost:
             raise EngineDied("The engine is broken.")
         activity = self._engine.activity
         jobs = min(self._engine.jobs, self._most_jobs)
-        return EngineState(activity.kind, self.time_limits.seconds_left(activity), jobs)
+        return EngineState(
+            activity.kind,
+            self.time_limits.seconds_left(activity),
+            jobs,
+            models=self._engine.model_use,
+            memory_bytes=resident_bytes(),
+        )
 
     @property
     def activity(self) -> Activity:

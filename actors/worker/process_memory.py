@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+from pathlib import Path
 
 from engine.container_memory import container_memory
 
@@ -44,6 +45,15 @@ def default_bytes(device: str) -> int:
 def job_actors_that_fit() -> int:
     """How many job actors a quarter of the machine's or the container's memory holds."""
     return max(1, int(_JOB_ACTORS_SHARE * memory_bytes()) // _JOB_ACTOR_BYTES)
+
+
+def resident_bytes() -> int:
+    """What this process has in memory; 0 where the system does not say it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_bytes() -> int:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from engine.activity import ModelUse
 from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
 from engine.diffusion.loading.store import ModelStore
@@ -40,9 +41,8 @@ class Device:
         return DeviceFailed(f"The device failed: {error}", lost)
 
     @property
-    def models_bytes(self) -> int:
-        """What all loaded models take together."""
-        return self._store.size_bytes
+    def model_use(self) -> ModelUse:
+        return self._store.use
 
     def free_memory(self) -> bool:
         """Drop what no run uses, because memory ran out. Returns whether there was anything."""

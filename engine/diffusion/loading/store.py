@@ -16,7 +16,7 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from engine.activity import ActivityKind
+from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
@@ -62,6 +62,8 @@ class ModelStore:
         self.unets = unets
         self.encoding_cache = EncodingCache(text_cache_bytes)
         """The texts that the loaded text encoders have encoded."""
+        self.use = ModelUse()
+        """Any thread may read it."""
         self._cache_bytes = cache_bytes
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
@@ -105,9 +107,12 @@ class ModelStore:
         """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
         if key not in self._entries:
             self.models.require_answer()  # it is read on the device thread, which others need
-            self._entries[key] = _Entry(create(), label)
+            self._entries[key] = entry = _Entry(create(), label)
+            self._note(loaded=1, loaded_bytes=entry.size_bytes)
             self._evict(0, spared=1)
             self._warn_if_full()
+        else:
+            self._note(hits=1)
         self._entries.move_to_end(key)
         value: T = self._entries[key].value
         return value
@@ -126,8 +131,14 @@ class ModelStore:
         for key in list(self._entries)[: len(self._entries) - spared]:
             if self.size_bytes + room_bytes <= self._cache_bytes:
                 return
-            if self._entries[key].drop():
+            if (entry := self._entries[key]).drop():
                 del self._entries[key]
+                self._note(evicted=1, evicted_bytes=entry.size_bytes)
+
+    def _note(self, **more: int) -> None:
+        sums = {name: getattr(self.use, name) + by for name, by in more.items()}
+        held_bytes = self.use.held_bytes if "hits" in more else self.size_bytes
+        self.use = replace(self.use, **sums, held_bytes=held_bytes)
 
     def _warn_if_full(self) -> None:
         size_bytes = self.size_bytes
@@ -150,6 +161,10 @@ class _Entry:
 
     def __post_init__(self) -> None:
         self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
 
     def drop(self) -> bool:
         """Drop the value if nothing else holds it; returns whether it was dropped."""

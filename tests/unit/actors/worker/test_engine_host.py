@@ -12,7 +12,7 @@ import pytest
 
 from actors.worker.engine_host import EngineDied, EngineHost, EngineState, Order
 from actors.worker.run_mark import RunMark
-from engine.activity import Activity, ActivityKind, OnActive, TimeLimits
+from engine.activity import Activity, ActivityKind, ModelUse, OnActive, TimeLimits
 from engine.engine import Engine
 from engine.errors import Cancelled, DeviceFailed, EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
@@ -37,6 +37,7 @@ class FakeEngine:
         self.has_stopped = False
         self.refuses = False
         self.jobs = 16
+        self.model_use = ModelUse(loaded=3)
         self.activity = Activity(0, ActivityKind.IDLE)
         self.on_active: OnActive | None = None
         self._on_event: Callable[[EngineEvent], None] | None = None
@@ -195,3 +196,9 @@ async def test_it_says_what_it_does_and_for_how_long_it_may(bench: Bench) -> Non
     assert 400 < state.seconds_left <= 470
     bench.engine.activity = Activity(1, ActivityKind.CALL, began)
     assert bench.host.check() == EngineState(ActivityKind.CALL, 0.0, jobs=8)
+
+
+async def test_it_says_what_its_models_and_its_process_take(bench: Bench) -> None:
+    state = bench.host.check()
+    assert state.models == ModelUse(loaded=3)
+    assert state.memory_bytes > 10 * 2**20

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.activity import ModelUse
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.text_encoders import Encoded, EncodingCache
 from engine.graph.models_folder import ModelsFolder
@@ -39,6 +40,21 @@ def test_least_recently_used_goes_first(store: ModelStore) -> None:
     assert has(store, "a")
     assert has(store, "c")
     assert not has(store, "b")
+
+
+def test_it_counts_what_is_loaded_dropped_and_found(store: ModelStore) -> None:
+    for key in ("a", "b", "a", "c"):
+        store.get_or_create(key, layer)
+    assert store.use == ModelUse(
+        loaded=3,
+        loaded_bytes=3 * SIZE_BYTES,
+        evicted=1,
+        evicted_bytes=SIZE_BYTES,
+        hits=1,
+        held_bytes=2 * SIZE_BYTES,
+    )
+    store.free_unused()
+    assert (store.use.evicted, store.use.held_bytes) == (3, 0)
 
 
 def test_what_is_in_use_stays_and_it_is_said_where_that_is_too_much(
