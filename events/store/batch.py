@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +11,15 @@ from events.job import Job, fold
 from events.store.blocked import Stop
 from events.store.job_rows import image_rows
 from events.types import Broken, Erased, Event, Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event, and what it made of its job."""
+
+    event: Event
+    before: Job | None
+    after: Job
 
 
 class Batch:
@@ -23,6 +32,8 @@ class Batch:
         self._jobs = dict(jobs)
         self._stops = dict(stops)
         self._now = now
+        self.steps: list[Step] = []
+        """The events that were folded: not those that were left out, or known before."""
 
     def add(self, event: Event) -> None:
         job, stop = self._jobs.get(event.job_id), self._stops.get(event.job_id)
@@ -34,8 +45,9 @@ class Batch:
         elif why := _why_left_out(event, job):
             self._stops[event.job_id] = stop_at(event, why, now=self._now)
             return
-        if (folded := fold([event], job)) is not None:
+        if (folded := fold([event], job)) is not None and folded is not job:
             self._jobs[event.job_id] = folded
+            self.steps.append(Step(event, job, folded))
 
     @property
     def jobs(self) -> list[Job]:

@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from events.job import Job, fold
 from events.log import utc_now
 from events.result import Status
-from events.store.batch import Batch, stop_at
+from events.store.batch import Batch, Step, stop_at
 from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
+from events.store.checkpoint import hold_checkpoint, move_checkpoint
 from events.store.database import Database
 from events.store.job_rows import ERASED, from_state, image_rows, job_row
 from events.store.tables import (
@@ -36,7 +37,14 @@ logger = logging.getLogger(__name__)
 class ReadModel:
     """Jobs as `Results` has folded them so far, and the position of the last event folded."""
 
-    def __init__(self, database: Database, *, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        on_folded: Callable[[Sequence[Step]], None] = lambda _: None,
+    ) -> None:
+        """`on_folded` is told of the events that `apply` has folded, once it is committed."""
         self.usage = Usage(database)
         """What these rows add up to for a key and an owner."""
         self.blocked = BlockedJobs(database)
@@ -45,6 +53,7 @@ class ReadModel:
         """Those of these jobs of which something is left to do after their end."""
         self._database = database
         self._now = now
+        self._on_folded = on_folded
         # Statements are made once: SQLAlchemy takes longer for it than to run one.
         self._put_job = database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.segment])
         self._put_stop = database.upsert(BLOCKED_JOBS)
@@ -67,7 +76,7 @@ class ReadModel:
         if not events:
             return await self.checkpoint() == expected
         async with self._database.write() as connection:
-            if not await _move(connection, expected, events[-1].position):
+            if not await move_checkpoint(connection, expected, events[-1].position):
                 return False
             ids = {event.job_id for event in events}
             jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
@@ -80,13 +89,14 @@ class ReadModel:
             await self._put_stops(connection, batch.stops)
             await end_stops(connection, batch.ended_stops)
         _tell(batch.new_stops)
+        self._on_folded(batch.steps)
         return True
 
     async def stop_at(self, event: Event, why: str, *, expected: int) -> bool:
         """Leave out an event that no row can hold, and what follows of its job; see `apply`."""
         stop = stop_at(event, why, now=self._now())
         async with self._database.write() as connection:
-            if not await _move(connection, expected, event.position):
+            if not await move_checkpoint(connection, expected, event.position):
                 return False
             await self._put_stops(connection, [stop])
         _tell([stop])
@@ -99,7 +109,7 @@ class ReadModel:
         """
         job = fold(history)
         async with self._database.write() as connection:
-            await _hold(connection)
+            await hold_checkpoint(connection)
             up_to = history[-1].position if history else None
             if not await end_stop(connection, job_id, up_to=up_to):
                 return False
@@ -248,22 +258,6 @@ def _is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[
     if of_owner is not None:
         last = last.where(seen.c.owner == of_owner)
     return sa.tuple_(JOBS.c.created_at, JOBS.c.id) < last.scalar_subquery()
-
-
-async def _move(connection: AsyncConnection, expected: int, position: int) -> bool:
-    """Move the checkpoint. It locks its row: a second process waits here, and finds it moved."""
-    moved = await connection.execute(
-        sa.update(CHECKPOINTS)
-        .where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT, CHECKPOINTS.c.seq == expected)
-        .values(seq=position)
-    )
-    return moved.rowcount > 0
-
-
-async def _hold(connection: AsyncConnection) -> None:
-    """Let no other transaction apply events until this one ends."""
-    mine = CHECKPOINTS.c.name == RESULTS_CHECKPOINT
-    await connection.execute(sa.update(CHECKPOINTS).where(mine).values(seq=CHECKPOINTS.c.seq))
 
 
 def _tell(stops: Iterable[Stop]) -> None:

@@ -19,6 +19,7 @@ class Scope(StrEnum):
     READ = "read"
     CANCEL = "cancel"
     ENDPOINTS = "endpoints"
+    METRICS = "metrics"
     ADMIN = "admin"
 
 

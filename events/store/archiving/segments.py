@@ -39,7 +39,8 @@ class SegmentState(StrEnum):
     FOUND = "found"
 
 
-_STORED = (SegmentState.PURGING, SegmentState.WHOLE)
+STORED = (SegmentState.PURGING, SegmentState.WHOLE)
+"""Their objects are valid."""
 _UNSETTLED = (SegmentState.WRITING, SegmentState.DOOMED)
 _PAGE = 500
 _REF = (SEGMENTS.c.day, SEGMENTS.c.partition, SEGMENTS.c.id)
@@ -106,7 +107,7 @@ class Segments:
 
     async def stored(self) -> AsyncGenerator[list[SegmentRef]]:
         """Every segment whose object is valid, some at a time."""
-        query = sa.select(*_REF).where(SEGMENTS.c.state.in_(_STORED)).order_by(SEGMENTS.c.id)
+        query = sa.select(*_REF).where(SEGMENTS.c.state.in_(STORED)).order_by(SEGMENTS.c.id)
         last = ""
         while rows := await self._database.fetch(query.where(SEGMENTS.c.id > last).limit(_PAGE)):
             last = rows[-1].id
@@ -119,7 +120,7 @@ class Segments:
         another segment is in the place of one by now.
         """
         ids = [ref.id for ref in refs]
-        is_stored = SEGMENTS.c.id.in_(ids), SEGMENTS.c.state.in_(_STORED)
+        is_stored = SEGMENTS.c.id.in_(ids), SEGMENTS.c.state.in_(STORED)
         async with self._database.write() as connection:
             query = sa.select(SEGMENTS.c.id, SEGMENTS.c.day).where(*is_stored).with_for_update()
             lost = (await connection.execute(query)).all()
@@ -166,7 +167,7 @@ class Segments:
 
     async def are_stored(self, refs: Collection[SegmentRef]) -> bool:
         """Whether nothing has come in the place of any of these."""
-        mine = SEGMENTS.c.id.in_([ref.id for ref in refs]), SEGMENTS.c.state.in_(_STORED)
+        mine = SEGMENTS.c.id.in_([ref.id for ref in refs]), SEGMENTS.c.state.in_(STORED)
         return len(await self._database.fetch(sa.select(SEGMENTS.c.id).where(*mine))) == len(refs)
 
     async def purged(self, ref: SegmentRef, now: datetime) -> None:
@@ -264,7 +265,7 @@ def _aliases(ids: Collection[str]) -> sa.Select[Any]:
 async def _take_over(connection: AsyncConnection, written: Written, now: datetime) -> SegmentState:
     """Doom the sources; the state of the new segment. Raises _Changed where one is another's."""
     ids = [ref.id for ref in written.sources]
-    query = sa.select(SEGMENTS.c.state).where(SEGMENTS.c.id.in_(ids), SEGMENTS.c.state.in_(_STORED))
+    query = sa.select(SEGMENTS.c.state).where(SEGMENTS.c.id.in_(ids), SEGMENTS.c.state.in_(STORED))
     states = list((await connection.execute(query.with_for_update())).scalars())
     is_purging = SegmentState.PURGING in states
     if len(states) != len(ids) or (is_purging and written.archived):

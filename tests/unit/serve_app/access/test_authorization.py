@@ -58,7 +58,7 @@ class Row:
 
 
 GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
-ENDPOINTS = Scope.ENDPOINTS
+ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
 GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
 UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
@@ -120,6 +120,7 @@ ROUTES = [
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
+    Row("GET", "/metrics", METRICS, 200, 200),
     Row("GET", "/health/live", None, 200, 200),
     Row("GET", "/health/ready", None, 200, 200),
 ]
