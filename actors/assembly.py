@@ -28,7 +28,9 @@ from events.bus.health import tell_log_size
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
-from events.bus.streams import DELIVERIES, delivery_subject, router_consumer
+from events.bus.streams import DELIVERIES, JOBS, delivery_subject, router_consumer
+from events.bus.telemetry.metrics import answer_metrics
+from events.bus.telemetry.streams import stored_after, stream_states
 from events.callback_address import AddressRule
 from events.callback_networks import Own
 from events.log import EventConsumer, EventLog, utc_now
@@ -43,6 +45,7 @@ from settings.settings import Settings
 from settings.stores import StoreSettings
 from storage.images import ImageStore
 from storage.tokens import url_for
+from telemetry.streams import Streams
 
 
 def open_bus(settings: LogSettings, name: str) -> Bus:
@@ -72,6 +75,7 @@ def open_deliveries(bus: Bus) -> JetStreamLog:
 
 StatusOf: TypeAlias = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 """What is known of an endpoint; None where somebody else knows more."""
+SayMetrics: TypeAlias = Callable[[], Awaitable[bytes]]
 AnswerStatus: TypeAlias = Callable[[StatusOf], Coroutine[None, None, None]]
 
 
@@ -90,6 +94,9 @@ class Messaging:
     """Returns once there is a connection and the streams are there."""
     answer_status: AnswerStatus
     """Answers what is asked about endpoints, until cancelled."""
+    answer_metrics: Callable[[SayMetrics], Coroutine[None, None, None]]
+    """Says what the process says of itself to whoever asks, until cancelled."""
+    streams: Streams
     tell_log_size: Callable[[], Coroutine[None, None, None]]
     """Says, once it is connected, where the log has another size than the settings."""
 
@@ -107,6 +114,8 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         report_progress=ProgressReporter(bus).report,
         connected=bus.wait_connected,
         answer_status=partial(answer_status, bus),
+        answer_metrics=partial(answer_metrics, bus),
+        streams=Streams(partial(stream_states, bus), JOBS, partial(stored_after, bus)),
         tell_log_size=partial(tell_log_size, bus, configured=settings.max_bytes),
     )
 

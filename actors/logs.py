@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Generator
 
-PACKAGES = ("actors", "engine", "events", "serve_app", "settings", "storage")
+PACKAGES = ("actors", "engine", "events", "serve_app", "settings", "storage", "telemetry")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _BARE = re.compile(r"""[!-~]+""")

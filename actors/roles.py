@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from actors import metering
 from actors.archiving import open_archive
 from actors.assembly import (
     address_rule,
@@ -79,6 +80,7 @@ async def run_router(settings: Settings) -> None:
     await messaging.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(router.run())
+        group.create_task(messaging.answer_metrics(metering.of_router().encoded))
         group.create_task(lost_callbacks.run())
 
 
@@ -86,14 +88,16 @@ async def run_results(settings: Settings) -> None:
     """With janitor and archiver in the same process: they have little to do."""
     messaging = connect(settings.log, "results", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
+    metrics = metering.ResultsMetrics.of(settings.telemetry, messaging, database)
     results = Results(
         log=messaging.log,
-        read_model=ReadModel(database),
+        read_model=metrics.read_model,
         catch_up_period_s=settings.dispatch.requeue_period_s,
     )
     images = open_images(settings.stores)
     async with asyncio.TaskGroup() as group:
         group.create_task(messaging.tell_log_size())
+        group.create_task(messaging.answer_metrics(metrics.process.encoded))
         group.create_task(results.run())
         group.create_task(make_janitor(settings, messaging, database, images).run())
         group.create_task(make_archiver(settings, messaging, database, images).run())
@@ -105,7 +109,8 @@ async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None
     database = await _open_database(settings)
     queue, writer = messaging.queue, JobWriter(PersistentLog(messaging.log))
     endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
-    open_cluster = open_cluster or _in_ray(settings)
+    metrics = metering.DispatcherMetrics(settings.telemetry)
+    open_cluster = open_cluster or _in_ray(settings, metrics)
     any_cluster = open_cluster(worker_config(settings, default))
     period_s = settings.dispatch.endpoints_period_s
     dispatcher = Dispatcher(
@@ -135,6 +140,7 @@ async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None
     async with asyncio.TaskGroup() as group:
         group.create_task(dispatcher.run())
         group.create_task(messaging.answer_status(dispatcher.status))
+        group.create_task(messaging.answer_metrics(metrics.watch(dispatcher, messaging).encoded))
 
 
 def _open_endpoint(
@@ -160,8 +166,14 @@ def _open_endpoint(
     return open_endpoint
 
 
-def _in_ray(settings: Settings) -> OpenCluster:
-    return partial(RayCluster, calls=RayCalls(at_once=settings.dispatch.ray_calls))
+def _in_ray(settings: Settings, metrics: metering.DispatcherMetrics) -> OpenCluster:
+    calls = RayCalls(at_once=settings.dispatch.ray_calls)
+
+    def open_cluster(config: WorkerConfig) -> Cluster:
+        on_engine = partial(metrics.note_engine, config.endpoint.id)
+        return RayCluster(config, calls=calls, on_engine=on_engine)
+
+    return open_cluster
 
 
 def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenCluster) -> WorkerPool:
@@ -191,6 +203,7 @@ async def run_callbacks(settings: Settings) -> None:
     archiving = open_archive(database, open_images(settings.stores))
     # A job whose callback is asked for again may be in the archive.
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
+    metrics = metering.DeliveryMetrics()
     callbacks = Callbacks(
         queue=messaging.callback_queue,
         jobs=history.log,
@@ -200,9 +213,12 @@ async def run_callbacks(settings: Settings) -> None:
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
         allowed_hosts=AllowedHosts(keys, default=settings.keys.callback_hosts),
         settings=settings.callbacks,
+        metrics=metrics.callbacks,
     )
     await messaging.connected()
-    await callbacks.run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(callbacks.run())
+        group.create_task(messaging.answer_metrics(metrics.watch(callbacks).encoded))
 
 
 async def _open_database(settings: Settings) -> Database:

@@ -40,6 +40,22 @@ class StoredEvent:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """How much the log or a queue holds."""
+
+    messages: int
+    size_bytes: int
+    max_bytes: int
+    """-1: any number."""
+    last_sequence: int
+
+    @property
+    def fill(self) -> float:
+        """0..1 of `max_bytes`."""
+        return self.size_bytes / self.max_bytes if self.max_bytes > 0 else 0.0
+
+
 class Subscription(Protocol):
     async def next(self, timeout_s: float) -> Event | None:
         """The next stored event; None if none came in time.
@@ -255,9 +271,13 @@ class JobWriter:
 class DeliveryWriter:
     """Runs the commands of deliveries."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(
+        self, log: EventLog, *, on_added: Callable[[DeliveryEvent], None] = lambda _: None
+    ) -> None:
+        """`on_added` is told of each event that this writer has stored."""
         self._log = log
         self._writer: Writer[Delivery] = Writer(log, fold=fold_delivery)
+        self._on_added = on_added
 
     async def load(self, job_id: str) -> Delivery:
         return fold_delivery(await self._log.read(job_id))
@@ -267,7 +287,12 @@ class DeliveryWriter:
     ) -> tuple[Delivery, tuple[DeliveryEvent, ...]]:
         """The delivery of `job` after the command, and the events that this call added."""
         decide = partial(decide_delivery, command)
-        return await self._writer.write(job.id, delivery, decide, traceparent=job.traceparent)
+        delivery, added = await self._writer.write(
+            job.id, delivery, decide, traceparent=job.traceparent
+        )
+        for event in added:
+            self._on_added(event)
+        return delivery, added
 
 
 def stored(event: Event, position: int, *, size_bytes: int) -> Event:

@@ -24,6 +24,7 @@ from serve_app.routes import (
     health,
     jobs,
     keys,
+    metrics,
     results,
     uploads,
     usage,
@@ -46,6 +47,7 @@ _ROUTES = (
     catalogue,
     files,
     health,
+    metrics,
 )
 TITLE = "Darkroom"
 _DESCRIPTION = """\
@@ -82,7 +84,7 @@ def create_api(
         pages.install(app)
     app.state.replica = replica
     app.add_middleware(UnreadBodies)
-    errors.install(app)
+    errors.install(app, note=replica.metrics.note_refusal)
     refused_keys.install(app, replica.refusal_log)
     for direct in _DIRECT_ROUTES:
         app.router.routes += direct.router.routes

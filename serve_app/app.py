@@ -44,6 +44,7 @@ from events.bus.endpoint_status import ask_status
 from events.bus.health import JetStreamHealth
 from events.bus.progress import ProgressBoard
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.bus.telemetry.metrics import answer_metrics, ask_metrics
 from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
 from events.retry import keep_trying
@@ -60,6 +61,7 @@ from serve_app.role_holder import Roles
 from serve_app.services import Services
 from settings.settings import Settings
 from settings.stores import StoreSettings
+from telemetry.edge_metrics import AskAll
 
 CPU_NODE = {"darkroom_cpu": 0.001}
 """Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
@@ -136,9 +138,12 @@ def build_asgi(settings: Settings) -> FastAPI:
         settings, bus, database, progress=progress, resolve=resolver.resolve, sender=sender
     )
 
+    replica = Replica(services, ask_metrics=_asking_all(settings, bus))
+
     @asynccontextmanager
     async def background() -> AsyncGenerator[None]:
         tasks = [
+            asyncio.create_task(answer_metrics(bus, replica.metrics.encoded)),
             asyncio.create_task(_prepare(database, settings)),
             asyncio.create_task(progress.run()),
         ]
@@ -154,7 +159,7 @@ def build_asgi(settings: Settings) -> FastAPI:
             await sender.close()
             resolver.close()
 
-    return create_api(Replica(services), background=background)
+    return create_api(replica, background=background)
 
 
 async def _prepare(database: Database, settings: Settings) -> None:
@@ -207,6 +212,12 @@ def _services(
         endpoint_status=partial(ask_status, bus),
         progress=progress.get,
     )
+
+
+def _asking_all(settings: Settings, bus: Bus) -> AskAll:
+    processes = len(ROLES) + (settings.http.replicas or 1)
+    timeout_s = settings.telemetry.metrics_timeout_s
+    return partial(ask_metrics, bus, enough=processes, timeout_s=timeout_s)
 
 
 def _models(settings: StoreSettings) -> ModelsFolder:

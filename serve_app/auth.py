@@ -47,6 +47,8 @@ class Requires(SecurityBase):
 READ = Depends(Requires(Scope.READ))
 """One for a router and its handlers, so that FastAPI asks it once for a request."""
 
+METRICS = Depends(Requires(Scope.METRICS))
+
 GenerateKey = Annotated[ApiKey, Depends(Requires(Scope.GENERATE))]
 ReadKey = Annotated[ApiKey, READ]
 CancelKey = Annotated[ApiKey, Depends(Requires(Scope.CANCEL))]

@@ -283,15 +283,18 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, *, note: Callable[[str], None]) -> None:
+    """`note` is told the type of each error that is answered."""
     for error_type, answer in ANSWERS.items():
-        app.add_exception_handler(error_type, _handler(answer))
+        app.add_exception_handler(error_type, _handler(answer, note))
 
 
 def _handler(
-    answer: Callable[[Any], ApiError],
+    answer: Callable[[Any], ApiError], note: Callable[[str], None]
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def handle(_request: Request, error: Exception) -> Response:
-        return answer(error).response()
+        told = answer(error)
+        note(told.type)
+        return told.response()
 
     return handle

@@ -20,13 +20,18 @@ from serve_app.checks import Checks
 from serve_app.services import Services
 from serve_app.uploads.store import UploadStore
 from settings.keys import KeySettings
+from telemetry.edge_metrics import AskAll, EdgeMetrics
 
 
 class Replica:
     """The services, and what only this replica keeps in memory: caches, limits, running tasks."""
 
     def __init__(
-        self, services: Services, *, open_jobs_period_s: float = OPEN_JOBS_PERIOD_S
+        self,
+        services: Services,
+        *,
+        ask_metrics: AskAll,
+        open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     ) -> None:
         self.services = services
         self.authenticator = Authenticator(
@@ -34,6 +39,7 @@ class Replica:
             ttl_s=services.key_settings.cache_s,
             defaults=_default_limits(services.key_settings),
         )
+        self.metrics = EdgeMetrics(ask_metrics)
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
         replicas = services.http_settings.replicas or 1
         self.rates = Rates(services.owner_settings, replicas=replicas)

@@ -1,4 +1,4 @@
-"""The event log."""
+"""The event log, and what the service tells of itself."""
 
 from __future__ import annotations
 
@@ -51,3 +51,16 @@ class LogSettings(Group):
         must be there for as long as an append may take before the log forgets it.
         """
         return timedelta(seconds=max(self.hot_s, self.append_timeout_s))
+
+
+class TelemetrySettings(Group):
+    """What an operator can see of the service."""
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_")
+
+    metrics_timeout_s: PositiveFloat = 2.0
+    """How long an answer of `/metrics` waits for the processes of the service; what does not answer
+    by then is missing in it."""
+    metrics_endpoints: PositiveInt = 50
+    """How many endpoints have metrics of their own; further ones are counted together, as `other`,
+    until the processes that count start again."""

@@ -16,7 +16,7 @@ from settings.graph import GraphSettings
 from settings.group import Group
 from settings.http import HttpSettings
 from settings.keys import KeySettings, OwnerSettings
-from settings.log import LogSettings
+from settings.log import LogSettings, TelemetrySettings
 from settings.retention import RetentionSettings
 from settings.stores import StoreSettings
 from settings.workers import WorkerSettings
@@ -38,6 +38,7 @@ class Settings(BaseModel):
     callbacks: CallbackSettings
     retention: RetentionSettings
     ray: RaySettings
+    telemetry: TelemetrySettings
 
     @classmethod
     def groups(cls) -> dict[str, type[Group]]:

@@ -101,6 +101,11 @@ class Hosts:
         self._hosts: dict[str, _Host] = {}
         """The least recently used first."""
 
+    @property
+    def open_breakers(self) -> int:
+        """How many receivers fail, as far as they are remembered."""
+        return sum(not host.breaker.is_closed for host in self._hosts.values())
+
     @asynccontextmanager
     async def turn(self, name: str, callback: str) -> AsyncGenerator[Turn]:
         """The turn of `callback` at the receiver `name`."""

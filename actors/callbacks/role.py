@@ -54,6 +54,7 @@ from events.result import UrlFor, result_of
 from events.retry import keep_trying
 from settings.callbacks import CallbackSettings
 from storage.images import ImageStoreError
+from telemetry.callback_metrics import CallbackMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +78,19 @@ class Callbacks:
         secrets: SigningSecrets,
         allowed_hosts: AllowedHosts,
         settings: CallbackSettings,
+        metrics: CallbackMetrics,
         hold_s: float = 15.0,
     ) -> None:
         """After `hold_s` the entry of an instance that died goes to another one."""
         self._queue = queue
         self._jobs = PersistentLog(jobs)
-        self._writer = DeliveryWriter(PersistentLog(deliveries))
+        self._writer = DeliveryWriter(PersistentLog(deliveries), on_added=metrics.note_event)
         self._sender = sender
         self._url_for = url_for
         self._secrets = secrets
         self._allowed_hosts = allowed_hosts
         self._settings = settings
+        self._metrics = metrics
         self._hold_s = hold_s
         self._hosts = Hosts(
             at_once=settings.per_host,
@@ -100,6 +103,11 @@ class Callbacks:
         self._room = asyncio.Event()
         self._errors: Counter[str] = Counter()
         """By job: how often an error that nobody foresaw kept its delivery from being made."""
+
+    @property
+    def open_breakers(self) -> int:
+        """How many receivers are left alone now."""
+        return self._hosts.open_breakers
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -228,6 +236,7 @@ class Callbacks:
         """Record a try, and park the next one. See `_come_to_end`."""
         if result.stalled:
             return AT_ONCE
+        self._metrics.note_try(result)
         delivery = await self._record(job, delivery, result)
         if delivery.ended:
             return None

@@ -81,6 +81,11 @@ class Dispatcher:
         found = self._running.get(endpoint_id)
         return None if found is None else await found[0].status.tell()
 
+    async def statuses(self) -> Mapping[str, Mapping[str, Any]]:
+        """What is known of each endpoint that is ours. Raises LogUnavailable, ReadTimeout."""
+        running = list(self._running.items())
+        return {id: await dispatcher.status.tell() for id, (dispatcher, _) in running}
+
     async def _has_lease(self) -> bool:
         """While the database is not available, a lease that has not run out is still held."""
         asked_at = time.monotonic()

@@ -74,13 +74,15 @@ class RayEngineActor:
         *handles: Any,
         add_standby: Callable[[Any], Awaitable[None]],
         end: Callable[[Any], Awaitable[None]],
+        on_state: Callable[[EngineState], None] = lambda _: None,
     ) -> None:
         """`add_standby` is called with the process that has the device, once it is found; `end`
-        ends it, and the cluster makes it anew.
+        ends it, and the cluster makes it anew. `on_state` is told of each answer.
         """
         self._handles = handles
         self._add_standby = add_standby
         self._end = end
+        self._on_state = on_state
         self._holder: Any = None
 
     async def check(self) -> EngineState:
@@ -96,6 +98,7 @@ class RayEngineActor:
             if isinstance(error.__cause__, RayActorError):
                 raise EngineGone(str(error)) from error
             raise
+        self._on_state(state)
         return state
 
     async def kill(self) -> None:

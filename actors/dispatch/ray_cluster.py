@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from actors.dispatch.ray_calls import RayCalls
 from actors.remote import EngineProcessActor, JobProcessActor
 from actors.remote_engine import NAMESPACE
 from actors.worker.config import WorkerConfig
+from actors.worker.engine_host import EngineState
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,15 @@ ENGINE_ENVIRONMENT = {
 class RayCluster:
     """See `actors.dispatch.cluster.Cluster`."""
 
-    def __init__(self, config: WorkerConfig, *, calls: RayCalls) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        calls: RayCalls,
+        on_engine: Callable[[str, EngineState], None] = lambda _worker, _state: None,
+    ) -> None:
+        """`on_engine` is told what the engine of a worker says of itself, each time it does."""
+        self._on_engine = on_engine
         self._config = config
         self._run = calls.run
         self._groups: dict[str, PlacementGroup] = {}
@@ -90,7 +99,10 @@ class RayCluster:
             name = standby_name(worker)
             handles.append(await self._run(partial(ray.get_actor, name, NAMESPACE)))
         return RayEngineActor(
-            *handles, add_standby=partial(self._add_standby, worker), end=self._end_process
+            *handles,
+            add_standby=partial(self._add_standby, worker),
+            end=self._end_process,
+            on_state=partial(self._on_engine, worker),
         )
 
     async def _add_standby(self, worker: str, engine: Any) -> None:

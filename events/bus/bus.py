@@ -28,6 +28,7 @@ from events.bus.puller import Puller
 from events.bus.reads import Reads
 from events.bus.streams import ConsumerSpec
 from events.errors import LogFull, LogUnavailable
+from events.log import StreamState
 
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 MESSAGE_ID = "Nats-Msg-Id"
@@ -45,14 +46,22 @@ class Bus(Reads):
 
     async def fill(self, stream: str) -> float:
         """How full the stream is, 0..1 of its `max_bytes`. Raises LogUnavailable."""
-        info = await self.call(self._js.stream_info(stream), timeout_s=_QUICK_TIMEOUT_S)
-        limit = info.config.max_bytes or -1
-        return info.state.bytes / limit if limit > 0 else 0.0
+        return (await self.state(stream)).fill
 
     async def max_bytes(self, stream: str) -> int:
         """How large the stream may become; -1 where it has no limit. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         return info.config.max_bytes or -1
+
+    async def state(self, stream: str) -> StreamState:
+        """Raises LogUnavailable."""
+        info = await self.call(self._js.stream_info(stream), timeout_s=_QUICK_TIMEOUT_S)
+        return StreamState(
+            messages=info.state.messages,
+            size_bytes=info.state.bytes,
+            max_bytes=info.config.max_bytes or -1,
+            last_sequence=info.state.last_seq,
+        )
 
     async def last_sequence(self, stream: str) -> int:
         """0 for a stream that nothing was ever stored in. Raises LogUnavailable."""

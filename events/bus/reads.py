@@ -125,10 +125,15 @@ class Reads(Connection):
     @asynccontextmanager
     async def _direct_get(self, stream: str, request: dict[str, Any]) -> AsyncGenerator[Feed]:
         """What answers a direct get (ADR-31). Raises LogUnavailable."""
+        async with self.asked(f"$JS.API.DIRECT.GET.{stream}", request) as answers:
+            yield answers
+
+    @asynccontextmanager
+    async def asked(self, target: str, question: dict[str, Any]) -> AsyncGenerator[Feed]:
+        """What comes as an answer, from however many. Raises LogUnavailable."""
         inbox = self._client.new_inbox()
-        target = f"$JS.API.DIRECT.GET.{stream}"
         async with self.subscribe(inbox) as answers:
-            await self._ask(target, request, inbox)
+            await self._ask(target, question, inbox)
             yield answers
 
     async def _ask(self, target: str, request: dict[str, Any], reply: str) -> None:

@@ -10,6 +10,7 @@
 | `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
 | (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
 | (core NATS)  | `endpoints.status.<endpoint>`        | asks how an endpoint is; never stored   |
+| (core NATS)  | `metrics`                            | asks every process; never stored        |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CANARY = "CANARY"
 REPUBLISH_FROM = "jobs.*.*"
 REPUBLISH_TO = "events.{{wildcard(1)}}.{{wildcard(2)}}"
 PROGRESS_WILDCARD = "progress.*"
+METRICS_SUBJECT = "metrics"
 STATUS_WILDCARD = "endpoints.status.*"
 DUE_WILDCARD = "callbacks.due.*"
 SCHEDULED_WILDCARD = "callbacks.scheduled.*"

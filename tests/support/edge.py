@@ -131,6 +131,9 @@ async def running_edge(
     loaded = Settings.load(**settings)
     async with memory_services(folder, parts, loaded, node_types=node_types) as services:
         await services.endpoints.add_missing(Endpoint(id="default"))
-        app = create_api(Replica(services, open_jobs_period_s=open_jobs_period_s))
+        replica = Replica(
+            services, ask_metrics=parts.ask_metrics, open_jobs_period_s=open_jobs_period_s
+        )
+        app = create_api(replica)
         async with app.router.lifespan_context(app):
             yield Edge(services=services, app=app, **vars(parts))

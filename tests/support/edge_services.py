@@ -110,6 +110,12 @@ class MemoryParts:
     statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the dispatcher says of endpoints, by id."""
 
+    said_metrics: list[bytes] = field(default_factory=list)
+    """What other processes say of themselves."""
+
+    async def ask_metrics(self) -> list[bytes]:
+        return list(self.said_metrics)
+
     async def endpoint_status(self, endpoint: str) -> dict[str, Any] | None:
         return self.statuses.get(endpoint)
 

@@ -13,7 +13,16 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("actors", "engine", "events", "serve_app", "settings", "storage", "training")
+PACKAGES = (
+    "actors",
+    "engine",
+    "events",
+    "serve_app",
+    "settings",
+    "storage",
+    "telemetry",
+    "training",
+)
 
 MOST_MODULES = 16
 MOST_LINES = 300

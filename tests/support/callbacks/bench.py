@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from ipaddress import ip_network
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
@@ -22,6 +24,7 @@ from events.memory.queues import MemoryCallbackQueue
 from events.store.keys import ApiKeys
 from events.types import CallbackAttempted
 from settings.callbacks import CallbackSettings
+from telemetry.callback_metrics import CallbackMetrics
 from tests.support.database import database_in
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
@@ -56,6 +59,8 @@ class Bench:
         self.jobs, self.deliveries = FailingLog(), FailingLog()
         self.queue = queue or MemoryCallbackQueue()
         self.sender = RecordingSender()
+        self.registry = CollectorRegistry()
+        """Of the metrics."""
 
     async def ended_job(self, url: str) -> str:
         job_id = new_id()
@@ -78,6 +83,7 @@ class Bench:
                 secrets=SigningSecrets(ApiKeys(database), secret=b"0" * 16, most=1),
                 allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
                 settings=SETTINGS,
+                metrics=CallbackMetrics(self.registry),
                 hold_s=0.3,
             )
             task = asyncio.create_task(role.run())

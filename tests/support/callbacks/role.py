@@ -11,6 +11,8 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
@@ -31,6 +33,7 @@ from events.types import Completed, Event, EventData, Started
 from serve_app.local.nats_server import NatsServer
 from settings.callbacks import CallbackSettings
 from storage.tokens import url_for
+from telemetry.callback_metrics import CallbackMetrics
 from tests.support.bus import connected
 from tests.support.callbacks.receiver import Received
 from tests.support.database import database_in
@@ -129,6 +132,7 @@ class World:
             secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.secrets),
             allowed_hosts=AllowedHosts(self.keys, default=["*"]),
             settings=settings,
+            metrics=CallbackMetrics(CollectorRegistry()),
             hold_s=1.5,
         )
         task = asyncio.create_task(role.run())

@@ -18,6 +18,8 @@ SCHEMA_FILES = {
     "Certificate": "cert-manager-certificate-v1.json",
     "Issuer": "cert-manager-issuer-v1.json",
     "PodMonitor": "prometheus-podmonitor-v1.json",
+    "PrometheusRule": "prometheus-prometheusrule-v1.json",
+    "ScrapeConfig": "prometheus-scrapeconfig-v1alpha1.json",
 }
 """By kind, in the folder that DARKROOM_SCHEMAS_DIR names: `openAPIV3Schema` of each definition."""
 

@@ -52,7 +52,10 @@ def test_what_kubernetes_itself_defines_is_valid_in_every_overlay(overlay: str) 
             check_object(manifest)
 
 
-@pytest.mark.parametrize("kind", ["RayService", "Cluster", "PodMonitor", "Certificate"])
+@pytest.mark.parametrize(
+    "kind",
+    ["RayService", "Cluster", "PodMonitor", "ScrapeConfig", "PrometheusRule", "Certificate"],
+)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_operators_define_is_valid_in_every_overlay(overlay: str, kind: str) -> None:
     for manifest in rendered(overlay):

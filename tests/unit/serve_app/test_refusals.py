@@ -157,7 +157,9 @@ class TestJobs:
         async def resolve(host: str) -> Sequence[str]:
             raise socket.gaierror(socket.EAI_AGAIN, "away")
 
-        replica = replace(edge, app=create_api(Replica(replace(edge.services, resolve=resolve))))
+        services = replace(edge.services, resolve=resolve)
+        app = create_api(Replica(services, ask_metrics=edge.ask_metrics))
+        replica = replace(edge, app=app)
         async with await replica.client() as client:
             answer = await submit(client, callback_url="https://hooks.example.com/")
         message = (

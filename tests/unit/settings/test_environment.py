@@ -30,6 +30,8 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_CALLBACK_ALLOW_NETWORKS": ((), (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),
     "DARKROOM_CALLBACK_DENY_NETWORKS": ((), (ip_network("8.8.8.0/24"),)),
     "DARKROOM_DEFAULT_CHECKPOINT": (None, "other.safetensors"),
+    "DARKROOM_METRICS_TIMEOUT_S": (2.0, 3.5),
+    "DARKROOM_METRICS_ENDPOINTS": (50, 53),
     "DARKROOM_MAX_CONNECTIONS": (8192, 8195),
     "DARKROOM_MAX_CONNECTIONS_PER_ADDRESS": (1024, 1027),
     "DARKROOM_HEADER_TIMEOUT_S": (10.0, 11.5),

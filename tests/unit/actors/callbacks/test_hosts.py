@@ -127,3 +127,12 @@ async def test_who_waited_aside_while_the_breaker_opened_is_withheld() -> None:
         aside = await started(hosts, "dead", asyncio.Event())
         last.answered = False
     assert await aside == 10
+
+
+async def test_receivers_that_are_left_alone_are_counted() -> None:
+    hosts = some_hosts(at_once=4, most_inside=8)
+    for name, answered in (("broken", False), ("well", True)):
+        for _ in range(LIMITS.failures):
+            async with hosts.turn(name, new_id()) as turn:
+                turn.answered = answered
+    assert hosts.open_breakers == 1

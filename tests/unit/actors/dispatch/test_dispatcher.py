@@ -31,6 +31,10 @@ class FakeEndpointDispatcher:
         self.endpoint = endpoint
         self.is_running = False
         self.failing = asyncio.Event()
+        self.status = self
+
+    async def tell(self) -> dict[str, Any]:
+        return {"workers": [], "is": self.endpoint.id}
 
     async def run(self) -> None:
         self.is_running = True
@@ -109,6 +113,18 @@ async def test_the_default_endpoint_is_put_and_every_row_dispatched(bench: Bench
         await eventually(lambda: bench.running() == ["default", "fast"])
     assert await bench.endpoints.get("default") == DEFAULT
     assert bench.running() == []
+
+
+async def test_what_it_says_of_every_endpoint_is_said_together(bench: Bench) -> None:
+    await bench.endpoints.put(Endpoint("fast"))
+    async with bench.dispatching() as dispatcher:
+        await eventually(lambda: bench.running() == ["default", "fast"])
+        statuses = await dispatcher.statuses()
+    assert {id: status["is"] for id, status in statuses.items()} == {
+        "default": "default",
+        "fast": "fast",
+    }
+    assert await dispatcher.statuses() == {}
 
 
 async def test_the_default_endpoint_keeps_what_its_row_was_given(bench: Bench) -> None:

@@ -162,3 +162,13 @@ async def test_while_no_process_has_the_device_the_engine_is_unavailable() -> No
     both = EngineHandle(), EngineHandle()
     with pytest.raises(ActorUnavailable, match="no engine has the device"):
         await RayEngineActor(*both, add_standby=nothing, end=nothing).check()
+
+
+async def test_each_answer_of_an_engine_is_told() -> None:
+    handle, told = EngineHandle(has_device=True), list[EngineState]()
+    engine = RayEngineActor(handle, add_standby=nothing, end=nothing, on_state=told.append)
+    await engine.check()
+    handle.error = RayActorError()
+    with pytest.raises(EngineGone):
+        await engine.check()
+    assert told == [handle.state]

@@ -201,7 +201,9 @@ async def test_results_that_are_kept_refuse_new_jobs_until_one_is_erased(edge: E
 
 def another_replica(edge: Edge) -> Edge:
     """One that has added up nothing yet."""
-    return Edge(**vars(edge) | {"app": create_api(Replica(edge.services))})
+    return Edge(
+        **vars(edge) | {"app": create_api(Replica(edge.services, ask_metrics=edge.ask_metrics))}
+    )
 
 
 async def test_the_log_tells_what_a_job_takes(edge: Edge) -> None:

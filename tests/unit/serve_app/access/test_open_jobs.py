@@ -37,7 +37,13 @@ async def edge(tmp_path: Path, log: FailingLog) -> AsyncGenerator[Edge]:
 
 def replica(edge: Edge) -> FastAPI:
     """Another one beside the edge's own."""
-    return create_api(Replica(edge.services, open_jobs_period_s=AT_EVERY_REQUEST_S))
+    return create_api(
+        Replica(
+            edge.services,
+            ask_metrics=edge.ask_metrics,
+            open_jobs_period_s=AT_EVERY_REQUEST_S,
+        )
+    )
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.support.uploads import upload
 
 def another_replica(edge: Edge) -> Edge:
     """One that has counted nothing yet."""
-    return replace(edge, app=create_api(Replica(edge.services)))
+    return replace(edge, app=create_api(Replica(edge.services, ask_metrics=edge.ask_metrics)))
 
 
 async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge) -> None:

@@ -1,0 +1,1 @@
+"""What processes tell of themselves on the bus, to whoever asks for metrics."""

@@ -1,0 +1,1 @@
+"""What the service tells an operator of itself: metrics in Prometheus' form."""

@@ -1,0 +1,85 @@
+"""EngineMetrics: what the engines of all workers say of their models and their memory.
+
+Each counts since its own process started. What it says more than the last time is added to the
+endpoint's count, so that the end of an engine takes nothing away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import Metric
+
+from engine.activity import ModelUse
+from telemetry.gauges import gauge_by
+from telemetry.labels import EndpointLabels
+
+_SILENT_S = 30.0
+"""An engine that said nothing for so long is gone, as far as its memory is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    endpoint: str
+    """As a label."""
+    models: ModelUse
+    memory_bytes: int
+    heard_at: float
+
+
+class EngineMetrics:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        endpoints: EndpointLabels,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"darkroom_{name}", text, ["endpoint"], registry=registry)
+
+        self._endpoints = endpoints
+        self._clock = clock
+        self._engines: dict[str, _Engine] = {}
+        """By worker."""
+        self._counters = {
+            "loaded": counter("models_loaded", "Models loaded."),
+            "loaded_bytes": counter("models_loaded_bytes", "Bytes of the models loaded."),
+            "evicted": counter("models_evicted", "Models dropped to make room."),
+            "evicted_bytes": counter("models_evicted_bytes", "Bytes of the models dropped."),
+            "hits": counter("model_cache_hits", "Models asked for that were in memory."),
+        }
+
+    def note(self, worker: str, endpoint: str, models: ModelUse, memory_bytes: int) -> None:
+        label, before = self._endpoints.of(endpoint), self._engines.get(worker)
+        known = before.models if before is not None and _goes_on(before.models, models) else None
+        for name, counter in self._counters.items():
+            more = getattr(models, name) - (getattr(known, name) if known else 0)
+            counter.labels(label).inc(more)
+        self._engines[worker] = _Engine(label, models, memory_bytes, self._clock())
+
+    async def look(self) -> Iterable[Metric]:
+        heard_since = self._clock() - _SILENT_S
+        self._engines = {w: e for w, e in self._engines.items() if e.heard_at >= heard_since}
+        held, memory = defaultdict[str, int](int), defaultdict[str, int](int)
+        for engine in self._engines.values():
+            held[engine.endpoint] += engine.models.held_bytes
+            memory[engine.endpoint] += engine.memory_bytes
+        return [
+            gauge_by("endpoint", "models_bytes", "Bytes of the models in memory.", held),
+            gauge_by(
+                "endpoint",
+                "engine_resident_memory_bytes",
+                "Resident memory of the engines' processes.",
+                memory,
+            ),
+        ]
+
+
+def _goes_on(before: ModelUse, now: ModelUse) -> bool:
+    """Whether the same process can have said both."""
+    return now.loaded >= before.loaded and now.hits >= before.hits

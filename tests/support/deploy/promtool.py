@@ -1,0 +1,26 @@
+"""Prometheus' own checker, where it is installed (Debian has it in the package `prometheus`)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+def promtool(*arguments: str | Path) -> str:
+    """What it says. Fails the test where that is an error, skips it where there is no promtool."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed: Debian has it in the package `prometheus`")
+    done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def written(path: Path, content: Any) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path

@@ -1,0 +1,75 @@
+"""Every metric that the service has, as Prometheus names its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from events.log import StreamState
+from events.memory.queues import MemoryJobQueue
+from events.store.read_model import ReadModel
+from telemetry.callback_metrics import Breakers, CallbackMetrics
+from telemetry.dispatch_metrics import DispatchMetrics
+from telemetry.edge_metrics import EdgeMetrics
+from telemetry.engine_metrics import EngineMetrics
+from telemetry.job_metrics import JobMetrics
+from telemetry.labels import EndpointLabels
+from telemetry.store_metrics import ArchiveMetrics, LogMetrics
+from telemetry.streams import Streams
+from tests.support.database import database_in
+
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+
+async def known_metrics(folder: Path) -> list[Metric]:
+    """All families, without those of processes."""
+    edge = EdgeMetrics(_no_answer)
+    counted = CollectorRegistry()
+    JobMetrics(counted, most_endpoints=1)
+    CallbackMetrics(counted)
+    engines = EngineMetrics(counted, endpoints=EndpointLabels(1))
+    dispatched = DispatchMetrics(
+        queue=MemoryJobQueue(), statuses=_no_endpoints, endpoints=EndpointLabels(1)
+    )
+    async with database_in(folder) as database:
+        log = LogMetrics(Streams(_streams, "JOBS", _nothing_after), ReadModel(database))
+        looks = (
+            engines.look,
+            dispatched.look,
+            Breakers(lambda: 0).look,
+            log.look,
+            ArchiveMetrics(database).look,
+        )
+        looked_up = [metric for look in looks for metric in await look()]
+    families = [*counted.collect(), *edge.registry.collect(), *looked_up]
+    return [each for each in families if not each.name.startswith("process_")]
+
+
+def sample_names(metrics: Iterable[Metric]) -> set[str]:
+    return {f"{each.name}{suffix}" for each in metrics for suffix in _SUFFIXES[each.type]}
+
+
+def shown_name(metric: Metric) -> str:
+    """As a page has it behind `# TYPE`."""
+    return f"{metric.name}_total" if metric.type == "counter" else metric.name
+
+
+async def _no_answer() -> list[bytes]:
+    return []
+
+
+async def _no_endpoints() -> Mapping[str, Mapping[str, Any]]:
+    return {}
+
+
+async def _streams() -> Mapping[str, StreamState]:
+    return {"JOBS": StreamState(0, 0, max_bytes=1, last_sequence=0)}
+
+
+async def _nothing_after(_position: int) -> datetime | None:
+    return None
