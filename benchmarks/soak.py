@@ -35,11 +35,16 @@ _MB = 1e6
 class Reading:
     """What the service has at one time, over all of its processes."""
 
+    memory_of: dict[str, float]
+    """MB by part."""
     memory_mb: float
     files: int
     threads: int
     processes: int
     consumers: int
+
+    def totals(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if name != "memory_of"}
 
 
 def main() -> None:
@@ -68,8 +73,8 @@ async def _run(bench: Bench, time_s: float, part: float) -> bool:
     readings = await reading
     bench.caller.close()
     _tell_load(bench.report, measured, rate_per_s)
-    grown = growth([asdict(each) for each in readings])
-    last = asdict(readings[-1])
+    grown = growth([each.totals() for each in readings])
+    last = readings[-1].totals()
     rows: list[list[Cell]] = [
         [name, last[name], share, "flat" if share <= MAY_GROW else "GROWS"]
         for name, share in grown.items()
@@ -79,6 +84,7 @@ async def _run(bench: Bench, time_s: float, part: float) -> bool:
         {"of the service": "", "at the end": ".0f", "grown by": "+.1%", "so it": ""},
         rows,
     )
+    _tell_memory(bench.report, readings)
     return all(share <= MAY_GROW for share in grown.values()) and not measured.load.failed
 
 
@@ -118,6 +124,16 @@ def _tell_load(report: Report, measured: Measured, rate_per_s: float) -> None:
     )
 
 
+def _tell_memory(report: Report, readings: Sequence[Reading]) -> None:
+    """Part by part, at the end of each third: what grows is to be found, not only seen."""
+    ends = [readings[len(readings) * third // 3 - 1].memory_of for third in (1, 2, 3)]
+    report.table(
+        "Memory (PSS) in MB at the end of each third",
+        {"part": "", "first": ".0f", "second": ".0f", "last": ".0f"},
+        [[part, *(each.get(part, 0.0) for each in ends)] for part in sorted(ends[-1])],
+    )
+
+
 async def _read(bench: Bench, time_s: float) -> list[Reading]:
     client, readings = await nats.connect(bench.installation.nats_url), list[Reading]()
     began = time.monotonic()
@@ -126,9 +142,11 @@ async def _read(bench: Bench, time_s: float) -> list[Reading]:
             await asyncio.sleep(began + number * time_s / READINGS - time.monotonic())
             family, js = bench.family, client.jetstream()
             infos = [await js.stream_info(stream.name) for stream in STREAMS]
+            memory = await asyncio.to_thread(family.pss_bytes)
             readings.append(
                 Reading(
-                    sum((await asyncio.to_thread(family.pss_bytes)).values()) / _MB,
+                    {part: size / _MB for part, size in memory.items()},
+                    sum(memory.values()) / _MB,
                     sum(family.files().values()),
                     sum(family.threads().values()),
                     sum(family.processes().values()),
