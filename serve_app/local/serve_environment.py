@@ -28,6 +28,8 @@ _RAY_ENVIRONMENT = {
     # one that changes its network keeps it. On Linux it takes the machine's address by itself,
     # even where another is asked for.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Nobody reads Ray's record of each call, which every process would report once a second.
+    "RAY_task_events_report_interval_ms": "0",
     # How often Serve's controller looks at everything, whether something happens or not.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
 }
