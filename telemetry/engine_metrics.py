@@ -22,6 +22,9 @@ _SILENT_S = 30.0
 """An engine that said nothing for so long is gone, as far as its memory is meant."""
 
 
+_COUNTED = ("loaded", "loaded_bytes", "evicted", "evicted_bytes", "hits")
+
+
 @dataclass(frozen=True, slots=True)
 class _Engine:
     endpoint: str
@@ -82,4 +85,4 @@ class EngineMetrics:
 
 def _goes_on(before: ModelUse, now: ModelUse) -> bool:
     """Whether the same process can have said both."""
-    return now.loaded >= before.loaded and now.hits >= before.hits
+    return all(getattr(now, name) >= getattr(before, name) for name in _COUNTED)

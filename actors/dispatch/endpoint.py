@@ -29,6 +29,8 @@ from settings.dispatch import DispatchSettings
 
 logger = logging.getLogger(__name__)
 
+_BUSY_S = 2.0
+"""How soon a job comes again whose actor runs another one."""
 _HOLD_LEASES = 2
 """What a dispatcher has in hand comes again about when another one takes over."""
 
@@ -199,6 +201,7 @@ class EndpointDispatcher:
             return  # Its actor hung and was replaced; the job came again, perhaps to this slot.
         if outcome is RunOutcome.BUSY:
             self._waiting.refund(held.waiting)
+            await held.entry.hold(for_s=_BUSY_S)
         elif outcome is RunOutcome.RETRY:
             worker.mark_unready()
         elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:

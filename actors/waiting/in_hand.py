@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from actors.job_error import end_job
 from actors.waiting.classes import WaitingJobs, waiting_of
 from actors.waiting.turns import Waiting
+from events.decisions import Expire
 from events.errors import LogUnavailable, ReadTimeout
 from events.ids import LANES
 from events.job import Job
-from events.log import JobWriter
+from events.log import JobWriter, utc_now
 from events.queue import JobQueue, QueueEntry
 from events.retry import keep_trying
 
@@ -225,6 +226,9 @@ class InHand:
         """
         held.read_at = time.monotonic()
         job = await self._load(held.entry)
+        if job is not None and job.cancel_requested and job.attempts == held.attempts:
+            # Its actor went without a word, and nobody else is there to say that it is cancelled.
+            job = (await self._writer.execute(Expire(utc_now()), job)).job or job
         if job is None or job.end is not None:
             await held.entry.ack()
             return None

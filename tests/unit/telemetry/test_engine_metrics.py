@@ -54,6 +54,13 @@ def test_a_new_process_takes_nothing_away() -> None:
     assert bench.samples("model_cache_hits_total", **ENDPOINT) == 11
 
 
+def test_a_new_process_that_says_less_of_one_thing_alone_takes_nothing_away() -> None:
+    bench = Bench()
+    bench.says("w1", ModelUse(loaded=3, loaded_bytes=900))
+    bench.says("w1", ModelUse(loaded=3, loaded_bytes=200))
+    assert bench.samples("models_loaded_bytes_total", **ENDPOINT) == 1100
+
+
 async def test_memory_is_that_of_all_engines_that_were_heard_of_lately() -> None:
     bench = Bench()
     bench.says("w1", ModelUse(held_bytes=500), memory_bytes=1000)

@@ -18,6 +18,7 @@ from events.log import JobWriter, utc_now
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryEntry, MemoryJobQueue
 from events.queue import QueueEntry
+from events.types import Cancelled
 from tests.support.events import submitted
 from tests.support.polling import eventually
 
@@ -144,6 +145,19 @@ async def test_what_is_in_hand_is_held_for_as_long_as_its_holder_lives(
     async with hand.open() as in_hand:
         await eventually(lambda: len(in_hand) == 3, within_s=LEASE_S / 2)
         assert hand.order() == jobs
+
+
+async def test_a_job_that_is_cancelled_after_its_actor_went_without_a_word_ends(
+    hand: Hand,
+) -> None:
+    job_id = await hand.submit()
+    await hand.start(job_id)
+    async with hand.open() as in_hand:
+        await eventually(lambda: len(in_hand) == 1)
+        await hand.cancel(job_id)
+        assert (await hand.job(job_id)).end is None
+        await eventually(lambda: len(in_hand) == 0)
+    assert isinstance((await hand.job(job_id)).end, Cancelled)
 
 
 async def test_what_is_in_hand_is_given_back_at_the_end(hand: Hand) -> None:
