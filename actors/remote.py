@@ -9,6 +9,7 @@ import pickle
 import pkgutil
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -251,19 +252,20 @@ class RoleProcess:
     reason, ends the process, and Serve makes a new one.
     """
 
-    def __init__(self, main: str, settings: bytes) -> None:
+    def __init__(self, main: str, settings: str) -> None:
         """`main`: import path of a coroutine function of the settings, `module:name`.
 
-        `settings`: pickled. Where Serve is given a configuration file, as by a RayService, it makes
-        a dict of every pydantic model among the arguments.
+        `settings`: pickled, in base64. Where Serve is given a configuration file, as by a
+        RayService, it makes a dict of every pydantic model among the arguments, and it tells them
+        to whoever asks for the application's state, in JSON.
         """
         set_up_logging()
         self._main = main
         threading.Thread(target=self._host, args=(settings,), name=main, daemon=True).start()
 
-    def _host(self, pickled: bytes) -> None:
+    def _host(self, pickled: str) -> None:
         try:
-            settings: Settings = pickle.loads(pickled)
+            settings: Settings = pickle.loads(b64decode(pickled))
             asyncio.run(pkgutil.resolve_name(self._main)(settings))
         except BaseException:
             logger.exception("role ended", extra={"action": "role_end", "role": self._main})

@@ -11,6 +11,7 @@ import asyncio
 import os
 import pickle
 import socket
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -115,7 +116,7 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
     return DeploymentActorConfig(
         name=name,
         actor_class="actors.remote:RoleActor",
-        init_kwargs={"main": ROLES[name], "settings": pickle.dumps(settings)},
+        init_kwargs={"main": ROLES[name], "settings": b64encode(pickle.dumps(settings)).decode()},
         actor_options={"num_cpus": 0, "resources": CPU_NODE},
     )
 

@@ -1,6 +1,8 @@
 import asyncio
+import json
 import pickle
 import threading
+from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,12 +35,15 @@ async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> Non
 def test_roles_get_their_settings_where_serve_reads_a_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then Serve makes a dict of each deployment's configuration, and of the models in it."""
+    """Then Serve makes a dict of each deployment's configuration, and of the models in it. Who asks
+    for the state of the application, as KubeRay does, gets it as JSON.
+    """
     monkeypatch.setenv("DARKROOM_SECRET", "x" * 32)
     (roles,) = build({})._bound_deployment.init_args
     dumped = roles._bound_deployment._deployment_config.model_dump()
     assert dumped["deployment_actors"]
     for actor in dumped["deployment_actors"]:
-        settings = pickle.loads(actor["init_kwargs"]["settings"])
+        kwargs = json.loads(json.dumps(actor["init_kwargs"]))
+        settings = pickle.loads(b64decode(kwargs["settings"]))
         assert isinstance(settings, Settings)
         assert settings.stores.secret_bytes == b"x" * 32
