@@ -34,7 +34,7 @@ class ResultsMetrics:
     def of(
         cls, settings: TelemetrySettings, messaging: Messaging, database: Database
     ) -> ResultsMetrics:
-        process = ProcessMetrics("results")
+        process = ProcessMetrics("results", look_s=settings.metrics_timeout_s / 2)
         jobs = JobMetrics(process.registry, most_endpoints=settings.metrics_endpoints)
         read_model = ReadModel(database, on_folded=jobs.note)
         process.add(LogMetrics(messaging.streams, read_model).look)
@@ -44,7 +44,7 @@ class ResultsMetrics:
 
 class DispatcherMetrics:
     def __init__(self, settings: TelemetrySettings) -> None:
-        self.process = ProcessMetrics("dispatcher")
+        self.process = ProcessMetrics("dispatcher", look_s=settings.metrics_timeout_s / 2)
         self._endpoints = EndpointLabels(settings.metrics_endpoints)
         self._engines = EngineMetrics(self.process.registry, endpoints=self._endpoints)
         self.process.add(self._engines.look)

@@ -59,8 +59,8 @@ class TelemetrySettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     metrics_timeout_s: PositiveFloat = 2.0
-    """How long an answer of `/metrics` waits for the processes of the service; what does not answer
-    by then is missing in it."""
+    """How long an answer of `/metrics` waits for the processes of the service, and these half as
+    long for what they look up; what does not come by then is missing in it."""
     metrics_endpoints: PositiveInt = 50
     """How many endpoints have metrics of their own; further ones are counted together, as `other`,
     until the processes that count start again."""

@@ -20,6 +20,8 @@ from telemetry.labels import EndpointLabels
 
 _SILENT_S = 30.0
 """An engine that said nothing for so long is gone, as far as its memory is meant."""
+_FORGOTTEN_S = 3600.0
+"""As far as its counts are meant: one that loads a model says nothing for minutes."""
 
 
 _COUNTED = ("loaded", "loaded_bytes", "evicted", "evicted_bytes", "hits")
@@ -66,12 +68,17 @@ class EngineMetrics:
         self._engines[worker] = _Engine(label, models, memory_bytes, self._clock())
 
     async def look(self) -> Iterable[Metric]:
-        heard_since = self._clock() - _SILENT_S
-        self._engines = {w: e for w, e in self._engines.items() if e.heard_at >= heard_since}
+        now = self._clock()
+        self._engines = {
+            worker: engine
+            for worker, engine in self._engines.items()
+            if now - engine.heard_at < _FORGOTTEN_S
+        }
         held, memory = defaultdict[str, int](int), defaultdict[str, int](int)
         for engine in self._engines.values():
-            held[engine.endpoint] += engine.models.held_bytes
-            memory[engine.endpoint] += engine.memory_bytes
+            if now - engine.heard_at < _SILENT_S:
+                held[engine.endpoint] += engine.models.held_bytes
+                memory[engine.endpoint] += engine.memory_bytes
         return [
             gauge_by("endpoint", "models_bytes", "Bytes of the models in memory.", held),
             gauge_by(

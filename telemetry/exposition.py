@@ -7,6 +7,7 @@ a gap and moves no other number.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
@@ -29,7 +31,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 Look: TypeAlias = Callable[[], Awaitable[Iterable[Metric]]]
 """What is looked up only when somebody asks. Raises DatabaseUnavailable, LogUnavailable."""
 
-_OUT_OF_REACH = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
+_OUT_OF_REACH = (DatabaseUnavailable, LogUnavailable, ReadTimeout, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,14 @@ class Said:
 class ProcessMetrics:
     """The metrics of this process, under the name of its role."""
 
-    def __init__(self, role: str, *, process: str | None = None) -> None:
-        """`process`: a name that no other process has; if it is not given, host and id."""
+    def __init__(self, role: str, *, look_s: float = 1.0, process: str | None = None) -> None:
+        """`look_s`: how long a look may take, so that who asks still gets the rest in time.
+        `process`: a name that no other process has; if it is not given, host and id.
+        """
         self.registry = CollectorRegistry()
         self.process = process or f"{socket.gethostname()}:{os.getpid()}"
         self._labels = {"role": role, "process": self.process}
+        self._look_s = look_s
         self._looks: list[Look] = []
         ProcessCollector(registry=self.registry)
         info = Gauge("darkroom_info", "1 for each process.", ["version"], registry=self.registry)
@@ -81,13 +86,19 @@ class ProcessMetrics:
 
     async def said(self) -> Said:
         """As they are now. What cannot be looked up is left out."""
-        metrics = list(self.registry.collect())
-        for look in self._looks:
-            try:
-                metrics += await look()
-            except _OUT_OF_REACH as error:
-                logger.info("not looked up", extra={"action": "metrics", "error": str(error)})
+        found = await asyncio.gather(*map(self._looked_up, self._looks))
+        metrics = chain(self.registry.collect(), *found)
         return Said(self.process, dict(self._family(metric) for metric in metrics))
+
+    async def _looked_up(self, look: Look) -> Iterable[Metric]:
+        """Nothing where that is out of reach, or does not answer in time."""
+        try:
+            async with asyncio.timeout(self._look_s):
+                return await look()
+        except _OUT_OF_REACH as error:
+            fields = {"action": "metrics", "error": str(error) or type(error).__name__}
+            logger.info("not looked up", extra=fields)
+            return ()
 
     async def encoded(self) -> bytes:
         return (await self.said()).encode()

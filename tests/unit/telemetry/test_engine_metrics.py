@@ -73,3 +73,12 @@ async def test_memory_is_that_of_all_engines_that_were_heard_of_lately() -> None
     samples = await bench.looked_up()
     assert samples("models_bytes", **ENDPOINT) == 300
     assert samples("engine_resident_memory_bytes", **ENDPOINT) == 800
+
+
+async def test_an_engine_that_was_silent_for_minutes_is_not_counted_again() -> None:
+    bench = Bench()
+    bench.says("w1", ModelUse(loaded=2, hits=5))
+    bench.now = 600
+    assert (await bench.looked_up())("models_bytes", **ENDPOINT) is None
+    bench.says("w1", ModelUse(loaded=3, hits=5))
+    assert bench.samples("models_loaded_total", **ENDPOINT) == 3

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 import pytest
 from prometheus_client import Counter, Histogram
+from prometheus_client.metrics_core import Metric
 
 from events.errors import DatabaseUnavailable, LogUnavailable
 from settings.version import VERSION
@@ -53,10 +55,10 @@ async def test_a_histogram_keeps_its_form() -> None:
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable(), LogUnavailable()])
 async def test_what_cannot_be_looked_up_is_absent_and_the_rest_is_there(error: Exception) -> None:
-    async def fails() -> list[object]:
+    async def fails() -> list[Metric]:
         raise error
 
-    async def works() -> list[object]:
+    async def works() -> list[Metric]:
         return [gauge("a", "A.", 1), gauge_by("of", "b", "B.", {"x": 2})]
 
     metrics = ProcessMetrics("results")
@@ -65,6 +67,20 @@ async def test_what_cannot_be_looked_up_is_absent_and_the_rest_is_there(error: E
     samples = Samples.of_page(page_of([await metrics.said()]).decode())
     assert samples("a") == 1
     assert samples("b", of="x") == 2
+
+
+async def test_what_does_not_answer_in_time_is_absent_and_the_rest_is_there() -> None:
+    async def hangs() -> list[Metric]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def works() -> list[Metric]:
+        return [gauge("a", "A.", 1)]
+
+    metrics = ProcessMetrics("results", look_s=0.01)
+    metrics.add(hangs)
+    metrics.add(works)
+    assert Samples.of_page(page_of([await metrics.said()]).decode())("a") == 1
 
 
 async def test_what_a_process_says_survives_the_way() -> None:
