@@ -30,6 +30,10 @@ _PULL_TIMEOUT_S = 30.0
 _BATCH = 64
 """The most entries that a lane takes at once."""
 _READS_AT_ONCE = 64
+_MOST_KEPT_BYTES = 32 * 1024
+"""Of the events of a job that is kept for some seconds, so that it need not be read again: a
+backlog is read at once where a dispatcher begins, and requests may be large.
+"""
 _LOOKS = 64
 """How many of those that wait longest without a look are looked at in each period."""
 PASSING = (LogUnavailable, ReadTimeout)
@@ -46,7 +50,7 @@ class Held:
     attempts: int
     """How many the job had when its entry came."""
     job: Job | None
-    """As it was then; None once that is some seconds ago."""
+    """As it was then; None once that is some seconds ago, and if it is large."""
     read_at: float
     taken_at: float = 0.0
 
@@ -182,8 +186,9 @@ class InHand:
             self._hold(entry, job, lane)
 
     def _hold(self, entry: QueueEntry, job: Job, lane: int) -> None:
-        waiting = waiting_of(job)
-        self._held[job.id] = Held(entry, waiting, lane, job.attempts, job, time.monotonic())
+        waiting, now = waiting_of(job), time.monotonic()
+        kept = job if job.log_bytes <= _MOST_KEPT_BYTES else None
+        self._held[job.id] = Held(entry, waiting, lane, job.attempts, kept, now)
         self._of_lane[lane] += 1
         self._waiting.put(waiting, first=job.attempts > 0)
         self._on_new()

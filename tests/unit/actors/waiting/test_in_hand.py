@@ -147,6 +147,20 @@ async def test_what_is_in_hand_is_held_for_as_long_as_its_holder_lives(
         assert hand.order() == jobs
 
 
+async def test_a_large_job_is_read_again_and_not_kept(hand: Hand) -> None:
+    large = await hand.submit(request={"prompt": "x" * 40_000})
+    small = await hand.submit()
+    async with hand.open() as in_hand:
+        await eventually(lambda: len(in_hand) == 2)
+        held = [in_hand.take(job_id) for job_id in (large, small)]
+        assert [each.job is None for each in held] == [True, False]
+        job = await in_hand.ready(held[0])
+        assert job is not None
+        assert job.id == large
+        for each in held:
+            await each.entry.ack()
+
+
 async def test_a_job_that_is_cancelled_after_its_actor_went_without_a_word_ends(
     hand: Hand,
 ) -> None:
