@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvicorn
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -17,20 +15,8 @@ from events.store.records import Scope
 from serve_app.cli.main import app
 from serve_app.cli.terminal import console
 from tests.support.edge import Edge
-from tests.support.polling import eventually
 
 Darkroom = Callable[..., Awaitable[Result]]
-
-
-@pytest.fixture
-async def url(edge: Edge) -> AsyncGenerator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(edge.app, lifespan="off", log_config=None))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await eventually(lambda: server.started)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await serving
 
 
 @pytest.fixture

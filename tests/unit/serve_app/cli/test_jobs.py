@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -22,20 +20,8 @@ from serve_app.cli.terminal import console, printable
 from tests.support.edge import Edge
 from tests.support.events import History
 from tests.support.generate_bodies import diffusion_body
-from tests.support.polling import eventually
 
 Darkroom = Callable[..., Awaitable[Result]]
-
-
-@pytest.fixture
-async def url(edge: Edge) -> AsyncGenerator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(edge.app, lifespan="off", log_config=None))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await eventually(lambda: server.started)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await serving
 
 
 @pytest.fixture
