@@ -18,17 +18,33 @@ def default_side(models: ModelsFolder, checkpoint: str) -> int:
 
     Raises CheckpointUnavailable, ModelsUnavailable.
     """
+    return _XL_SIDE if is_xl(models, checkpoint) else _DEFAULT_SIDE
+
+
+def is_xl(models: ModelsFolder, checkpoint: str) -> bool:
+    """Whether a checkpoint is of Stable Diffusion XL or its refiner.
+
+    Raises CheckpointUnavailable, ModelsUnavailable.
+    """
+    return family_of(models, checkpoint) in (Family.SDXL, Family.SDXL_REFINER)
+
+
+def family_of(models: ModelsFolder, checkpoint: str) -> Family | None:
+    """The family of a checkpoint, of folders only whether it is XL; None for what cannot be told.
+
+    Raises CheckpointUnavailable, ModelsUnavailable.
+    """
     path = models.path(CHECKPOINTS, checkpoint)
-    is_xl = models.reads.read(("xl", path), partial(_is_xl, path))
-    return _XL_SIDE if is_xl else _DEFAULT_SIDE
+    found: Family | None = models.reads.read(("family", path), partial(_family_of, path))
+    return found
 
 
-def _is_xl(checkpoint: Path) -> bool:
-    """Also false for what cannot be read: loading it raises the error that says why."""
+def _family_of(checkpoint: Path) -> Family | None:
+    """Also None for what cannot be read: loading it raises the error that says why."""
     try:
         if checkpoint.is_dir():
             index = json.loads((checkpoint / FOLDER_MARK).read_text())
-            return "XL" in str(index.get("_class_name"))
-        return family_at(CHECKPOINTS, checkpoint) in (Family.SDXL, Family.SDXL_REFINER)
+            return Family.SDXL if "XL" in str(index.get("_class_name")) else None
+        return family_at(CHECKPOINTS, checkpoint)
     except (OSError, ValueError, AttributeError):
-        return False
+        return None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.webui.model_names import listed_name
 from engine.webui.prompt_numbers import PromptInvalid, number_of
 
 _NETWORK = re.compile(r"<(\w++):([^<>]++)>")
@@ -24,18 +23,32 @@ class Lora:
     strength_clip: float
 
 
-def split_networks(prompt: str, known: Sequence[str]) -> tuple[str, tuple[Lora, ...]]:
-    """The prompt without its extra networks, and these. `known` are the listed LoRAs.
+def split_networks(
+    prompt: str, find: Callable[[str], str], *, skips_unknown: bool = False
+) -> tuple[str, tuple[Lora, ...]]:
+    """The prompt without its extra networks, and these. `find` gives the listed name of a LoRA.
 
-    Raises PromptInvalid if a network is unknown, malformed or not a LoRA.
+    Raises PromptInvalid if a network is malformed, and unless those are skipped, if it is unknown
+    or not a LoRA.
     """
     found = list(_NETWORK.finditer(prompt))
     if len(found) > _MAX_LORAS:
         raise PromptInvalid(f"it names {len(found)} LoRAs, at most {_MAX_LORAS} are taken")
-    return _NETWORK.sub("", prompt), tuple(_lora(match, known) for match in found)
+    loras: list[Lora] = []
+    for match in found:
+        try:
+            loras.append(_lora(match, find))
+        except _Unknown:
+            if not skips_unknown:
+                raise
+    return _NETWORK.sub("", prompt), tuple(loras)
 
 
-def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
+class _Unknown(PromptInvalid):
+    """There is no network of that kind or name."""
+
+
+def _lora(match: re.Match[str], find: Callable[[str], str]) -> Lora:
     """Parse `name`, `name:strength` or `name:text encoder strength:model strength`.
 
     `te=` and `unet=` before a number name the strength that it is.
@@ -43,12 +56,12 @@ def _lora(match: re.Match[str], known: Sequence[str]) -> Lora:
     kind, content = match.groups()
     shown = match[0][:80]
     if kind not in ("lora", "lyco"):
-        raise PromptInvalid(f"{shown} is not supported, only <lora:name:weight> is")
+        raise _Unknown(f"{shown} is not supported, only <lora:name:weight> is")
     asked, *strengths = content.split(":")
     try:
-        name = listed_name(asked.strip(), known)
+        name = find(asked.strip())
     except ValueError as error:
-        raise PromptInvalid(f"{shown}: the LoRA {error}") from None
+        raise _Unknown(f"{shown}: the LoRA {error}") from None
     given: dict[str, float] = {}
     for place, strength in enumerate(strengths):
         key, is_named, number = strength.rpartition("=")

@@ -3,86 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
-from engine.graph import names
-from engine.webui.members import Strict, WebUIMembers
+from engine.graph.names import AUTOMATIC
+from engine.webui.members import Strict, WebUIMembers, is_neutral_setting
+from engine.webui.values import (
+    SEEDS,
+    AnySide,
+    ClipSkip,
+    Count,
+    Denoise,
+    Factor,
+    Name,
+    Number,
+    OtherModel,
+    OtherVae,
+    SameOrName,
+    SameOrSampler,
+    SameOrScheduler,
+    SamplerName,
+    SchedulerName,
+    Seed,
+    Share,
+    Side,
+    SideOrNone,
+    Sigma,
+    Text,
+    Whole,
+)
 
-SEEDS = 2**64
-_MIN_DENOISE = 0.001
-_OWN_VAE = ("", "Automatic", "None")
-_SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
-
-
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
-    return value
-
-
-def _unicode(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode") from None
-    return value
-
-
-def _known_sampler(value: str) -> str:
-    names.sampler(value)
-    return value
-
-
-def _known_scheduler(value: str) -> str:
-    names.scheduler(value)
-    return value
-
-
-def _not_tiny(value: float) -> float:
-    if 0 < value < _MIN_DENOISE:
-        raise ValueError(f"must be 0 or at least {_MIN_DENOISE}")
-    return value
-
-
-def _same(value: str) -> str:
-    return "" if value in _SAME else value
-
-
-def _same_or_sampler(value: str) -> str:
-    return _same(value) and _known_sampler(value)
-
-
-def _same_or_scheduler(value: str) -> str:
-    return _same(value) and _known_scheduler(value)
-
-
-def _own_vae(value: str) -> str:
-    return "" if value in _OWN_VAE else value
-
-
-_Text = Annotated[str, AfterValidator(_unicode)]
-_Name = Annotated[_Text, Field(max_length=1024)]
-_Whole = Annotated[int, BeforeValidator(_no_boolean)]
-_Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
-_Side = Annotated[_Whole, Field(ge=16, le=4096)]
-_SideOrNone = Annotated[_Whole, Field(ge=0, le=4096)]
-_Count = Annotated[_Whole, Field(ge=1, le=16)]
-_ClipSkip = Annotated[_Whole, Field(ge=1, le=12)]
-_Share = Annotated[_Number, Field(ge=0, le=1)]
-_SamplerName = Annotated[str, AfterValidator(_known_sampler)]
-_SchedulerName = Annotated[str, AfterValidator(_known_scheduler)]
+_STEPS, _STEPS_OF_COMFYUI = 50, 20
+_NAMES = ("sampler_name", "sampler_index", "scheduler")
+_MOST_STYLES = 16
+_LONGEST_TYPED = 64
+"""Characters of a name that is compared with those that there are."""
+_ALSO_SETTINGS = ("s_churn", "s_tmin", "s_tmax", "s_noise", "s_min_uncond", "tiling")
 
 
 class OverrideSettings(Strict):
-    """Settings for this job alone."""
+    """Settings for this job alone. Those that say what is done anyway are left out."""
 
-    sd_model_checkpoint: _Name | None = None
-    sd_vae: Annotated[_Name, AfterValidator(_own_vae)] = ""
-    CLIP_stop_at_last_layers: _ClipSkip | None = None
-    eta_noise_seed_delta: Annotated[_Whole, Field(ge=0, lt=2**32)] = 0
+    sd_model_checkpoint: Name | None = None
+    sd_vae: OtherVae = ""
+    CLIP_stop_at_last_layers: ClipSkip | None = None
+    eta_noise_seed_delta: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
+    sgm_noise_multiplier: bool = False
+    enable_quantization: bool = False
+    emphasis: Literal["Original", "No norm", "Ignore"] = "Original"
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_neutral(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(body, dict):
+            body = {k: v for k, v in body.items() if not is_neutral_setting(k, v)}
+        return handler(body)
 
 
 class HiresFix(WebUIMembers):
@@ -93,49 +77,108 @@ class HiresFix(WebUIMembers):
     """
 
     enable_hr: bool = False
-    denoising_strength: Annotated[_Share, AfterValidator(_not_tiny)] = 0.75
-    hr_scale: Annotated[_Number, Field(ge=1, le=8)] = 2.0
-    hr_resize_x: _SideOrNone = 0
-    hr_resize_y: _SideOrNone = 0
-    hr_upscaler: _Name = ""
-    hr_second_pass_steps: Annotated[_Whole, Field(ge=0, le=150)] = 0
-    hr_prompt: _Text = ""
-    hr_negative_prompt: _Text = ""
-    hr_sampler_name: Annotated[str, AfterValidator(_same_or_sampler)] = ""
-    hr_scheduler: Annotated[str, AfterValidator(_same_or_scheduler)] = ""
-    hr_checkpoint_name: Annotated[_Name, AfterValidator(_same)] = ""
+    denoising_strength: Denoise = 0.75
+    hr_scale: Annotated[Number, Field(ge=1, le=8)] = 2.0
+    hr_resize_x: SideOrNone = 0
+    hr_resize_y: SideOrNone = 0
+    hr_upscaler: Name = ""
+    hr_second_pass_steps: Annotated[Whole, Field(ge=0, le=150)] = 0
+    hr_prompt: Text = ""
+    hr_negative_prompt: Text = ""
+    hr_sampler_name: SameOrSampler = ""
+    hr_scheduler: SameOrScheduler = ""
+    hr_checkpoint_name: SameOrName = ""
 
 
-class DiffusionParameters(HiresFix):
+class OwnOfWebUI(HiresFix):
+    """What ComfyUI's nodes have no counterpart of: in its sense neutral values alone are taken."""
+
+    subseed: Seed = -1
+    """The seed that the noise of the start leans towards; a negative one is to be drawn."""
+    subseed_strength: Share = 0.0
+    seed_resize_from_w: AnySide = -1
+    seed_resize_from_h: AnySide = -1
+    """If both are positive, noise of that size is in the middle of that of the start."""
+    tiling: bool = False
+    """Opposite edges of the image fit together."""
+    refiner_checkpoint: OtherModel = ""
+    refiner_switch_at: Share = 0.8
+    s_churn: Factor = 0.0
+    s_tmin: Sigma = 0.0
+    s_tmax: Sigma = 0.0
+    """0: any sigma."""
+    s_noise: Factor = 1.0
+    s_min_uncond: Sigma = 0.0
+    """Below this sigma every second call of the model leaves the negative prompt out."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether all images have one seed, and a variation each."""
+        return self.subseed_strength > 0
+
+    @property
+    def noise_size(self) -> tuple[int, int] | None:
+        """Width and height of the noise in the middle of that of the start, in pixels."""
+        size = self.seed_resize_from_w, self.seed_resize_from_h
+        return size if min(size) > 0 else None
+
+    def own(self) -> dict[str, Any]:
+        """The members that say something else than nothing."""
+        asked = {
+            "subseed_strength": self.varies,
+            "seed_resize_from_w": self.noise_size,
+            "tiling": self.tiling,
+            "refiner_checkpoint": self.refiner_checkpoint,
+            "s_churn": self.s_churn,
+            "s_noise": self.s_noise != 1.0,
+            "s_min_uncond": self.s_min_uncond,
+        }
+        return {name: value for name, value in asked.items() if value}
+
+
+def _nothing_required(schema: dict[str, Any]) -> None:
+    """A prompt may be left out, though not in ComfyUI's sense."""
+    schema.pop("required", None)
+
+
+class DiffusionParameters(OwnOfWebUI):
     """A diffusion request. Sides in pixels; a negative seed means that one is to be drawn."""
 
-    prompt: _Text
-    negative_prompt: _Text = ""
-    sd_model_checkpoint: _Name | None = None
-    width: _Side | None = None
+    model_config = ConfigDict(json_schema_extra=_nothing_required)
+
+    prompt: Text
+    """In the WebUI's sense it may be left out, and is empty then."""
+    negative_prompt: Text = ""
+    sd_model_checkpoint: Name | None = None
+    width: Side | None = None
     """None: the checkpoint's default."""
-    height: _Side | None = None
-    sampler_name: _SamplerName = "Euler"
-    sampler_index: _SamplerName | None = None
-    scheduler: _SchedulerName = names.AUTOMATIC
-    steps: Annotated[_Whole, Field(ge=1, le=150)] = 20
-    cfg_scale: Annotated[_Number, Field(ge=0, le=100)] = 7.0
-    batch_size: _Count = 1
-    n_iter: _Count = 1
-    clip_skip: _ClipSkip = 1
-    seed: Annotated[_Whole, Field(lt=SEEDS)] = -1
-    eta: _Number | None = None
+    height: Side | None = None
+    sampler_name: SamplerName = "Euler"
+    sampler_index: SamplerName | None = None
+    scheduler: SchedulerName = AUTOMATIC
+    steps: Annotated[Whole, Field(ge=1, le=150)] = _STEPS
+    cfg_scale: Annotated[Number, Field(ge=0, le=100)] = 7.0
+    batch_size: Count = 1
+    n_iter: Count = 1
+    clip_skip: ClipSkip = 1
+    seed: Seed = -1
+    eta: Factor | None = None
+    styles: Annotated[tuple[Name, ...], Field(max_length=_MOST_STYLES)] = ()
+    """Texts of the operator that are added to the prompts, by their names. They are to be applied
+    before a request is compiled."""
     override_settings: OverrideSettings = OverrideSettings()
 
     @model_validator(mode="before")
     @classmethod
-    def _older_name(cls, body: Any) -> Any:
-        """Accept `sampler_index`, the older name of `sampler_name`."""
-        if not isinstance(body, dict) or body.get("sampler_index") is None:
+    def _named(cls, body: Any) -> Any:
+        """Take empty names for absent ones, and `sampler_index` for the name of the sampler."""
+        if not isinstance(body, dict):
             return body
-        if body.get("sampler_name") is not None:
-            return body
-        return {**body, "sampler_name": body["sampler_index"]}
+        given = {k: v for k, v in body.items() if k not in _NAMES or v not in ("", None)}
+        given = _with_own_settings(given)
+        if "sampler_name" not in given and "sampler_index" in given:
+            given["sampler_name"] = given["sampler_index"]
+        return given
 
     @property
     def images(self) -> int:
@@ -147,12 +190,19 @@ class DiffusionParameters(HiresFix):
         """The checkpoint that was asked for."""
         return self.override_settings.sd_model_checkpoint or self.sd_model_checkpoint or None
 
+    def seed_of(self, index: int) -> int:
+        """The seed of an image. Variations share theirs, as in the WebUI."""
+        return (self.seed + (0 if self.varies else index)) % SEEDS
+
+    def subseed_of(self, index: int) -> int:
+        """The seed of an image's variation."""
+        return (self.subseed + index) % SEEDS
+
     def recorded(self) -> dict[str, Any]:
         """The members that were given and have an effect, as JSON. They make the same images."""
         without_effect = WebUIMembers if self.enable_hr else HiresFix
-        return self.model_dump(
-            mode="json", exclude_unset=True, exclude=set(without_effect.model_fields)
-        )
+        excluded = set(without_effect.model_fields) - {"compatibility"} | {"styles"}
+        return self.model_dump(mode="json", exclude_unset=True, exclude=excluded)
 
     @property
     def stops_at_layer(self) -> int:
@@ -160,23 +210,62 @@ class DiffusionParameters(HiresFix):
         return self.override_settings.CLIP_stop_at_last_layers or self.clip_skip
 
 
-def parse_parameters(body: object) -> DiffusionParameters:
-    """The parameters in a request body. Raises ParametersInvalid with one entry per bad field."""
+def parse_parameters(body: object, compatibility: str = "comfyui") -> DiffusionParameters:
+    """The parameters in a request body. Raises ParametersInvalid with one entry per bad field.
+
+    `compatibility` is that of a body that names none.
+    """
     try:
-        return DiffusionParameters.model_validate(body)
+        return DiffusionParameters.model_validate(_completed(body, compatibility))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
         shown = tuple(_field_error(each) for each in errors[:SHOWN_FIELDS])
         raise ParametersInvalid(shown, len(errors)) from error
 
 
+def _completed(body: object, compatibility: str) -> object:
+    """The body with the defaults that depend on its compatibility, so that they are recorded."""
+    if not isinstance(body, dict):
+        return body
+    given = dict(body)
+    if given.get("compatibility") is None:
+        given["compatibility"] = compatibility
+    is_webui = given["compatibility"] == "webui"
+    defaults = {"prompt": "", "steps": _STEPS} if is_webui else {"steps": _STEPS_OF_COMFYUI}
+    return given | {name: value for name, value in defaults.items() if given.get(name) is None}
+
+
+def _with_own_settings(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with settings that are members too in the place of members that it lacks."""
+    settings = body.get("override_settings")
+    if not isinstance(settings, dict) or settings.keys().isdisjoint(_ALSO_SETTINGS):
+        return body
+    own = {k: v for k, v in settings.items() if k in _ALSO_SETTINGS and body.get(k) is None}
+    rest = {k: v for k, v in settings.items() if k not in _ALSO_SETTINGS}
+    return body | own | {"override_settings": rest}
+
+
 def _field_error(error: Any) -> FieldError:
     where = ".".join(str(part) for part in error["loc"]) or "body"
-    messages = {"missing": "is required", "extra_forbidden": "is not supported"}
-    message = messages.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if error["type"] == "extra_forbidden":
+        message = f"is not supported{_nearest(where)}"
+    elif error["type"] == "missing":
+        message = "is required"
+    else:
+        message = error["msg"].removeprefix("Value error, ")
     return FieldError(error["type"], message, encodable(where))
 
 
+def _nearest(name: str) -> str:
+    """A question after the members that a mistyped name may stand for."""
+    if len(name) > _LONGEST_TYPED:
+        return ""
+    near = get_close_matches(name, DiffusionParameters.model_fields, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def with_seed(parameters: DiffusionParameters, draw: Callable[[], int]) -> DiffusionParameters:
-    """The parameters with a drawn seed in place of a negative one."""
-    return parameters.model_copy(update={"seed": draw()}) if parameters.seed < 0 else parameters
+    """The parameters with drawn seeds in place of negative ones."""
+    names = ("seed", "subseed") if parameters.varies else ("seed",)
+    drawn = {name: draw() for name in names if getattr(parameters, name) < 0}
+    return parameters.model_copy(update=drawn) if drawn else parameters

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Literal, TypeAlias
 
 from engine.errors import FieldError, ParametersInvalid
-from engine.graph import names
 from engine.graph.catalogue import Catalogue
-from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
-from engine.webui.default_size import default_side
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    EMBEDDINGS,
+    UPSCALE_MODELS,
+    VAES,
+    ModelsFolder,
+    pickled_refused,
+)
+from engine.webui.default_size import default_side, family_of, is_xl
 from engine.webui.extra_networks import Lora, split_networks
-from engine.webui.model_names import listed_name
+from engine.webui.model_names import listed_lora, listed_name, named_embeddings, named_lora
 from engine.webui.parameters import DiffusionParameters
 from engine.webui.prompt import read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
+from engine.webui.sampler_names import (
+    ALIGN_YOUR_STEPS,
+    ALIGN_YOUR_STEPS_XL,
+    asked_scheduler,
+    resolve,
+)
 
 _MULTIPLE = 8
 
@@ -35,6 +49,26 @@ class Pass:
     height: int
     steps_before: int = 0
     denoise: float = 1.0
+    uncropped: tuple[int, int] | None = None
+    """Width and height before what does not fit is cut off."""
+    refiner: str | None = None
+    """The checkpoint that takes over near the end."""
+    refiner_loras: tuple[Lora, ...] = ()
+
+
+def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFolder) -> Pass:
+    """The last pass with the refiner of the request. Raises ParametersInvalid.
+
+    The LoRAs of the pass are for models of its own family alone.
+    """
+    if not parameters.refiner_checkpoint:
+        return pass_
+    known = models.names(CHECKPOINTS)
+    refiner = _listed("refiner_checkpoint", parameters.refiner_checkpoint, known)
+    if refiner == pass_.checkpoint:
+        return pass_
+    is_alike = family_of(models, refiner) == family_of(models, pass_.checkpoint)
+    return replace(pass_, refiner=refiner, refiner_loras=pass_.loras if is_alike else ())
 
 
 UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
@@ -60,6 +94,14 @@ UPSCALERS = {
     "Nearest": Upscaler("pixels", "nearest-exact"),
 }
 """The upscalers by their names in the WebUI."""
+_UPSCALE_MODELS = {
+    "r-esrgan 4x+": "RealESRGAN_x4plus",
+    "r-esrgan 4x+ anime6b": "RealESRGAN_x4plus_anime_6B",
+    "r-esrgan 2x+": "RealESRGAN_x2plus",
+    "r-esrgan general 4xv3": "realesr-general-x4v3",
+    "r-esrgan animevideo": "realesr-animevideov3",
+}
+"""The files of upscale models by their names in the WebUI."""
 _BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
 
 
@@ -67,9 +109,11 @@ def first_pass(
     parameters: DiffusionParameters, catalogue: Catalogue, default_checkpoint: str | None
 ) -> Pass:
     """The first pass of a request. Raises ParametersInvalid."""
-    sampler, scheduler = names.resolve(parameters.sampler_name, parameters.scheduler)
-    prompt, loras = _split(parameters.prompt, "prompt", catalogue)
+    prompt, loras = _split(parameters, "prompt", catalogue)
     checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
+    sampler, scheduler = resolve(
+        parameters.sampler_name, parameters.scheduler, parameters.compatibility
+    )
     side = default_side(catalogue.models, checkpoint)
     vae = parameters.override_settings.sd_vae
     pass_ = Pass(
@@ -79,28 +123,27 @@ def first_pass(
         prompt=prompt,
         negative_prompt=parameters.negative_prompt,
         sampler=sampler,
-        scheduler=scheduler,
+        scheduler=_fitted(scheduler, catalogue.models, checkpoint),
         steps=parameters.steps,
         width=_whole_cells(parameters.width or side),
         height=_whole_cells(parameters.height or side),
     )
     _check_prompts(pass_, "prompt", "negative_prompt")
+    if parameters.compatibility == "webui":
+        _require_readable_embeddings(pass_, "prompt", "negative_prompt", catalogue.models)
     return pass_
 
 
 def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalogue) -> Pass:
     """The pass of the hires fix. Open settings are those of `first`. Raises ParametersInvalid."""
-    sampler, scheduler = names.resolve(
-        parameters.hr_sampler_name or parameters.sampler_name,
-        parameters.hr_scheduler or parameters.scheduler,
-    )
     prompt, loras = first.prompt, first.loras
     if parameters.hr_prompt:
-        prompt, loras = _split(parameters.hr_prompt, "hr_prompt", catalogue)
+        prompt, loras = _split(parameters, "hr_prompt", catalogue)
     checkpoint = first.checkpoint
     if asked := parameters.hr_checkpoint_name:
         known = catalogue.models.names(CHECKPOINTS)
         checkpoint = _listed("hr_checkpoint_name", asked, known)
+    sampler, scheduler = _hires_sampler(parameters)
     width, height = _target_size(parameters, first)
     pass_ = Pass(
         checkpoint=checkpoint,
@@ -109,15 +152,38 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
         prompt=prompt,
         negative_prompt=parameters.hr_negative_prompt or first.negative_prompt,
         sampler=sampler,
-        scheduler=scheduler,
+        scheduler=_fitted(scheduler, catalogue.models, checkpoint),
         steps=parameters.hr_second_pass_steps or parameters.steps,
         width=width,
         height=height,
         steps_before=first.steps,
         denoise=parameters.denoising_strength,
+        uncropped=_covering_size(parameters, first),
     )
     _check_prompts(pass_, "hr_prompt", "hr_negative_prompt")
+    if parameters.compatibility == "webui":
+        _require_readable_embeddings(pass_, "hr_prompt", "hr_negative_prompt", catalogue.models)
     return pass_
+
+
+def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
+    """The sampler and the scheduler of the second pass, which inherits what is left open."""
+    sampler, scheduler = parameters.sampler_name, parameters.scheduler
+    if parameters.compatibility == "webui":
+        scheduler = asked_scheduler(sampler, scheduler)
+    return resolve(
+        parameters.hr_sampler_name or sampler,
+        parameters.hr_scheduler or scheduler,
+        parameters.compatibility,
+        from_noise=False,
+    )
+
+
+def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
+    """The scheduler of that name for the family of the checkpoint."""
+    if scheduler == ALIGN_YOUR_STEPS and is_xl(models, checkpoint):
+        return ALIGN_YOUR_STEPS_XL
+    return scheduler
 
 
 def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:
@@ -130,6 +196,18 @@ def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int
     return _whole_cells(wide), _whole_cells(high)
 
 
+def _covering_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int] | None:
+    """The size in the first pass's proportions that covers the target; None: nothing is cut off."""
+    wide, high = parameters.hr_resize_x, parameters.hr_resize_y
+    if not (wide and high) or parameters.compatibility == "comfyui":
+        return None
+    if first.width * high < wide * first.height:
+        high = wide * first.height // first.width
+    else:
+        wide = high * first.width // first.height
+    return _whole_cells(wide), _whole_cells(high)
+
+
 def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
     """The upscaler with the name that a request gives. Raises ParametersInvalid."""
     asked = parameters.hr_upscaler or "Latent"
@@ -137,7 +215,7 @@ def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscal
         return known
     models = catalogue.models.names(UPSCALE_MODELS)
     try:
-        return Upscaler("model", listed_name(asked, models))
+        return Upscaler("model", listed_name(_UPSCALE_MODELS.get(asked.casefold(), asked), models))
     except ValueError:
         message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
         raise _field_invalid("value_not_in_list", message, "hr_upscaler") from None
@@ -161,9 +239,13 @@ def _listed(field: str, asked: str, known: tuple[str, ...]) -> str:
         raise _field_invalid("value_not_in_list", str(error), field) from None
 
 
-def _split(prompt: str, field: str, catalogue: Catalogue) -> tuple[str, tuple[Lora, ...]]:
+def _split(
+    parameters: DiffusionParameters, field: str, catalogue: Catalogue
+) -> tuple[str, tuple[Lora, ...]]:
+    is_webui = parameters.compatibility == "webui"
+    find = partial(listed_lora if is_webui else named_lora, catalogue.models)
     try:
-        return split_networks(prompt, catalogue.models.names(LORAS))
+        return split_networks(getattr(parameters, field), find, skips_unknown=is_webui)
     except PromptInvalid as error:
         raise _field_invalid("invalid_prompt", str(error), field) from error
 
@@ -178,6 +260,19 @@ def _check_prompts(pass_: Pass, field: str, negative_field: str) -> None:
             read(text, **counted)
         except PromptInvalid as error:
             raise _field_invalid("invalid_prompt", str(error), name) from error
+
+
+def _require_readable_embeddings(
+    pass_: Pass, field: str, negative_field: str, models: ModelsFolder
+) -> None:
+    """Raise ParametersInvalid where a text names an embedding that is pickled, and nothing else."""
+    known = {PurePosixPath(name).stem for name in models.names(EMBEDDINGS)}
+    pickled = {
+        name: path for name, path in models.pickled(EMBEDDINGS).items() if path.stem not in known
+    }
+    for where, text in ((field, pass_.prompt), (negative_field, pass_.negative_prompt)):
+        for path in named_embeddings([text], pickled).values():
+            raise _field_invalid("value_error", str(pickled_refused(path)), where)
 
 
 def _field_invalid(type: str, message: str, field: str) -> ParametersInvalid:

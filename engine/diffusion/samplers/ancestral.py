@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from engine.diffusion.samplers.noise import NoiseSampler
 from engine.diffusion.samplers.runge_kutta import Sampling
 
+_MOST_CHURN = math.sqrt(2) - 1
 
-def ancestral_step(sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """The noise before each step of a sampler that uses no past one: S_churn, S_tmin, S_tmax."""
+
+    amount: float = 0.0
+    sigma_min: float = 0.0
+    sigma_max: float = math.inf
+
+
+NO_CHURN = Churn()
+
+
+def churned(
+    sampler: Callable[[Tensor, Tensor], Sampling],
+    x: Tensor,
+    sigmas: Tensor,
+    noise_sampler: NoiseSampler,
+    *,
+    churn: Churn,
+) -> Sampling:
+    """The steps of `sampler`, each from a higher sigma: Karras et al. 2022 (arXiv:2206.00364),
+    algorithm 2.
+    """
+    gamma = min(churn.amount / (len(sigmas) - 1), _MOST_CHURN)
+    for sigma, sigma_next in pairwise(sigmas):
+        noise = noise_sampler(sigma, sigma)
+        start = sigma
+        if churn.sigma_min <= sigma <= churn.sigma_max:
+            start = sigma * (1 + gamma)
+            x = x + noise * (start**2 - sigma**2).sqrt()
+        x = yield from sampler(x, torch.stack([start, sigma_next]))
+    return x
+
+
+def ancestral_step(sigma: Tensor, sigma_next: Tensor, eta: float = 1.0) -> tuple[Tensor, Tensor]:
     """sigma_down, to which a step denoises, and sigma_up, whose noise then leads to `sigma_next`.
 
-    The posterior of Ho et al. 2020 (arXiv:2006.11239), equation 7, in variance-exploding form.
+    The posterior of Ho et al. 2020 (arXiv:2006.11239), equation 7, in variance-exploding form;
+    `eta` is the share of its noise that is added.
     """
-    sigma_up = (sigma_next**2 * (sigma**2 - sigma_next**2) / sigma**2).sqrt().minimum(sigma_next)
+    sigma_up = (sigma_next**2 * (sigma**2 - sigma_next**2) / sigma**2).sqrt()
+    sigma_up = (eta * sigma_up).minimum(sigma_next)
     return (sigma_next**2 - sigma_up**2).sqrt(), sigma_up
 
 
-def euler_ancestral(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def euler_ancestral(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """Ancestral sampling: Song et al. 2021 (arXiv:2011.13456), appendix F, in Euler steps."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
-        sigma_down, sigma_up = ancestral_step(sigma, sigma_next)
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_next, eta)
         x = x + (x - x0) / sigma * (sigma_down - sigma)
         if sigma_next > 0:
             x = x + noise_sampler(sigma, sigma_next) * sigma_up
@@ -41,12 +85,14 @@ def euler_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSample
     return x
 
 
-def dpm_2_ancestral(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def dpm_2_ancestral(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """`dpm_2` (arXiv:2206.00927) with ancestral steps."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         d = (x - x0) / sigma
-        sigma_down, sigma_up = ancestral_step(sigma, sigma_next)
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_next, eta)
         if sigma_down > 0:
             sigma_mid = sigma.log().lerp(sigma_down.log(), 0.5).exp()
             x_mid = x + d * (sigma_mid - sigma)
@@ -58,9 +104,11 @@ def dpm_2_ancestral(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> S
     return x
 
 
-def dpmpp_2s_ancestral(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def dpmpp_2s_ancestral(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """DPM-Solver++(2S): Lu et al. 2022 (arXiv:2211.01095), algorithm 1, r = 1/2, ancestral."""
-    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise_sampler, cfg_pp=False))
+    return (yield from _dpmpp_2s_ancestral(x, sigmas, noise_sampler, eta=eta))
 
 
 def dpmpp_2s_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
@@ -69,12 +117,17 @@ def dpmpp_2s_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSam
 
 
 def _dpmpp_2s_ancestral(
-    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, cfg_pp: bool
+    x: Tensor,
+    sigmas: Tensor,
+    noise_sampler: NoiseSampler,
+    *,
+    eta: float = 1.0,
+    cfg_pp: bool = False,
 ) -> Sampling:
     for sigma, sigma_next in pairwise(sigmas):
         denoised = yield x, sigma
         x0, x0_uncond = denoised if cfg_pp else (denoised, denoised)
-        sigma_down, sigma_up = ancestral_step(sigma, sigma_next)
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_next, eta)
         if sigma_down > 0:
             h = sigma.log() - sigma_down.log()
             sigma_mid = (sigma.log() - h / 2).exp()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from engine.diffusion.samplers.ancestral import ancestral_step
+from engine.diffusion.samplers.noise import NoiseSampler
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.graph.names import ADAPTIVE_STEPS
 
@@ -22,6 +25,8 @@ _ATOL = 0.0078
 _ACCEPT_SAFETY = 0.81
 _T_ERROR = 1e-5
 _TINY = 1e-8
+_ORDER, _NOISY_ORDER = 3, 1.5
+"""By which the error of a step shrinks, and that of a step with noise."""
 _THIRD, _TWO_THIRDS = 1 / 3, 2 / 3
 """They are factors, and nothing is divided by 3: the error of a step is the small difference of two
 estimates, so another order of operations than k-diffusion's would change the size of the next."""
@@ -31,24 +36,14 @@ _Eps: TypeAlias = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
 
 def dpm_fast(x: Tensor, sigmas: Tensor) -> Sampling:
     """DPM-Solver-fast: as many calls as steps, most of them in steps of order 3."""
-    t_start, t_end = _ends(sigmas)
-    calls = len(sigmas) - 1
-    orders = _orders(calls)
-    for (t, t_next), order in zip(
-        pairwise(torch.linspace(t_start, t_end, len(orders) + 1)), orders, strict=True
-    ):
-        h = t_next - t
-        eps = yield from _eps(x, t)
-        if order == 1:
-            x = x - (-t_next).exp() * h.expm1() * eps
-        elif order == 2:
-            eps_1 = yield from _eps_1(x, t, h / 2, eps)
-            x = _second_order(x, t_next, h, eps=eps, eps_1=eps_1, r=0.5)
-        else:
-            eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
-            eps_2 = yield from _eps_2(x, t, h, eps=eps, eps_1=eps_1)
-            x = _third_order(x, t_next, h, eps=eps, eps_2=eps_2)
-    return x
+    return (yield from _fast(x, sigmas, _NO_NOISE))
+
+
+def dpm_fast_ancestral(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
+    """`dpm_fast` with ancestral steps."""
+    return (yield from _fast(x, sigmas, _StepNoise(noise_sampler, eta)))
 
 
 def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
@@ -57,10 +52,70 @@ def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
     Raises ValueError where an output of the model is not a number, and where the end is not
     reached in as many steps as the schedule has, or in `ADAPTIVE_STEPS` where it has fewer.
     """
+    return (yield from _adaptive(x, sigmas, _NO_NOISE))
+
+
+def dpm_adaptive_ancestral(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
+    """`dpm_adaptive` with ancestral steps, whose error shrinks more slowly."""
+    return (yield from _adaptive(x, sigmas, _StepNoise(noise_sampler, eta)))
+
+
+@dataclass(frozen=True, slots=True)
+class _StepNoise:
+    """The noise at the end of each step; none with an `eta` of 0."""
+
+    sampler: NoiseSampler | None
+    eta: float
+
+    def denoised_to(self, t: Tensor, t_next: Tensor, t_end: Tensor) -> Tensor:
+        """How far a step denoises that its noise then leads back to `t_next`."""
+        if not self.eta:
+            return t_next
+        down, _ = ancestral_step((-t).exp(), (-t_next).exp(), self.eta)
+        return torch.minimum(t_end, -down.log())
+
+    def added(self, x: Tensor, t: Tensor, t_down: Tensor, t_next: Tensor) -> Tensor:
+        if not self.eta or self.sampler is None:
+            return x
+        sigma, sigma_next = (-t).exp(), (-t_next).exp()
+        std = (sigma_next**2 - (-t_down).exp() ** 2).clamp(min=0).sqrt()
+        return x + std * self.sampler(sigma, sigma_next)
+
+
+_NO_NOISE = _StepNoise(None, 0.0)
+
+
+def _fast(x: Tensor, sigmas: Tensor, noise: _StepNoise) -> Sampling:
+    t_start, t_end = _ends(sigmas)
+    calls = len(sigmas) - 1
+    orders = _orders(calls)
+    for (t, t_next), order in zip(
+        pairwise(torch.linspace(t_start, t_end, len(orders) + 1)), orders, strict=True
+    ):
+        t_down = noise.denoised_to(t, t_next, torch.tensor(t_end))
+        h = t_down - t
+        eps = yield from _eps(x, t)
+        if order == 1:
+            x = x - (-t_down).exp() * h.expm1() * eps
+        elif order == 2:
+            eps_1 = yield from _eps_1(x, t, h / 2, eps)
+            x = _second_order(x, t_down, h, eps=eps, eps_1=eps_1, r=0.5)
+        else:
+            eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
+            eps_2 = yield from _eps_2(x, t, h, eps=eps, eps_1=eps_1)
+            x = _third_order(x, t_down, h, eps=eps, eps_2=eps_2)
+        x = noise.added(x, t, t_down, t_next)
+    return x
+
+
+def _adaptive(x: Tensor, sigmas: Tensor, noise: _StepNoise) -> Sampling:
     t, t_end = (torch.tensor(end) for end in _ends(sigmas))
     h_next = _H_INIT
     x_previous = x
     steps, most = 0, max(len(sigmas) - 1, ADAPTIVE_STEPS)
+    order = _NOISY_ORDER if noise.eta else _ORDER
     while t < t_end - _T_ERROR:
         if (steps := steps + 1) > most:
             raise ValueError(
@@ -68,21 +123,29 @@ def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
                 "cfg, or another sampler"
             )
         t_next = torch.minimum(t_end, t + h_next)
-        h = t_next - t
+        t_down = noise.denoised_to(t, t_next, t_end)
+        h = t_down - t
         eps = yield from _eps(x, t)
         eps_1 = yield from _eps_1(x, t, _THIRD * h, eps)
-        x_low = _second_order(x, t_next, h, eps=eps, eps_1=eps_1, r=_THIRD)
+        x_low = _second_order(x, t_down, h, eps=eps, eps_1=eps_1, r=_THIRD)
         eps_2 = yield from _eps_2(x, t, h, eps=eps, eps_1=eps_1)
-        x_high = _third_order(x, t_next, h, eps=eps, eps_2=eps_2)
-        tolerance = (_RTOL * torch.maximum(x_low.abs(), x_previous.abs())).clamp(min=_ATOL)
-        error = float(((x_low - x_high) / tolerance).square().mean().sqrt())
-        if not math.isfinite(error):
-            raise ValueError("the model's output is not a number")
-        factor = 1 + math.atan((error + _TINY) ** (-1 / 3) - 1)
+        x_high = _third_order(x, t_down, h, eps=eps, eps_2=eps_2)
+        error = _error(x_low, x_high, x_previous)
+        factor = 1 + math.atan((error + _TINY) ** (-1 / order) - 1)
         if factor >= _ACCEPT_SAFETY:
-            x, t, x_previous = x_high, t_next, x_low
+            x = noise.added(x_high, t, t_down, t_next)
+            t, x_previous = t_next, x_low
         h_next *= factor
     return x
+
+
+def _error(x_low: Tensor, x_high: Tensor, x_previous: Tensor) -> float:
+    """How far the two estimates of a step are apart, as a share of what is tolerated."""
+    tolerance = (_RTOL * torch.maximum(x_low.abs(), x_previous.abs())).clamp(min=_ATOL)
+    error = float(((x_low - x_high) / tolerance).square().mean().sqrt())
+    if not math.isfinite(error):
+        raise ValueError("the model's output is not a number")
+    return error
 
 
 def _ends(sigmas: Tensor) -> tuple[float, float]:

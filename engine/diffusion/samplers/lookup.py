@@ -1,18 +1,40 @@
-"""The functions of samplers and schedulers, which the rows of `engine.graph.names` name."""
+"""The functions of samplers and schedulers, which the rows of the tables name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
 
-from engine.diffusion.samplers.noise import brownian_noise, independent_noise
+from engine.diffusion.samplers.ancestral import NO_CHURN, Churn, churned
+from engine.diffusion.samplers.noise import (
+    NoiseSampler,
+    brownian_noise,
+    independent_noise,
+    scaled_noise,
+)
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
-from engine.graph import names
+from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """What may be chosen of a sampler."""
+
+    eta: float | None = None
+    """How much noise its steps add; None: as much as is usual. Without noise it has no effect."""
+    noise_factor: float = 1.0
+    """What that noise is multiplied with."""
+    churn: Churn = NO_CHURN
+    """Of samplers that use no past step; it has no effect on others."""
+
+
+DEFAULT = SamplerOptions()
 
 
 @cache
@@ -23,24 +45,36 @@ def function_at(place: str) -> Any:
 
 def schedule_of(name: str) -> Callable[[NoiseLevels, int], Tensor]:
     """The function of the scheduler of that name."""
-    schedule: Callable[[NoiseLevels, int], Tensor] = function_at(names.SCHEDULER_OF[name].function)
+    schedule: Callable[[NoiseLevels, int], Tensor] = function_at(SCHEDULER_OF[name].function)
     return schedule
 
 
 def sampling_of(
-    name: str, x: Tensor, sigmas: Tensor, *, seed: int, step_seed: int | None = None
+    name: str,
+    x: Tensor,
+    sigmas: Tensor,
+    *,
+    seed: int,
+    step_noise: NoiseSampler | None = None,
+    path: Tensor | None = None,
+    options: SamplerOptions = DEFAULT,
 ) -> Sampling:
     """The sampler of that name at its start.
 
-    Brownian paths are drawn from `seed`; independent noise from `step_seed` where it is given.
+    Brownian paths are drawn from `seed`, over the sigmas of `path`, or over `sigmas`; independent
+    noise is `step_noise`, or draws from `seed`.
     """
-    row = names.SAMPLER_OF[name]
+    row = SAMPLER_OF[name]
     sampler: Callable[..., Sampling] = function_at(row.function)
-    match row.noise:
-        case "none":
-            return sampler(x, sigmas)
-        case "independent":
-            noise_seed = seed if step_seed is None else step_seed
-            return sampler(x, sigmas, independent_noise(x, noise_seed))
-        case "brownian":
-            return sampler(x, sigmas, brownian_noise(x, sigmas, seed))
+    chosen = {} if row.eta is None or options.eta is None else {"eta": options.eta}
+    is_churned = row.churns and options.churn.amount > 0
+    if row.noise == "none" and not is_churned:
+        return sampler(x, sigmas)
+    if row.noise == "brownian":
+        noise = brownian_noise(x, sigmas if path is None else path, seed)
+    else:
+        noise = step_noise or independent_noise(x, seed)
+    noise = scaled_noise(noise, options.noise_factor)
+    if is_churned:
+        return churned(sampler, x, sigmas, noise, churn=options.churn)
+    return sampler(x, sigmas, noise, **chosen)

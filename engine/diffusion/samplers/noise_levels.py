@@ -6,9 +6,11 @@ sigma is the standard deviation of the noise on a clean latent of unit variance,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ _TIMESTEPS = 1000
 _BETA_START = 0.00085
 _BETA_END = 0.012
 _CONSISTENCY_TIMESTEPS = 50
+_LEAST_SIGMA = 1e-9
 _TERMINAL_ALPHA_CUMPROD = 4.8973451890853435e-08
 """The last alpha_cumprod of a zero terminal SNR, as in ComfyUI. At 0 sigma would be infinite."""
 
@@ -49,12 +52,12 @@ class NoiseLevels:
         return self.sigmas[-1]
 
     @property
-    def first_timestep(self) -> int:
+    def first_timestep(self) -> float:
         """The timestep of `sigma_min`."""
         return self.stride - 1
 
     @property
-    def last_timestep(self) -> int:
+    def last_timestep(self) -> float:
         """The timestep of `sigma_max`."""
         return len(self.sigmas) * self.stride - 1
 
@@ -71,9 +74,13 @@ class NoiseLevels:
         nearest = (sigmas.log()[:, None] - self.log_sigmas[None, :]).abs().argmin(dim=1)
         return nearest * self.stride + self.first_timestep
 
-    def timestep_near(self, sigma: float) -> int:
+    def timestep_near(self, sigma: float) -> float:
         """`timestep_of` one sigma, remembered: the jobs of a schedule share its sigmas."""
         return _timestep_near(self, sigma)
+
+    def fractional_timestep_of(self, sigma: float) -> float:
+        """The timestep between two of the model's, interpolated in log sigma; remembered."""
+        return _fractional_timestep(self, sigma)
 
     def percent_to_sigma(self, percent: float) -> float:
         """The sigma at a `percent` (0..1) of the timesteps, counted from the largest sigma.
@@ -90,6 +97,13 @@ class NoiseLevels:
 @lru_cache(maxsize=4096)
 def _timestep_near(levels: NoiseLevels, sigma: float) -> int:
     return int(levels.timestep_of(torch.tensor([sigma])))
+
+
+@lru_cache(maxsize=4096)
+def _fractional_timestep(levels: NoiseLevels, sigma: float) -> float:
+    log_sigmas = levels.log_sigmas.double().numpy()
+    index = np.interp(math.log(max(sigma, _LEAST_SIGMA)), log_sigmas, np.arange(len(log_sigmas)))
+    return float(index) * levels.stride + levels.first_timestep
 
 
 def scaled_linear_sigmas() -> Tensor:

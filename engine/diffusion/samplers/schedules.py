@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.diffusion.samplers.lookup import schedule_of
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.graph.limits import MAX_SCHEDULE_SIGMAS
+from engine.webui.sampler_names import SCHEDULER_OF
 
 _FULL_DENOISE = 0.9999
 _KARRAS_RHO = 7.0
@@ -74,8 +75,13 @@ def ddim_uniform(levels: NoiseLevels, steps: int) -> Tensor:
 
 def beta(levels: NoiseLevels, steps: int) -> Tensor:
     """Lee et al. 2024 (arXiv:2407.12173): timesteps at quantiles of Beta(0.6, 0.6)."""
+    return at_beta_quantiles(levels, steps, _BETA_SHAPE, _BETA_SHAPE)
+
+
+def at_beta_quantiles(levels: NoiseLevels, steps: int, first: float, second: float) -> Tensor:
+    """The model's sigmas at quantiles of a beta distribution, none of them twice."""
     quantiles = 1 - np.linspace(0, 1, steps, endpoint=False)
-    indices = stats.beta.ppf(quantiles, _BETA_SHAPE, _BETA_SHAPE) * (len(levels.sigmas) - 1)
+    indices = stats.beta.ppf(quantiles, first, second) * (len(levels.sigmas) - 1)
     return levels.sigmas[torch.from_numpy(np.rint(indices)).long().unique_consecutive()]
 
 
@@ -105,10 +111,10 @@ def sigmas_for(
     *,
     discards_penultimate_sigma: bool = False,
 ) -> Tensor:
-    """The schedule of that name, falling to 0: (steps + 1,), or a length that it sets itself.
+    """The schedule of that name, falling to its end: (steps + 1,), or a length that it sets itself.
 
     A `denoise` below 1 gives the end of a longer schedule, and 0 gives no sigmas at all.
-    `discards_penultimate_sigma` adds a step and leaves out the last sigma above 0, for samplers
+    `discards_penultimate_sigma` adds a step and leaves out the sigma before the end, for samplers
     that call the model between two sigmas.
 
     Raises ValueError where `denoise` is so small that the longer schedule has no bounds.
@@ -119,9 +125,9 @@ def sigmas_for(
     total = steps if is_full else int(steps / denoise)
     if total > MAX_SCHEDULE_SIGMAS:
         raise ValueError("denoise is too small for so many steps")
-    schedule = schedule_of(scheduler)
-    above_zero = (
-        schedule(levels, total + 1)[:-1] if discards_penultimate_sigma else schedule(levels, total)
-    )
-    sigmas = torch.cat([above_zero, torch.zeros(1)])
+    sigmas = schedule_of(scheduler)(levels, total + discards_penultimate_sigma)
+    if not SCHEDULER_OF[scheduler].has_end:
+        sigmas = torch.cat([sigmas, torch.zeros(1)])
+    if discards_penultimate_sigma:
+        sigmas = torch.cat([sigmas[:-2], sigmas[-1:]])
     return sigmas if is_full else sigmas[-(steps + 1) :]

@@ -14,7 +14,9 @@ from engine.diffusion.samplers.runge_kutta import Sampling
 _ER_POINTS = 200
 
 
-def dpmpp_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def dpmpp_sde(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """SDE-DPM-Solver++ in single steps, r = 1/2: Lu et al. 2022 (arXiv:2211.01095), section 5."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
@@ -22,55 +24,63 @@ def dpmpp_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Samplin
             return x0
         h = sigma.log() - sigma_next.log()
         sigma_mid = (sigma.log() - h / 2).exp()
-        sigma_down, sigma_up = ancestral_step(sigma, sigma_mid)
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_mid, eta)
         x_mid = sigma_down / sigma * x + (1 - sigma_down / sigma) * x0
         x_mid = x_mid + sigma_up * noise_sampler(sigma, sigma_mid)
         x0 = yield x_mid, sigma_mid
-        sigma_down, sigma_up = ancestral_step(sigma, sigma_next)
+        sigma_down, sigma_up = ancestral_step(sigma, sigma_next, eta)
         x = sigma_down / sigma * x + (1 - sigma_down / sigma) * x0
         x = x + sigma_up * noise_sampler(sigma, sigma_next)
     return x
 
 
-def dpmpp_2m_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def dpmpp_2m_sde(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """SDE-DPM-Solver++(2M), midpoint: Lu et al. 2022 (arXiv:2211.01095), section 5."""
-    return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, by_midpoint=True))
+    return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, eta=eta, by_midpoint=True))
 
 
-def dpmpp_2m_sde_heun(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def dpmpp_2m_sde_heun(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """SDE-DPM-Solver++(2M), Heun: as `dpmpp_2m_sde`, with the exact integral of the slope."""
-    return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, by_midpoint=False))
+    return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, eta=eta, by_midpoint=False))
 
 
 def _dpmpp_2m_sde(
-    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, by_midpoint: bool
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float, by_midpoint: bool
 ) -> Sampling:
     previous: Tensor | None = None
     h_previous: Tensor | None = None
+    rate = 1 + eta
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
             return x0
         h = sigma.log() - sigma_next.log()
-        x = sigma_next / sigma * (-h).exp() * x - (-2 * h).expm1() * x0
+        x = sigma_next / sigma * (-eta * h).exp() * x - (-rate * h).expm1() * x0
         if previous is not None and h_previous is not None:
-            weight = -(-2 * h).expm1() / 2 if by_midpoint else _phi_2(2 * h)
+            weight = -(-rate * h).expm1() / 2 if by_midpoint else _phi_2(rate * h)
             x = x + weight * h / h_previous * (x0 - previous)
-        x = x + sigma_next * _noise_std(h) * noise_sampler(sigma, sigma_next)
+        x = x + sigma_next * _noise_std(eta * h) * noise_sampler(sigma, sigma_next)
         previous, h_previous = x0, h
     return x
 
 
-def dpmpp_3m_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def dpmpp_3m_sde(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
+) -> Sampling:
     """SDE-DPM-Solver++(3M): Lu et al. 2022 (arXiv:2211.01095), with one more difference."""
     past: list[tuple[Tensor, Tensor]] = []
+    rate = 1 + eta
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
             return x0
         h = sigma.log() - sigma_next.log()
-        x = (-2 * h).exp() * x - (-2 * h).expm1() * x0
-        phi_2 = _phi_2(2 * h)
+        x = (-rate * h).exp() * x - (-rate * h).expm1() * x0
+        phi_2 = _phi_2(rate * h)
         if len(past) == 1:
             ((x0_1, h_1),) = past
             x = x + phi_2 * h / h_1 * (x0 - x0_1)
@@ -79,8 +89,8 @@ def dpmpp_3m_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Samp
             r_1, r_2 = h_1 / h, h_2 / h
             d_1, d_2 = (x0 - x0_1) / r_1, (x0_1 - x0_2) / r_2
             second = (d_1 - d_2) / (r_1 + r_2)
-            x = x + phi_2 * (d_1 + r_1 * second) - (phi_2 / (2 * h) - 0.5) * second
-        x = x + sigma_next * _noise_std(h) * noise_sampler(sigma, sigma_next)
+            x = x + phi_2 * (d_1 + r_1 * second) - (phi_2 / (rate * h) - 0.5) * second
+        x = x + sigma_next * _noise_std(eta * h) * noise_sampler(sigma, sigma_next)
         past = [(x0, h), *past][:2]
     return x
 

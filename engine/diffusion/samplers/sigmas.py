@@ -5,15 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.diffusion.samplers.noise_levels import NoiseLevels
-from engine.diffusion.samplers.schedules import exponential_between, karras_between
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
+from engine.diffusion.samplers.schedules import (
+    at_beta_quantiles,
+    exponential_between,
+    karras_between,
+)
 
 _TURBO_STEPS = 10
 _TURBO_STRIDE = 100
 _FLIPPED_START = 1e-4
+_LEAST_TAIL = 1e-5
+_ALIGNED_TIMESTEPS = {
+    "SD1": (999, 850, 736, 645, 545, 455, 343, 233, 124, 24, 0),
+    "SDXL": (999, 845, 730, 587, 443, 310, 193, 116, 53, 13, 0),
+}
+_ALIGNED_SIGMAS = (700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034, 0.002)
+"""Those of Stable Video Diffusion, which has no timesteps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +88,39 @@ def variance_preserving(steps: int, beta_d: float, beta_min: float, eps_s: float
     time = torch.linspace(1, eps_s, steps)
     values = (beta_d * time**2 / 2 + beta_min * time).expm1().sqrt()
     return Sigmas.down_to_zero(values, steps)
+
+
+def beta_quantiles(levels: NoiseLevels, steps: int, alpha: float, beta: float) -> Sigmas:
+    """Sigmas of the model at quantiles of Beta(alpha, beta), both above 0."""
+    return Sigmas.down_to_zero(at_beta_quantiles(levels, steps, alpha, beta), steps)
+
+
+def laplace(steps: int, *, sigma_max: float, sigma_min: float, mu: float, beta: float) -> Sigmas:
+    """Hang et al. 2024 (arXiv:2407.03297): log sigma at quantiles of a Laplace distribution.
+
+    As in ComfyUI, the last sigma is `sigma_min`, and not 0.
+    """
+    places = torch.linspace(0, 1, steps)
+    tail = (1 - 2 * (0.5 - places).abs() + _LEAST_TAIL).log()
+    values = (mu - beta * (0.5 - places).sign() * tail).exp().clamp(sigma_min, sigma_max)
+    return replace(Sigmas.down_to_zero(values, steps), values=values)
+
+
+def aligned(family: str, steps: int, denoise: float) -> Sigmas:
+    """Sabour et al. 2024 (arXiv:2404.14507): the authors' ten steps for a family of models.
+
+    For any other number, log sigma is interpolated. A `denoise` below 1 takes as many of the last
+    steps as it is a part of all.
+    """
+    taken = round(steps * denoise)
+    if taken == 0:
+        return Sigmas(torch.empty(0), 0)
+    timesteps = _ALIGNED_TIMESTEPS.get(family)
+    aligned = STABLE_DIFFUSION.sigmas[list(timesteps)] if timesteps else _ALIGNED_SIGMAS
+    known = np.log(np.asarray(aligned, dtype=np.float64))
+    places = np.linspace(0, len(known) - 1, steps + 1)
+    values = torch.from_numpy(np.exp(np.interp(places, np.arange(len(known)), known))).float()
+    return Sigmas.down_to_zero(values[-(taken + 1) : -1], steps)
 
 
 def turbo(levels: NoiseLevels, steps: int, denoise: float) -> Sigmas:

@@ -72,6 +72,18 @@ class Clip:
     def tokenizer(self) -> CLIPTokenizer:
         return load_tokenizer()
 
+    @property
+    def has_pooled(self) -> bool:
+        """Whether its texts have a pooled vector, as those of SDXL."""
+        return any(each.spec.has_projection for each in self.encoders)
+
+    def takes(self, embedding: Embedding) -> bool:
+        """Whether an embedding has vectors for every text encoder."""
+        return all(
+            embedding.vectors_for(each.spec.embedding_key, each.width) is not None
+            for each in self.encoders
+        )
+
     def stopping_at(self, layer: int) -> Clip:
         return replace(self, layer=layer)
 

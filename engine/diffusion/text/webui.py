@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor
 from transformers import CLIPTokenizer
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.text import encoding as text
-from engine.diffusion.text.encoding import CHUNK, Chunk, Clip, Weighted, load_tokenizer, padded
-from engine.diffusion.text.text_encoders import EmbeddingToken
+from engine.diffusion.text.encoding import (
+    CHUNK,
+    ApplyWeights,
+    Chunk,
+    Clip,
+    Weighted,
+    load_tokenizer,
+    padded,
+    padded_to_length,
+)
+from engine.diffusion.text.text_encoders import Embedding, EmbeddingToken
 from engine.diffusion.text.textual_inversion import Embeddings
+from engine.webui.plain_text import plain_text
 from engine.webui.prompt import Part, Stretch
-from engine.webui.prompt_weights import Section
+from engine.webui.prompt_weights import Section, Segment
 
 Parts: TypeAlias = Sequence[Part]
-_NamesByToken: TypeAlias = dict[int, list[tuple[tuple[int, ...], str]]]
+_Spelled: TypeAlias = tuple[tuple[int, ...], str]
+"""The tokens that spell the name of an embedding, and the name."""
+_NamesByToken: TypeAlias = dict[int, list[_Spelled]]
 """The names of embeddings with the tokens that spell them, by the first of these tokens."""
 
 _COMMA = 267
@@ -35,34 +48,90 @@ So a sampler that calls the model between two sigmas gets the text of the upper 
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """Where the WebUI's encoding goes beyond its syntax; the defaults leave all of it out."""
+
+    pads_texts: bool = False
+    """Texts of one part have as many chunks as the longest, and parts as many tokens."""
+    zeroes_empty_negative: bool = False
+    """SDXL gets zeros for an empty negative prompt."""
+    makes_plain: bool = False
+    """See `plain_text`; and embeddings that do not fit every text encoder are words."""
+    emphasis: Emphasis = "Original"
+
+
+Emphasis: TypeAlias = Literal["Original", "No norm", "Ignore"]
+"""Whether weights keep the mean of a chunk, or change it, or have no effect."""
+_PLAIN = TextOptions()
+
+
 def encode(
-    clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
+    clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions = _PLAIN
 ) -> Work[tuple[Conditioning, Conditioning]]:
     """The conditioning of both prompts for a sampler that goes along `sigmas`."""
-    conditional = yield from _encode_parts(clip, positive, sigmas)
-    unconditional = yield from _encode_parts(clip, negative, sigmas)
+    conditional = yield from _encode_parts(clip, positive, sigmas, options)
+    unconditional = yield from _encode_parts(clip, negative, sigmas, options)
+    if options.zeroes_empty_negative and clip.has_pooled and _is_empty(negative):
+        unconditional = tuple(each.zeroed_out() for each in unconditional)
     return _composed(positive, conditional, unconditional), unconditional
 
 
-def _encode_parts(clip: Clip, parts: Parts, sigmas: Tensor) -> Work[Conditioning]:
+def _is_empty(parts: Parts) -> bool:
+    sections = [each.sections for part in parts for each in part.stretches]
+    return all(len(each) == 1 and not each[0] for each in sections)
+
+
+def _encode_parts(
+    clip: Clip, parts: Parts, sigmas: Tensor, options: TextOptions
+) -> Work[Conditioning]:
     found: list[Condition] = []
+    weigh = _WEIGHINGS[options.emphasis]
     for part in parts:
+        texts = dict.fromkeys(each.sections for each in part.stretches)
+        chunks = {each: _chunks(clip, each, options) for each in texts}
+        longest = max(map(len, chunks.values()))
         for stretch, sigma_range in sigma_ranges_of(part.stretches, sigmas):
-            chunks = chunks_of(stretch.sections, clip.tokenizer, clip.embeddings)
-            conditioning = yield from text.encode(clip, chunks, weigh_keeping_mean)
+            own = chunks[stretch.sections]
+            padded_chunks = padded_to_length(own, longest) if options.pads_texts else own
+            conditioning = yield from text.encode(clip, padded_chunks, weigh)
             found += (
                 replace(each, strength=part.weight, sigma_range=sigma_range)
                 for each in conditioning
             )
-    return tuple(found)
+    return tuple(map(_padded_to(found), found) if options.pads_texts else found)
+
+
+def _padded_to(conditions: Sequence[Condition]) -> Callable[[Condition], Condition]:
+    """A function that repeats the last vector of a text up to the longest of `conditions`."""
+    longest = max(each.tokens.shape[1] for each in conditions)
+
+    def pad(condition: Condition) -> Condition:
+        tokens = condition.tokens
+        missing = longest - tokens.shape[1]
+        last = tokens[:, -1:].expand(-1, missing, -1)
+        return replace(condition, tokens=torch.cat([tokens, last], dim=1)) if missing else condition
+
+    return pad
+
+
+def _chunks(clip: Clip, sections: Sequence[Section], options: TextOptions) -> list[Chunk]:
+    if not options.makes_plain:
+        return chunks_of(sections, clip.tokenizer, clip.embeddings)
+    plain = [[(plain_text(words), weight) for words, weight in each] for each in sections]
+    return chunks_of(plain, clip.tokenizer, clip.embeddings, fits=clip.takes)
 
 
 def chunks_of(
-    sections: Sequence[Section], tokenizer: CLIPTokenizer, embeddings: Embeddings | None = None
+    sections: Sequence[Sequence[Segment]],
+    tokenizer: CLIPTokenizer,
+    embeddings: Embeddings | None = None,
+    fits: Callable[[Embedding], bool] = lambda _: True,
 ) -> list[Chunk]:
     """The tokens with their weights in chunks, at least one; each section begins a new chunk.
 
-    A word that is the name of an embedding stands for it. Without `embeddings` no word does.
+    A word that is the name of an embedding stands for it. Without `embeddings` no word does, and
+    one that does not fit leaves its name a word.
     """
     known = None if embeddings is None else embeddings.listed()
     names = {} if known is None else _names_by_token(known.names)
@@ -72,8 +141,14 @@ def chunks_of(
         for word, weight in _words(section, tokenizer, names):
             if isinstance(word, int):
                 builder.add(word, weight)
-            elif known is not None and (found := known.find(word)) is not None:
+                continue
+            spelling, name = word
+            found = None if known is None else known.find(name)
+            if found is not None and fits(found):
                 builder.add_embedding(found.tokens, weight)
+            elif found is not None:
+                for token in spelling:
+                    builder.add(token, weight)
         chunks += builder.chunks
     if len(chunks) > 1 and not chunks[-1]:
         del chunks[-1]
@@ -81,8 +156,8 @@ def chunks_of(
 
 
 def _words(
-    section: Section, tokenizer: CLIPTokenizer, names: _NamesByToken
-) -> Iterator[tuple[int | str, float]]:
+    section: Sequence[Segment], tokenizer: CLIPTokenizer, names: _NamesByToken
+) -> Iterator[tuple[int | _Spelled, float]]:
     """Tokens and names of embeddings, with their weights."""
     encoded = tokenizer.backend_tokenizer.encode_batch(
         [words for words, _ in section], add_special_tokens=False
@@ -92,13 +167,13 @@ def _words(
             yield word, weight
 
 
-def _with_names(tokens: Sequence[int], names: _NamesByToken) -> Iterator[int | str]:
+def _with_names(tokens: Sequence[int], names: _NamesByToken) -> Iterator[int | _Spelled]:
     """The tokens, in which the longest names of embeddings replace the tokens that spell them."""
     at = 0
     while at < len(tokens):
         for spelling, name in names.get(tokens[at], ()):
             if tuple(tokens[at : at + len(spelling)]) == spelling:
-                yield name
+                yield spelling, name
                 at += len(spelling)
                 break
         else:
@@ -158,6 +233,13 @@ def weigh_keeping_mean(chunk: Tensor, weights: Tensor, _empty: Tensor) -> Tensor
     """Scale each token by its weight, then the whole chunk to the mean that it had before."""
     weighted = chunk * weights
     return weighted * (chunk.mean() / weighted.mean())
+
+
+_WEIGHINGS: dict[Emphasis, ApplyWeights] = {
+    "Original": weigh_keeping_mean,
+    "No norm": lambda chunk, weights, _empty: chunk * weights,
+    "Ignore": lambda chunk, _weights, _empty: chunk,
+}
 
 
 def sigma_ranges_of(

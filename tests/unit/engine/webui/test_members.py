@@ -67,17 +67,53 @@ def test_what_the_webuis_clients_send_by_default_changes_nothing(models: Catalog
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("styles", ["anime"]),
         ("subseed_strength", 0.5),
         ("restore_faces", True),
         ("tiling", True),
         ("s_noise", 1.1),
-        ("override_settings_restore_afterwards", False),
+        ("s_churn", 1),
+        ("s_min_uncond", 1),
         ("refiner_checkpoint", "x"),
         ("script_name", "x/y plot"),
-        ("alwayson_scripts", {"controlnet": {}}),
+        ("alwayson_scripts", {"controlnet": {"args": [{"enabled": True, "model": "x"}]}}),
+        ("alwayson_scripts", {"controlnet": {"args": [{"model": "x"}]}}),
         ("nonsense", None),
     ],
 )
 def test_a_wish_that_is_not_supported_is_named(models: Catalogue, name: str, value: Any) -> None:
     assert "supported" in field_errors(models, **{name: value})[name]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"override_settings_restore_afterwards": False},
+        {"subseed": 12345, "subseed_strength": 0},
+        {"refiner_checkpoint": "None", "refiner_switch_at": 0.8},
+        {"scheduler": "", "sampler_name": ""},
+        {"sampler_index": ""},
+        {"alwayson_scripts": {"controlnet": {"args": []}, "refiner": {}}},
+        {"alwayson_scripts": {"ControlNet": {"args": [{"enabled": False, "model": "None"}, None]}}},
+        {"alwayson_scripts": {"ADetailer": {"args": [False, {"ad_model": "face.pt"}]}}},
+        {"override_settings": {f"save_{place}": True for place in range(50)}},
+        {"force_task_id": "task(abc)"},
+        {"eta": 0},
+        {"override_settings": {"randn_source": "CPU", "samples_format": "png"}},
+        {"override_settings": {"save_images_add_number": True, "samples_save": False}},
+        {"override_settings": {"live_previews_enable": False, "emphasis": "Original"}},
+    ],
+    ids=str,
+)
+def test_what_says_the_same_as_nothing_is_taken(models: Catalogue, sent: dict[str, Any]) -> None:
+    for compatibility in ("webui", "comfyui"):
+        body = {"compatibility": compatibility, "steps": 20}
+        assert compiled(models, **body, **sent).prompt == compiled(models, **body).prompt
+
+
+@pytest.mark.parametrize(
+    "setting", [{"randn_source": "GPU"}, {"samples_format": "jpg"}, {"tiling": True}], ids=str
+)
+def test_a_setting_that_says_otherwise_is_named(models: Catalogue, setting: dict[str, Any]) -> None:
+    ((name, _),) = setting.items()
+    errors = field_errors(models, override_settings=setting)
+    assert "supported" in errors.get(f"override_settings.{name}", errors.get(name, ""))

@@ -153,3 +153,22 @@ def test_the_last_seed_is_followed_by_the_first(empty_catalogue: Catalogue) -> N
     found = compiled(empty_catalogue, batch_size=2, seed=2**64 - 1)
     assert found.seeds == (2**64 - 1, 0)
     validate(found.prompt, empty_catalogue, Limits())
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("stps", "; did you mean steps or styles?"),
+        ("sampler", "; did you mean sampler_name or sampler_index or hr_sampler_name?"),
+        (
+            "checkpoint",
+            "; did you mean refiner_checkpoint or hr_checkpoint_name or sd_model_checkpoint?",
+        ),
+        ("quux", ""),
+        ("steps" * 100_000, ""),
+    ],
+)
+def test_a_mistyped_member_is_told_the_nearest_one(name: str, near: str) -> None:
+    with pytest.raises(ParametersInvalid) as caught:
+        parse_parameters({"prompt": "a", name: 3})
+    assert caught.value.fields[0].message == f"is not supported{near}"

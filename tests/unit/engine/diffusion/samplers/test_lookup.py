@@ -12,17 +12,19 @@ import pytest
 from torch import Tensor
 
 from engine.diffusion import samplers
+from engine.diffusion.samplers.ancestral import churned
 from engine.diffusion.samplers.lookup import function_at, sampling_of
 from engine.diffusion.samplers.noise import NoiseSampler
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.diffusion.samplers.sa_solver import stochastic_adams
 from engine.graph import names
+from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
 
 SAMPLER = {"x": Tensor, "sigmas": Tensor, "return": Sampling}
 NOISY_SAMPLER = SAMPLER | {"noise_sampler": NoiseSampler}
 SCHEDULE = {"levels": NoiseLevels, "steps": int, "return": Tensor}
-NO_SAMPLERS = {sampling_of, stochastic_adams}
+NO_SAMPLERS = {sampling_of, stochastic_adams, churned}
 """They return the generator of a sampler, but are not samplers themselves."""
 
 
@@ -36,13 +38,14 @@ def public_functions() -> Iterator[tuple[str, Any]]:
                 yield f"{module.name}:{name}", function
 
 
-@pytest.mark.parametrize("row", names.SAMPLERS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", SAMPLER_OF.values(), ids=lambda row: row.name)
 def test_a_row_names_a_sampler_that_takes_its_noise(row: names.Sampler) -> None:
     expected = SAMPLER if row.noise == "none" else NOISY_SAMPLER
+    expected = expected if row.eta is None else expected | {"eta": float}
     assert get_type_hints(function_at(row.function)) == expected
 
 
-@pytest.mark.parametrize("row", names.SCHEDULERS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", SCHEDULER_OF.values(), ids=lambda row: row.name)
 def test_a_row_names_a_schedule(row: names.Scheduler) -> None:
     assert get_type_hints(function_at(row.function)) == SCHEDULE
 
@@ -53,11 +56,13 @@ def test_each_sampler_has_one_row() -> None:
         for place, function in public_functions()
         if get_type_hints(function).get("return") == Sampling and function not in NO_SAMPLERS
     ]
-    assert sorted(row.function for row in names.SAMPLERS) == sorted(places)
+    assert sorted({row.function for row in SAMPLER_OF.values()}) == sorted(places)
+    own = [row.function for row in names.SAMPLERS]
+    assert len(set(own)) == len(own)
 
 
 def test_each_schedule_has_one_row() -> None:
     places = [
         place for place, function in public_functions() if get_type_hints(function) == SCHEDULE
     ]
-    assert sorted(row.function for row in names.SCHEDULERS) == sorted(places)
+    assert sorted(row.function for row in SCHEDULER_OF.values()) == sorted(places)

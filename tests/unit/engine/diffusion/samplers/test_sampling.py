@@ -131,10 +131,10 @@ def test_the_noise_of_steps_may_be_of_another_seed_unless_it_is_brownian() -> No
         needs_uncond = names.SAMPLER_OF[name].needs_uncond
         found = [
             sampled(
-                sampling_of(name, x, sigmas, seed=seed, step_seed=step_seed),
+                sampling_of(name, x, sigmas, seed=seed, step_noise=independent_noise(x, step_seed)),
                 needs_uncond=needs_uncond,
             )
-            for seed, step_seed in ((1, 2), (2, None), (1, None))
+            for seed, step_seed in ((1, 2), (2, 2), (1, 1))
         ]
         same_as = 1 if names.SAMPLER_OF[name].noise == "independent" else 2
         assert torch.equal(found[0], found[same_as]), name

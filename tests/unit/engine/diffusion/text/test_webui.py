@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +19,12 @@ from engine.diffusion.text.encoding import load_tokenizer
 from engine.diffusion.text.text_encoders import END, START
 from engine.diffusion.text.webui import chunks_of, sigma_ranges_of, weigh_keeping_mean
 from engine.webui.prompt import Stretch, read_negative_prompt
+from tests.support.engine.make_prompts import COUNT, OUT
 from tests.support.engine.workflows import Watched, node, text_to_image
 
 RunAll = Callable[..., list[Any]]
 TOKENIZER = load_tokenizer()
+PROMPTS = json.loads(OUT.read_text())
 
 
 def words(prompt: str) -> list[list[str]]:
@@ -55,6 +58,18 @@ def test_what_stands_behind_a_near_comma_moves_to_the_next_chunk() -> None:
     assert lengths("dog " * 54 + ", " + "cat " * 21) == [75, 1]
     assert lengths("dog " * 74 + ", " + "cat") == [75, 1]
     assert words("dog " * 75 + ", cat")[1] == [",", "cat"]
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_tokens_chunks_and_multipliers_are_those_of_the_reference(number: int) -> None:
+    prompt, tokens, multipliers = PROMPTS[number]
+    (part,) = read_negative_prompt(prompt, steps=1)
+    chunks = chunks_of(part.stretches[0].sections, TOKENIZER)
+    for chunk, own_tokens, own in zip(chunks, tokens, multipliers, strict=True):
+        found = chunk[1 : len(own_tokens) + 1]
+        assert [token for token, _ in found] == own_tokens
+        assert [weight for _, weight in found] == pytest.approx(own)
+        assert set(chunk[len(own_tokens) + 1 :]) == {(END, 1.0)}
 
 
 def test_weights_go_to_their_tokens() -> None:

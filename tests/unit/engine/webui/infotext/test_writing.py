@@ -6,7 +6,7 @@ from typing import Any
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.webui.compiler import compile_parameters
-from engine.webui.infotext import infotext
+from engine.webui.infotext.writing import infotext
 from engine.webui.parameters import parse_parameters
 from tests.support.engine.workflows import TINY
 
@@ -61,3 +61,13 @@ def test_what_was_asked_for_is_told(empty_catalogue: Catalogue) -> None:
     resized = text_of(empty_catalogue, enable_hr=True, hr_resize_x=768)
     assert "Hires resize: 768x0" in resized
     assert "Hires upscale:" not in resized
+
+
+def test_in_the_webuis_sense_it_tells_what_the_noise_depends_on(empty_catalogue: Catalogue) -> None:
+    settings = {"sgm_noise_multiplier": True, "enable_quantization": True, "emphasis": "No norm"}
+    body = {"compatibility": "webui", "sampler_name": "DPM++ 2M", "override_settings": settings}
+    text = text_of(empty_catalogue, **body)
+    assert "Sampler: DPM++ 2M, Schedule type: Karras," in text
+    assert (
+        "RNG: CPU, SGM noise multiplier: True, Discard timestep fractions: True, Emphasis: No norm"
+    ) in text
