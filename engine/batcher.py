@@ -11,12 +11,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from functools import partial
+from operator import index, itemgetter
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from engine.activity import ActivityKind, ActivityMonitor, OnActive, ignore_active
 from engine.batch_limits import BatchLimits
-from engine.errors import OutOfMemory
+from engine.errors import EngineError, OutOfMemory
 from engine.stages import Stage, StageClock
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class _Waiting:
 
     def may_join(self, other: _Waiting) -> bool:
         """Whether one call may serve both."""
-        if self.key != other.key:
+        if type(self.request) is not type(other.request) or self.key != other.key:
             return False
         return self.member is other.member or not (self.member.is_alone or other.member.is_alone)
 
@@ -160,9 +161,11 @@ class Batcher:
         self._queue = sorted(left, key=lambda each: each.member in served)
         answers: dict[Member, list[Answer]] = {}
         call_rows = sum(each.rows for each in group)
+        names = {each.member.stages.name for each in group} - {""}
         for waiting, result in zip(group, results, strict=True):
             stage = waiting.request.stage
-            waiting.member.stages.end(stage, rows=waiting.rows, call_rows=call_rows)
+            end = partial(waiting.member.stages.end, rows=waiting.rows, call_rows=call_rows)
+            end(stage, names=names)
             answers.setdefault(waiting.member, []).append((waiting.request, result))
         return answers
 
@@ -208,12 +211,12 @@ class Batcher:
         self.activity.begin(kind, [waiting.member.on_active for waiting in group])
         try:
             with self.limits.measured(key, rows):
-                return type(requests[0]).run_batch(requests)
-        except Exception as error:  # noqa: BLE001 - its run ends with it, see `_advance`
+                return _results(requests)
+        except BaseException as error:  # noqa: BLE001 - its run ends with it, see `_advance`
             if isinstance(error, OutOfMemory) and self.free_memory():
                 return []
             if len(group) == 1:
-                return [error]
+                return [_of_a_run(error)]
             if isinstance(error, OutOfMemory):
                 self.limits.halve(key, rows)
                 return []
@@ -223,9 +226,9 @@ class Batcher:
         request = waiting.request
         self.activity.begin(request.activity, [waiting.member.on_active])
         try:
-            (result,) = type(request).run_batch([request])
-        except Exception as error:  # noqa: BLE001 - its run ends with it
-            return error
+            (result,) = _results([request])
+        except BaseException as error:  # noqa: BLE001 - its run ends with it
+            return _of_a_run(error)
         return result
 
     def _advance(self, member: Member, answers: list[Answer] | None) -> None:
@@ -233,18 +236,45 @@ class Batcher:
         try:
             # Before its first yield, a generator accepts only None.
             fresh = member.execution.send(answers)  # type: ignore[arg-type]
+            waiting = [_waiting(member, request) for request in fresh]
         except StopIteration:
             member.on_end(None)
         except Exception as error:  # noqa: BLE001 - the run ends with it, the others go on
-            self._drop_requests(member)
+            self.leave(member)
             member.on_end(error)
         else:
-            for request in fresh:
-                member.stages.begin(request.stage)
-                self._queue.append(_Waiting(member, request, request.key, request.rows))
+            for each in waiting:
+                member.stages.begin(each.request.stage)
+            self._queue += waiting
 
     def _drop_requests(self, member: Member) -> None:
         self._queue = [each for each in self._queue if each.member is not member]
+
+
+def _waiting(member: Member, request: Request) -> _Waiting:
+    """The request in the queue. Raises EngineError for one that cannot be told from others."""
+    try:
+        key, rows = request.key, index(request.rows)
+        hash(key)
+    except BaseException as error:
+        raise EngineError(f"{type(request).__name__}: {type(error).__name__}: {error}") from error
+    return _Waiting(member, request, key, rows)
+
+
+def _results(requests: Sequence[Request]) -> Sequence[Any]:
+    """The results of a call. Raises EngineError if there is not one for each request."""
+    kind = type(requests[0])
+    results = kind.run_batch(requests)
+    if len(results) != len(requests):
+        raise EngineError(f"{kind.__name__}: {len(results)} results of {len(requests)} requests")
+    return results
+
+
+def _of_a_run(error: BaseException) -> Exception:
+    """The error as one that ends a run, and not the thread, as SystemExit would."""
+    if isinstance(error, Exception):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
 
 
 def _round_robin(candidates: Iterable[_Waiting]) -> list[_Waiting]:

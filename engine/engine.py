@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -24,12 +23,13 @@ from engine.errors import (
     ModelsUnavailable,
     OutOfMemory,
 )
-from engine.executor import execute
+from engine.executor import BODIES, execute
+from engine.graph.declarations import NodeType
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.machine_error import is_machine_error
-from engine.meter import Meter
+from engine.meter import TYPES, Meter
 from engine.options import DeviceOptions
 from engine.reports import EngineEvent
 from engine.run import Run
@@ -43,21 +43,15 @@ _STOP_TIMEOUT_S = 60.0
 _ADMIT_PERIOD_S = 1.0
 
 
-def load_torch() -> None:
-    """Import what an engine needs, which takes some seconds; no device is touched."""
-    for module in ("device", "context"):
-        importlib.import_module(f"engine.diffusion.{module}")
-
-
 class Engine:
     """Runs graphs on one device, all that are submitted at the same time.
 
     To make an engine is cheap; `start` imports torch. `max_rows` is the largest number of latents
-    in one UNet call; there are fewer when memory is short. `limits` apply during a run as well,
-    because the sizes of files and of other nodes' outputs are not known before. Runs wait for their
-    turn while they and those that run would need more than `job_memory_bytes` together. An
-    exclusive run keeps the others back for `exclusive_s` at most. A run reports no more than one
-    `Progress` in each `progress_period_s`, and its last step.
+    in one UNet call; there are fewer when memory is short. `limits` apply during a run as well, for
+    the sizes of files and outputs are not known before. Runs wait while they and those that run
+    would need more than `job_memory_bytes` together. An exclusive run keeps others back for
+    `exclusive_s` at most. A run reports one `Progress` in each `progress_period_s` at most, and its
+    last step. `more_nodes` are those of packages.
     """
 
     def __init__(
@@ -70,8 +64,11 @@ class Engine:
         exclusive_s: float = math.inf,
         progress_period_s: float = 0.0,
         limits: Limits | None = None,
+        more_nodes: Sequence[NodeType] = (),
     ) -> None:
         self._models = models
+        self._own_types = {each.class_type: each for each in more_nodes}
+        self._own_bodies = {each.class_type: each.body for each in more_nodes}
         self._options = options
         self._limits = limits or Limits()
         self._max_rows = max_rows
@@ -119,7 +116,9 @@ class Engine:
         on_active: OnActive = ignore_active,
         on_joined: Callable[[], None] = lambda: None,
         max_untaken: int = 0,
+        has_previews: bool = False,
         limits: Limits | None = None,
+        name: str = "",
     ) -> Run:
         """Start a run of a graph. Any thread may call this; it never waits for the device.
 
@@ -130,22 +129,19 @@ class Engine:
         `on_joined` is called, on the device thread, and again for each run that starts beside it.
         `input_files` has the bytes of each file that the graph reads. `on_active` is called on the
         device thread, too; see `OnActive`. While a run has `max_untaken` results that were not
-        taken by `Run.take_result`, no node of it starts; 0 is any number. `limits` hold for it in
-        the place of the engine's. Raises EngineError once the engine has stopped.
+        taken by `Run.take_result`, no node of it starts; 0 is any number. One that `has_previews`
+        reports now and then what its picture looks like. `limits` hold for it in the place of the
+        engine's. `name`: see `StageClock`. Raises EngineError once the engine has stopped.
         """
-        run = self._new_run(
-            graph,
-            limits or self._limits,
-            on_event,
-            first_index=first_index,
-            max_untaken=max_untaken,
-        )
+        new = partial(self._new_run, first_index=first_index, max_untaken=max_untaken)
+        run = new(graph, limits or self._limits, on_event, has_previews=has_previews)
+        run.stages.name = name
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
             self._open[run] = on_joined
             start = partial(self._join, run, input_files or {}, on_active, is_alone=is_alone)
-            self._inbox.put(lambda: self._enter(run, start, is_exclusive=is_exclusive))
+            self._inbox.put(partial(self._enter, run, start, is_exclusive=is_exclusive))
         return run
 
     @property
@@ -203,7 +199,7 @@ class Engine:
             command()
 
     def _close(self) -> None:
-        """Accept no more runs, and end the loop. After this, no `submit` can still add one."""
+        """Accept no more runs, and end the loop. After this no `submit` adds one."""
         with self._submit_lock:
             self._stopped.set()
         self._inbox.put(_wake)
@@ -230,9 +226,8 @@ class Engine:
         while not self._stopped.is_set() and (run := self._admission.admit()) is not None:
             for joined in self._admission.joined:
                 self._open[joined]()
-            start = self._waiting.pop(run)
             try:
-                start()
+                self._waiting.pop(run)()
             except Exception as error:  # noqa: BLE001 - the run ends with it
                 self._end(run, error)
 
@@ -240,24 +235,29 @@ class Engine:
         self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_alone: bool
     ) -> None:
         assert self._device is not None
-        context = self._device.context(run.limits, run.report_steps, input_files)
-        move = self._batcher.activity.move
+        context = self._device.context(
+            run.limits, run.report_steps, input_files, on_preview=self._on_preview(run)
+        )
         execution = execute(
             run.graph,
             context,
             on_output=run.report_images,
-            on_node=move,
+            on_node=self._batcher.activity.move,
+            on_turn=run.note_node,
             is_full=lambda: run.is_full,
-            meter=Meter(run.graph, run.limits),
+            bodies=BODIES | self._own_bodies,
+            meter=Meter(run.graph, run.limits, TYPES | self._own_types),
         )
-        member = Member(
-            execution, lambda error: self._end(run, error), is_alone, on_active, run.stages
-        )
+        member = Member(execution, partial(self._end, run), is_alone, on_active, run.stages)
         self._members[run] = member
         self._batcher.join(member)
 
+    def _on_preview(self, run: Run) -> Callable[[bytes], None] | None:
+        put = self._inbox.put
+        return (lambda it: put(partial(run.report_preview, it))) if run.has_previews else None
+
     def _take(self, run: Run) -> None:
-        self._inbox.put(lambda: self._note_taken(run))
+        self._inbox.put(partial(self._note_taken, run))
 
     def _note_taken(self, run: Run) -> None:
         run.untaken -= 1
@@ -278,8 +278,7 @@ class Engine:
         self._open.pop(run, None)
         self._members.pop(run, None)
         self._admission.leave(run)
-        if error is not None:
-            error = self._diagnosed(error)
+        error = error and self._diagnosed(error)
         if isinstance(error, DeviceFailed) and error.is_lost:
             self._close()  # or the other runs would fail, too
         try:

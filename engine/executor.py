@@ -41,13 +41,15 @@ def execute(
     *,
     on_output: OnOutput,
     on_node: Callable[[], None] = lambda: None,
+    on_turn: Callable[[Node], None] = lambda _node: None,
     is_full: Callable[[], bool] = lambda: False,
     bodies: Mapping[str, Body] = BODIES,
     meter: Meter | None = None,
 ) -> Execution:
     """Yield the new requests of the nodes and receive their answers. Closing it closes the nodes.
 
-    `on_node` is called when a node starts and when it ends. While it `is_full`, no node starts, and
+    `on_node` is called when a node starts and when it ends, `on_turn` with each that works, at its
+    start and with every answer. While it `is_full`, no node starts, and
     where none is left it waits for an empty list of answers. Raises NodeFailed, the EngineError
     that a node failed with, or TooLarge where a node goes beyond a limit of the `meter`.
     """
@@ -56,6 +58,7 @@ def execute(
         context,
         on_output=on_output,
         on_node=on_node,
+        on_turn=on_turn,
         is_full=is_full,
         bodies=bodies,
         meter=meter,
@@ -91,6 +94,7 @@ class _Nodes:
         *,
         on_output: OnOutput,
         on_node: Callable[[], None],
+        on_turn: Callable[[Node], None],
         is_full: Callable[[], bool],
         bodies: Mapping[str, Body],
         meter: Meter | None,
@@ -100,6 +104,7 @@ class _Nodes:
         self._context = context
         self._on_output = on_output
         self._on_node = on_node
+        self._on_turn = on_turn
         self._is_full = is_full
         self._bodies = bodies
         self._meter = meter
@@ -156,13 +161,21 @@ class _Nodes:
         return requests
 
     def close(self) -> None:
-        """Close the nodes that wait for the device."""
-        for _, work in self.in_flight.values():
-            work.close()
-        self.in_flight.clear()
+        """Close the nodes that wait for the device. Raises NodeFailed where one will not."""
+        failure: EngineError | None = None
+        while self.in_flight:
+            _, (node, work) = self.in_flight.popitem()
+            try:
+                work.close()
+            except BaseException as error:  # noqa: BLE001 - the others must be closed as well
+                failure = _failure(node, error)
+                failure.__cause__ = error
+        if failure is not None:
+            raise failure
 
     def _start(self, node: Node) -> list[Request]:
         self._on_node()
+        self._on_turn(node)
         if self._meter is not None:
             self._meter.start(node)
         links = {name: self._outputs[at.node_id][at.output] for name, at in node.links.items()}
@@ -177,22 +190,29 @@ class _Nodes:
         while True:
             try:
                 return self._bodies[node.class_type](self._context, **node.literals, **links)
-            except Exception as error:
+            except BaseException as error:
                 if not (is_out_of_memory(error) and self._context.free_memory()):
                     raise _failure(node, error) from error
 
     def _resume(self, request: Request, result: Any) -> list[Request]:
         node, work = self.in_flight.pop(request)
+        self._on_turn(node)
         return self._advance(node, work, result)
 
     def _advance(self, node: Node, work: Work[Any], result: Any) -> list[Request]:
+        request: Any
         try:
             request = work.throw(result) if isinstance(result, Exception) else work.send(result)
         except StopIteration as stop:
             self._end(node, stop.value)
             return []
-        except Exception as error:
+        except BaseException as error:
             raise _failure(node, error) from error
+        if not isinstance(request, Request):
+            work.close()
+            raise NodeFailed(
+                node.id, node.class_type, f"its body yielded {type(request).__name__}, no Request"
+            )
         self.in_flight[request] = (node, work)
         return [request]
 
@@ -238,7 +258,8 @@ class _Nodes:
                 self._ahead_bytes.pop(self._order[self._reached].id, None)
 
 
-def _failure(node: Node, error: Exception) -> EngineError:
+def _failure(node: Node, error: BaseException) -> EngineError:
+    """The error of a run that a body has ended, also by what would end a thread or a process."""
     if isinstance(error, EngineError):
         return error
     if is_out_of_memory(error):

@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.errors import TooLarge
+from engine.errors import NodeFailed, TooLarge
 from engine.graph.cost import (
+    SIZED_TYPES,
     ConditioningShape,
     ImageShape,
     LatentShape,
     MaskShape,
+    Scalar,
     Shape,
     SigmasShape,
     saturated,
 )
-from engine.graph.costing import Ledger
+from engine.graph.costing import Ledger, NodeTypes
+from engine.graph.declarations import Float, Input, Int, String
 from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
 from engine.nodes import NODE_TYPES
@@ -34,26 +37,62 @@ _CELL = 8
 class Meter:
     """The cost of the nodes of one run so far. Each method raises TooLarge beyond a limit."""
 
-    def __init__(self, graph: Graph, limits: Limits) -> None:
-        self._ledger = Ledger(graph, TYPES)
+    def __init__(self, graph: Graph, limits: Limits, types: NodeTypes = TYPES) -> None:
+        self._types = types
+        self._ledger = Ledger(graph, types)
         most = limits.max_live_bytes and limits.max_live_bytes + graph.overlap_bytes
         self._limits = replace(limits, max_live_bytes=most)
 
     def start(self, node: Node) -> None:
-        """Count a node before its body is called."""
+        """Count a node before its body is called. Raises NodeFailed for values out of range."""
+        self._require_ranges(node)
         self._ledger.start(node)
         self._require_limits()
 
     def end(self, node: Node, outputs: Sequence[Any]) -> None:
         """Count what a node has made."""
-        shapes = self._ledger.shapes_of(node)
-        found = [measured(value, shape) for value, shape in zip(outputs, shapes, strict=False)]
+        told = zip(self._types[node.class_type].outputs, self._ledger.shapes_of(node), strict=True)
+        found = [
+            measured(value, shape) if name in SIZED_TYPES else shape
+            for value, (name, shape) in zip(outputs, told, strict=False)
+        ]
         self._ledger.end(node, found)
         self._require_limits()
+
+    def _require_ranges(self, node: Node) -> None:
+        """As before a run, for the values that only the run tells."""
+        declared = self._types[node.class_type]
+        values = self._ledger.values(node)
+        try:
+            for name, value in values.items():
+                require_range(name, declared.all_inputs[name], value, self._limits)
+            if values and declared.check is not None:
+                declared.check({**node.literals, **values})
+        except ValueError as error:
+            raise NodeFailed(node.id, node.class_type, str(error)) from error
 
     def _require_limits(self) -> None:
         if excess := self._ledger.excess(self._limits):
             raise TooLarge(f"The job turned out to be too large: {excess.message}.")
+
+
+def require_range(name: str, declared: Input, value: Any, limits: Limits) -> None:
+    """Raise ValueError for a value that could not stand in the place of the input."""
+    least: float
+    most: float
+    match declared:
+        case Int():
+            least, most = limits.bounds(declared)
+        case Float():
+            least, most = declared.min, declared.max
+        case String() if len(value) > limits.max_text_chars:
+            raise ValueError(
+                f"{name} has {len(value)} characters, at most {limits.max_text_chars} are taken"
+            )
+        case _:
+            return
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}, and must be {least:g} to {most:g}")
 
 
 def measured(value: Any, shape: Shape) -> Shape:
@@ -76,6 +115,8 @@ def measured(value: Any, shape: Shape) -> Shape:
             return replace(shape, tokens=saturated(tokens), texts=len(value))
         case SigmasShape():
             return SigmasShape(max(0, len(value.values) - 1))
+        case Scalar():
+            return Scalar(value)
         case int():
             factor: int = value.scale
             return factor

@@ -38,4 +38,6 @@ class DeviceOptions:
     """The largest size of all encoded texts together."""
     step_seed_offset: int = 0
     """Added to the seed for the noise that samplers draw in their steps."""
+    preview_period_s: float = 1.0
+    """Of each run that is to have previews, one is made in that time at most."""
     unets: UnetOptions = UnetOptions()

@@ -55,10 +55,12 @@ class PatientReads:
         ttl_s: float,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        subject: str = "The models folder",
     ) -> None:
         """`ttl_s`: how long what was read is used again. `timeout_s`: how long a read may take
-        before what was read the last time is used.
+        before what was read the last time is used. `subject`: of the error text.
         """
+        self._subject = subject
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._clock = clock
@@ -112,13 +114,13 @@ class PatientReads:
             wait([done], wait_s)
         if not done.done():
             self._note_silence()
-            raise _unavailable(f"no answer in {self._timeout_s:g} s")
+            raise self._unavailable(f"no answer in {self._timeout_s:g} s")
         try:
             result: T = done.result()
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise _unavailable(error.strerror or str(error)) from error
+            raise self._unavailable(error.strerror or str(error)) from error
         return result
 
     def _begin(self, key: Hashable, function: Callable[[], Any]) -> Future[Any]:
@@ -163,9 +165,8 @@ class PatientReads:
         with self._lock:
             is_news, self._is_silent = not self._is_silent, True
         if is_news:
-            fields = {"action": "models_folder", "timeout_s": self._timeout_s}
+            fields = {"action": "models_folder", "of": self._subject, "timeout_s": self._timeout_s}
             logger.warning("models folder does not answer", extra=fields)
 
-
-def _unavailable(reason: str) -> ModelsUnavailable:
-    return ModelsUnavailable(f"The models folder cannot be read: {reason}. Try again.")
+    def _unavailable(self, reason: str) -> ModelsUnavailable:
+        return ModelsUnavailable(f"{self._subject} cannot be read: {reason}. Try again.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +18,15 @@ class Progress:
 
     done: int
     total: int
+    node_id: str = field(default="", compare=False)
+    """The node under way."""
+    class_type: str = field(default="", compare=False)
+    rows: int | None = field(default=None, compare=False)
+    """In the last denoising call, those of other runs included; None before the first."""
+    images: int = field(default=0, compare=False)
+    """How many results were reported."""
+    preview: bytes | None = field(default=None, compare=False, repr=False)
+    """What the picture looks like so far, as a JPEG; None where there is nothing new to see."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +58,10 @@ class Finished:
     """The seconds of each stage; see `StageClock`."""
     rows_per_call: float | None = field(default=None, compare=False)
     """Rows in a denoising call, those of other runs included; None where there was no call."""
+    steps: int = field(default=0, compare=False)
+    """Of its samplers."""
+    beside: tuple[str, ...] = field(default=(), compare=False)
+    """The names of runs that shared device calls with it; see `StageClock`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +79,24 @@ class SavedLatent:
 
 
 EngineEvent: TypeAlias = Progress | ImageReady | LatentReady | Finished | Errored
+
+
+@dataclass(slots=True)
+class PassedSigmas:
+    """Reports steps as a sampler passes the sigmas of its schedule."""
+
+    on_steps: Callable[[int], None]
+    steps: int
+    sigmas: int
+    _done: int = 0
+
+    def pass_sigmas(self, count: int) -> None:
+        self._report(count * self.steps // self.sigmas)
+
+    def end(self) -> None:
+        self._report(self.steps)
+
+    def _report(self, done: int) -> None:
+        if done > self._done:
+            self.on_steps(done - self._done)
+            self._done = done

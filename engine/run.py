@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from engine.errors import EngineError
-from engine.graph.graph import Graph
+from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
 from engine.reports import (
     EngineEvent,
@@ -18,7 +18,7 @@ from engine.reports import (
     Progress,
     SavedLatent,
 )
-from engine.stages import StageClock
+from engine.stages import MOST_BESIDE, StageClock
 
 OnEvent: TypeAlias = Callable[[EngineEvent], None]
 
@@ -36,12 +36,15 @@ class Run:
         on_take: Callable[[Run], None],
         first_index: Mapping[str, int] | None = None,
         max_untaken: int = 0,
+        has_previews: bool = False,
         progress_period_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.graph = graph
         self.limits = limits
         """Those that it is held to."""
+        self.has_previews = has_previews
+        """Whether it is to report what its pictures look like so far."""
         self.untaken = 0
         """How many results are reported and not taken. The device thread changes it."""
         self.stages = StageClock()
@@ -53,6 +56,9 @@ class Run:
         self._progress_period_s = progress_period_s
         self._now = now
         self._next_progress_at = now()
+        self._next_node_at = now() + progress_period_s
+        self._node: Node | None = None
+        """The one under way."""
         self._images = _ImageOrder(graph, first_index)
         self._steps_done = 0
         self._total_steps = graph.total_steps
@@ -80,8 +86,32 @@ class Run:
         self._steps_done += count
         now = self._now()
         if now >= self._next_progress_at or self._steps_done == self._total_steps:
-            self._next_progress_at = now + self._progress_period_s
-            self._report(Progress(self._steps_done, self._total_steps))
+            self._report_progress(now)
+
+    def note_node(self, node: Node) -> None:
+        """It is under way. Reported where nothing was for a while, unless every step is."""
+        self._node = node
+        if self._progress_period_s and (now := self._now()) >= self._next_node_at:
+            self._report_progress(now)
+
+    def report_preview(self, jpeg: bytes) -> None:
+        """Report what its picture looks like so far."""
+        self._report(self._progress(jpeg))
+
+    def _report_progress(self, now: float) -> None:
+        self._next_progress_at = self._next_node_at = now + self._progress_period_s
+        self._report(self._progress())
+
+    def _progress(self, preview: bytes | None = None) -> Progress:
+        return Progress(
+            self._steps_done,
+            self._total_steps,
+            node_id=self._node.id if self._node is not None else "",
+            class_type=self._node.class_type if self._node is not None else "",
+            rows=self.stages.last_rows,
+            images=self._images_reported,
+            preview=preview,
+        )
 
     def report_images(self, node_id: str, images: Sequence[Any]) -> None:
         """Report the images of an output node, each (height, width, 3) uint8, or its latents."""
@@ -104,7 +134,13 @@ class Run:
     def _finished(self) -> Finished:
         stage_s = {str(stage): round(s, 4) for stage, s in self.stages.seconds.items()}
         rows = self.stages.rows_per_call
-        return Finished(self._images_reported, stage_s, None if rows is None else round(rows, 2))
+        return Finished(
+            self._images_reported,
+            stage_s,
+            None if rows is None else round(rows, 2),
+            steps=self._steps_done,
+            beside=tuple(sorted(self.stages.beside - {self.stages.name}))[:MOST_BESIDE],
+        )
 
     def _report(self, event: EngineEvent) -> None:
         if not self._ended:

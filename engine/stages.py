@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from enum import StrEnum
+
+MOST_BESIDE = 64
+"""How many runs are noted of those that were in the same calls."""
 
 
 class Stage(StrEnum):
@@ -32,6 +35,12 @@ class StageClock:
         self._since: dict[Stage, float] = {}
         self._rows = 0
         self._calls = 0.0
+        self.last_rows: int | None = None
+        """Rows in the last denoising call, those of other runs included; None before the first."""
+        self.name = ""
+        """By which it is known to the runs that share calls with it; empty: it is not."""
+        self.beside: set[str] = set()
+        """The names of the runs that were in its calls, its own included."""
 
     @property
     def rows_per_call(self) -> float | None:
@@ -48,10 +57,16 @@ class StageClock:
                 self._since[stage] = self._now()
             self._open[stage] += 1
 
-    def end(self, stage: Stage | None, *, rows: int, call_rows: int) -> None:
-        """It was answered: `rows` of the `call_rows` of its call were its own."""
+    def end(
+        self, stage: Stage | None, *, rows: int, call_rows: int, names: Set[str] = frozenset()
+    ) -> None:
+        """It was answered: `rows` of the `call_rows` of its call were its own. `names`: of the runs
+        in it.
+        """
         if stage is None:
             return
+        if len(self.beside) < MOST_BESIDE:
+            self.beside |= names
         self._open[stage] -= 1
         if not self._open[stage]:
             took_s = self._now() - self._since[stage]
@@ -59,3 +74,4 @@ class StageClock:
         if stage is Stage.DENOISE and rows:
             self._rows += rows
             self._calls += rows / call_rows
+            self.last_rows = call_rows

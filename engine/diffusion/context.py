@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
+from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.images import latents
 from engine.diffusion.images.image_files import read_images, read_mask
 from engine.diffusion.images.latent_files import read_latent
 from engine.diffusion.images.latent_operations import LatentOperations
+from engine.diffusion.images.latent_previews import show_estimate
 from engine.diffusion.images.latents import Images, Latent, Mask
 from engine.diffusion.images.operations import ImageOperations
 from engine.diffusion.images.upscale_models import read_upscale_model, upscaled
@@ -27,16 +30,23 @@ from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint, lo
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import Load, ModelStore, Read
 from engine.diffusion.model import Model
+from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
 from engine.diffusion.text.encoding import Clip, chunks_of, encode, encode_each, padded_to_length
-from engine.diffusion.text.webui import Parts
-from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
+from engine.diffusion.text.webui import Parts, TextOptions
+from engine.diffusion.trajectory import (
+    Guidance,
+    NoiseConfig,
+    Refiner,
+    SamplerSchedule,
+    trajectory,
+)
 from engine.errors import InputFileUnavailable
-from engine.graph import names
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
-from engine.reports import SavedLatent
+from engine.reports import PassedSigmas, SavedLatent
+from engine.webui.sampler_names import SAMPLER_OF
 
 T = TypeVar("T")
 
@@ -55,14 +65,21 @@ class Context:
         input_files: Mapping[str, bytes],
         limits: Limits,
         step_seed_offset: int = 0,
+        previews: RunPreviews | None = None,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
+        self._previews = previews
         self._input_files = input_files
         self._limits = limits
         self.images = ImageOperations(limits)
         self.latents = LatentOperations(limits)
         self._step_seed_offset = step_seed_offset
+
+    @property
+    def device(self) -> torch.device:
+        """On which the models of the engine are."""
+        return self._store.device
 
     def free_memory(self) -> bool:
         """Drop what no run uses, because memory ran out. Returns whether there was anything."""
@@ -80,6 +97,11 @@ class Context:
         """A model of another kind, read by `read` unless it is in memory."""
         model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
         return model
+
+    def made(self, key: Hashable, make: Callable[[ModelStore], T]) -> Work[T]:
+        """What `make` makes of models with the store, once for all runs that wait for `key`."""
+        made: T = yield Load(("made", key), lambda: make(self._store))
+        return made
 
     def input_file(self, name: str) -> bytes:
         """The file of that name that came with the job. Raises InputFileUnavailable."""
@@ -149,10 +171,11 @@ class Context:
         return tuple(replace(each, size_conditioning=sizes) for each in found)
 
     def encode_webui(
-        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor
+        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
     ) -> Work[tuple[Conditioning, Conditioning]]:
         """The conditioning of both prompts in the WebUI's syntax, along a schedule."""
-        return (yield from webui_text.encode(clip, positive, negative, sigmas=sigmas))
+        found = webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
+        return (yield from found)
 
     def sigmas(
         self,
@@ -167,7 +190,7 @@ class Context:
 
         Some samplers need their schedules changed: `sampler` is the one that will follow it.
         """
-        discards = sampler is not None and names.SAMPLER_OF[sampler].discards_penultimate_sigma
+        discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         return schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
         )
@@ -185,29 +208,57 @@ class Context:
         negative: Conditioning,
         cfg: float,
         adds_noise: bool = True,
-        step_seed_offset: int | None = None,
+        third: Third | None = None,
     ) -> Work[tuple[Latent, Latent]]:
         """The latent after noise of `seed` was added to it and removed along `sigmas`, and the last
         estimate of it without noise.
 
-        Progress is reported in `steps`, whatever the number of sigmas. `step_seed_offset` is added
-        to `seed` for the noise of the steps; None takes the engine's own offset.
+        `third` guides beside the other two; without it, that of the model.
         """
-        positive = model.with_size_conditioning(positive, latent.samples, negative=False)
-        negative = model.with_size_conditioning(negative, latent.samples, negative=True)
-        progress = _Progress(self._on_steps, steps, sigmas=len(sigmas) - 1)
-        if step_seed_offset is None:
-            step_seed_offset = self._step_seed_offset
+        return (
+            yield from self.sample_along(
+                model,
+                latent,
+                SamplerSchedule(sampler, sigmas),
+                steps=steps,
+                guidance=Guidance(positive, negative, cfg, third=third),
+                noise=NoiseConfig(seed, adds_noise, self._step_seed_offset),
+            )
+        )
+
+    def sample_along(
+        self,
+        model: Model,
+        latent: Latent,
+        schedule: SamplerSchedule,
+        *,
+        steps: int,
+        guidance: Guidance,
+        noise: NoiseConfig,
+        refiner: Refiner | None = None,
+    ) -> Work[tuple[Latent, Latent]]:
+        """`sample` with noise of any kind, and with a second model near the end.
+
+        Progress is reported in `steps`, whatever the number of sigmas.
+        """
+        progress = PassedSigmas(self._on_steps, steps, sigmas=len(schedule.sigmas) - 1)
         found = yield from trajectory(
             model,
             latent,
-            SamplerSchedule(sampler, sigmas),
-            guidance=Guidance(positive, negative, cfg),
-            noise_config=NoiseConfig(seed, adds_noise, step_seed_offset),
+            schedule,
+            guidance=guidance,
+            noise_config=noise,
             on_sigmas_passed=progress.pass_sigmas,
+            on_estimate=self._on_estimate(model),
+            refiner=refiner,
         )
         progress.end()
         return found
+
+    def _on_estimate(self, model: Model) -> Callable[[Tensor], None]:
+        if self._previews is None:
+            return lambda _estimate: None
+        return partial(show_estimate, self._previews, model.family)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """The images of a latent, decoded one after the other."""
@@ -247,24 +298,3 @@ class Context:
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
         """Each image as (height, width, 3) of 0..255."""
         return latents.to_pixels(images)
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Reports steps as a sampler passes the sigmas of its schedule."""
-
-    on_steps: Callable[[int], None]
-    steps: int
-    sigmas: int
-    _done: int = 0
-
-    def pass_sigmas(self, count: int) -> None:
-        self._report(count * self.steps // self.sigmas)
-
-    def end(self) -> None:
-        self._report(self.steps)
-
-    def _report(self, done: int) -> None:
-        if done > self._done:
-            self.on_steps(done - self._done)
-            self._done = done

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import ClassVar, Self
 
@@ -17,6 +17,7 @@ from engine.batcher import Request
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.guidance import rescaled_cfg
+from engine.diffusion.conditioning.guidance_rules import Rule
 from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
 from engine.diffusion.control.control_net import Control, residuals
 from engine.diffusion.cross_attention_cache import CrossAttentionCache, join_texts
@@ -36,7 +37,7 @@ class Denoise(Request):
     """One model call of a sampler: x0 of `x` (batch, 4, h, w) at `sigma`, guided by `cfg`.
 
     Every condition of `cond` and `uncond` is a row of the same UNet call. A `cfg` of exactly 1
-    leaves `uncond` out, unless the sampler needs it.
+    leaves `uncond` out, unless the sampler or the `rule` needs it.
     """
 
     stage: ClassVar[Stage | None] = Stage.DENOISE
@@ -48,17 +49,30 @@ class Denoise(Request):
     cfg: float
     needs_uncond: bool = False
     """The result is (2, batch, 4, h, w): the guided x0, and the x0 of `uncond` alone."""
+    needs_parts: bool = False
+    """The result is (n, batch, 4, h, w): the guided x0, and that of each conditioning."""
     concat_latent: Tensor | None = None
     """(batch, n, h, w): channels that the UNet of an inpainting model gets after those of x."""
+    rule: Rule | None = None
+    """Guides by `third` as well."""
+    third: PlacedConditioning = ()
     level: float = field(init=False)
     """The number in `sigma`."""
     conditionings: tuple[PlacedConditioning, ...] = field(init=False)
-    """The conditions that apply at `sigma`: those of `cond`, then of `uncond` if it is used."""
+    """The conditions that apply at `sigma`: those of `cond`, then of `uncond` if it is used, then
+    of `third`."""
+    attended: Tensor | None = field(init=False, default=None)
+    """What the UNet attended to for the first of `uncond`, if it keeps that."""
 
     def __post_init__(self) -> None:
         self.level = sigma = float(self.sigma)
-        uses_uncond = self.cfg != 1.0 or self.needs_uncond
-        used = (self.cond, self.uncond) if uses_uncond else (self.cond,)
+        needs_uncond = self.needs_uncond or self.model.self_attention is not None
+        uses_uncond = self.cfg != 1.0 or needs_uncond
+        used = [self.cond]
+        if self.rule is not None:
+            used += [self.uncond, self.third]
+        elif uses_uncond:
+            used.append(self.uncond)
         self.conditionings = tuple(
             tuple(each for each in one if each.applies_at(sigma)) for one in used
         )
@@ -73,7 +87,8 @@ class Denoise(Request):
         longest = max((each.tokens.shape[1] for each in conditions), default=0)
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
-        return "denoise", id(model.unet), id(model.levels), model.prediction, self.x.shape[1:], own
+        means = model.prediction, model.sigma_data
+        return "denoise", id(model.unet), id(model.levels), means, self.x.shape[1:], own
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
@@ -104,14 +119,43 @@ class Denoise(Request):
         return total / weights
 
     def _guided(self, x0s: Sequence[Tensor]) -> Tensor:
+        x0 = self._combined(*x0s)
+        if self.needs_parts:
+            return torch.stack([x0, *x0s])
+        return torch.stack([x0, x0s[1]]) if self.needs_uncond else x0
+
+    def _combined(
+        self, cond: Tensor, uncond: Tensor | None = None, third: Tensor | None = None
+    ) -> Tensor:
         """Classifier-free guidance: Ho and Salimans 2022 (arXiv:2207.12598)."""
-        if len(x0s) == 1:
-            return x0s[0]
-        x0_cond, x0_uncond = x0s
-        x0 = x0_uncond + (x0_cond - x0_uncond) * self.cfg
+        if uncond is None:
+            return cond
+        if self.rule is not None and third is not None:
+            return self.rule.guided(cond, uncond, third, self.cfg)
+        x0 = uncond + (cond - uncond) * self.cfg
         if phi := self.model.guidance_rescale:
-            x0 = rescaled_cfg(x0, x0_cond, x=self.x, sigma=self.sigma, phi=phi)
-        return torch.stack([x0, x0_uncond]) if self.needs_uncond else x0
+            x0 = rescaled_cfg(x0, cond, x=self.x, sigma=self.sigma, phi=phi)
+        return x0
+
+    def with_one(self, conditioning: PlacedConditioning, *, model: Model, x: Tensor) -> Denoise:
+        """The call for one of the conditionings alone."""
+        return replace(
+            self,
+            model=model,
+            x=x,
+            cond=conditioning,
+            uncond=(),
+            cfg=1.0,
+            needs_uncond=False,
+            needs_parts=False,
+            rule=None,
+            third=(),
+        )
+
+    def note_attended(self, placed: PlacedCondition, attended: Tensor) -> None:
+        """Keep what the UNet attended to for one of the conditions, if it is wanted."""
+        if len(self.conditionings) > 1 and placed in self.conditionings[1][:1]:
+            self.attended = attended
 
 
 _NO_WEIGHT = 1e-37
@@ -188,8 +232,11 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     windows = [row.x for row in rows]
     sizes = [len(each) for each in windows]
     x, dtype = torch.cat(windows), model.dtype
-    sigmas = [row.request.level for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
-    timesteps = torch.tensor([model.levels.timestep_near(each) for each in sigmas], device=x.device)
+    requests = [row.request for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+    sigmas = [each.level for each in requests]
+    timesteps = torch.tensor(
+        [float(each.model.timestep_of(each.level)) for each in requests], device=x.device
+    )
     sigma = x.new_tensor(sigmas)[:, None, None, None]
     model_input = model.scaled_input(x, sigma).to(dtype)
     tokens = _joined_texts(model, rows, sizes, length).to(dtype)
@@ -203,6 +250,10 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
         model_input = torch.cat([model_input, torch.cat(extra).to(dtype)], dim=1)
     with _updated(model, rows, sizes):
         output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
+    if watched := getattr(model.unet, "watched", None):
+        attended = model.unet.get_submodule(watched).attended
+        for row, own in zip(rows, attended.split(sizes), strict=True):
+            row.request.note_attended(row.placed, own)
     return list(model.denoised(x, output, sigma).split(sizes))
 
 

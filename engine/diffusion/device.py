@@ -12,6 +12,7 @@ from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.memory_probe import memory_probe_of
+from engine.diffusion.previews import Previewer, RunPreviews
 from engine.errors import Cancelled, DeviceFailed, TooLarge
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
@@ -25,6 +26,7 @@ class Device:
         self._options = options
         self._device = device = _find(options.device)
         self.memory_probe = memory_probe_of(device)
+        self._previewer = Previewer(options.preview_period_s)
         self._store = ModelStore(
             models,
             device,
@@ -57,9 +59,16 @@ class Device:
             yield
 
     def context(
-        self, limits: Limits, on_steps: Callable[[int], None], input_files: Mapping[str, bytes]
+        self,
+        limits: Limits,
+        on_steps: Callable[[int], None],
+        input_files: Mapping[str, bytes],
+        *,
+        on_preview: Callable[[bytes], None] | None = None,
     ) -> Context:
         """The access of one run to the device; `on_steps` gets the number of new sampler steps.
+
+        `on_preview` gets JPEGs of what its samplers have, in another thread; None wants none.
 
         `limits` apply to the images and latents that its nodes make.
         """
@@ -67,6 +76,7 @@ class Device:
             self._store,
             on_steps=on_steps,
             input_files=input_files,
+            previews=on_preview and RunPreviews(self._previewer, on_preview),
             limits=limits,
             step_seed_offset=self._options.step_seed_offset,
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
@@ -36,16 +39,59 @@ def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
     return torch.cat([fitted_mask(mask, clean).round(), clean], dim=1)
 
 
-def inpainting(sampling: Sampling, mask: Tensor, clean: Tensor, noise: Tensor) -> Sampling:
+@dataclass(frozen=True, slots=True)
+class MaskSteps:
+    """Greys of a mask as times: the lighter a place, the sooner it is sampled.
+
+    Levin and Fried 2023 (arXiv:2306.00950), section 3.2. `strength` is the share of that in the
+    mask; the rest is the mask itself.
+    """
+
+    first: float
+    """The timestep of the first sigma."""
+    last: float
+    levels: NoiseLevels
+    strength: float
+
+    @classmethod
+    def of(cls, sigmas: Tensor, levels: NoiseLevels, strength: float | None) -> MaskSteps | None:
+        """The steps from the first of the sigmas to the last of those that the model knows.
+
+        None without a `strength`: the mask is the same in all steps.
+        """
+        if strength is None:
+            return None
+        ends = torch.stack([sigmas[0], torch.maximum(sigmas[-1], levels.sigma_min)])
+        first, last = levels.timestep_of(ends).tolist()
+        return cls(first, last, levels, strength)
+
+    def at(self, mask: Tensor, sigma: Tensor) -> Tensor:
+        """The mask that holds at a sigma."""
+        left = self.levels.timestep_near(float(sigma)) - self.last
+        whole = self.first - self.last
+        sampled = (mask >= (left / whole if whole else float("inf"))).to(mask)
+        return sampled * self.strength + mask * (1 - self.strength)
+
+
+def inpainting(
+    sampling: Sampling,
+    mask: Tensor,
+    clean: Tensor,
+    noise: Tensor,
+    *,
+    steps: MaskSteps | None = None,
+) -> Sampling:
     """`sampling` that changes the latent where `mask` is 1, and keeps `clean` where it is 0.
 
     There the model gets `clean` with `noise` of the current sigma: the replacement of Lugmayr et
     al. 2022 (arXiv:2201.09865), equation 8, once in each call, with the same noise each time.
     """
-    kept = 1 - mask
     try:
         x, sigma = next(sampling)
+        whole = mask
         while True:
+            mask = steps.at(whole, sigma) if steps else whole
+            kept = 1 - mask
             x0 = yield x * mask + (clean + noise * sigma) * kept, sigma
             x, sigma = sampling.send(x0 * mask + clean * kept)
     except StopIteration as stop:

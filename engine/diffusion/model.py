@@ -11,17 +11,20 @@ from torch import Tensor
 
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.conditioning.guidance_rules import Third
+from engine.diffusion.patches.deep_shrink import DeepShrink
+from engine.diffusion.patches.self_guidance import SelfAttention
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.errors import EngineError
 from engine.graph.families import Family
 
 Prediction: TypeAlias = Literal[
-    "epsilon", "v_prediction", "sample", "consistency", "image_to_image"
+    "epsilon", "v_prediction", "edm", "sample", "consistency", "image_to_image"
 ]
 """What the network was trained to predict, by diffusers' names.
 
-consistency: the noise, as a latent consistency model predicts it. image_to_image: x0, of an input
-that is not scaled.
+edm: the negative of v. consistency: the noise, as a latent consistency model predicts it.
+image_to_image: x0, of an input that is not scaled.
 """
 
 _INPAINTING_CHANNELS = 9
@@ -45,11 +48,26 @@ class Model:
     latent_scale: float
     levels: NoiseLevels = STABLE_DIFFUSION
     prediction: Prediction = "epsilon"
+    sigma_data: float = 1.0
+    """The standard deviation of the latents that it was trained on."""
     family: Family = Family.SD1
     adapters: Adapters = ()
     """The LoRAs that its rows of a call add to the UNet."""
+    rounds_timesteps: bool = True
+    """Whether the network gets whole timesteps alone, as those that it was trained with."""
     guidance_rescale: float = 0.0
     """The phi of `guidance.rescaled_cfg`; 0 leaves the guidance as it is."""
+    third: Third | None = None
+    """What guides beside both conditionings of a sampler."""
+    shrink: DeepShrink | None = None
+    perturbed_attention: float = 0.0
+    """The scale of perturbed-attention guidance."""
+    perturbed_unet: Any = None
+    """The UNet of that guidance, once a run samples with it."""
+    self_attention: SelfAttention | None = None
+    """Self-attention guidance."""
+    soft_mask: float | None = None
+    """How far the greys of a mask say in which steps a place is sampled: see `MaskSteps`."""
 
     @property
     def device(self) -> torch.device:
@@ -70,11 +88,17 @@ class Model:
         weight: Tensor = next(self.unet.parameters())
         return weight
 
+    def timestep_of(self, sigma: float) -> float:
+        """The timestep that the network gets for a sigma."""
+        if self.rounds_timesteps:
+            return self.levels.timestep_near(sigma)
+        return self.levels.fractional_timestep_of(sigma)
+
     def scaled_input(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The network's input, of unit variance."""
         if self.prediction == "image_to_image":
             return x
-        return x / (sigma**2 + 1).sqrt()
+        return x / self._spread(sigma).sqrt()
 
     def denoised(self, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
         """x0 from the network's output: Salimans and Ho 2022 (arXiv:2202.00512), appendix D."""
@@ -82,11 +106,21 @@ class Model:
             case "epsilon":
                 return x - sigma * output
             case "v_prediction":
-                return x / (sigma**2 + 1) - output * sigma / (sigma**2 + 1).sqrt()
+                return self._from_v(x, output, sigma)
+            case "edm":
+                return self._from_v(x, -output, sigma)
             case "sample" | "image_to_image":
                 return output
             case "consistency":
                 return self._consistent(x, x - sigma * output, sigma)
+
+    def _spread(self, sigma: Tensor) -> Tensor:
+        return sigma**2 + self.sigma_data**2
+
+    def _from_v(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+        """Also Karras et al. 2022 (arXiv:2206.00364), table 1, by `sigma_data`."""
+        spread, data = self._spread(sigma), self.sigma_data
+        return x * data**2 / spread - v * sigma * data / spread.sqrt()
 
     def _consistent(self, x: Tensor, x0: Tensor, sigma: Tensor) -> Tensor:
         """Luo et al. 2023 (arXiv:2310.04378), section 4.1: at time 0, x0 is x itself."""

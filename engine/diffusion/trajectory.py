@@ -6,22 +6,36 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
+from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.images.latents import Latent, Mask, noise_like
-from engine.diffusion.inpainting import concat_latent, fitted_mask, inpainting
+from engine.diffusion.inpainting import MaskSteps, concat_latent, fitted_mask, inpainting
 from engine.diffusion.model import Model
-from engine.diffusion.samplers.lookup import sampling_of
-from engine.diffusion.samplers.noise import shifted, start_noise
+from engine.diffusion.patches.patched_calls import guided_x0, is_self_guided, patched_by_sigma
+from engine.diffusion.samplers.lookup import DEFAULT, SamplerOptions, sampling_of
+from engine.diffusion.samplers.noise import (
+    UNVARIED,
+    Variation,
+    drawn_noise,
+    independent_noise,
+    shifted,
+    start_noise,
+    varied,
+)
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
-from engine.graph import names
+from engine.errors import EngineError
+from engine.graph.names import Sampler
+from engine.webui.sampler_names import SAMPLER_OF
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +45,13 @@ class SamplerSchedule:
     sampler: str
     sigmas: Tensor
     """(n,) on the CPU; they fall, or rise where the schedule was flipped."""
+    whole: Tensor | None = None
+    """The schedule whose end `sigmas` are, if Brownian paths are to be those of all of it."""
+    options: SamplerOptions = DEFAULT
 
     @property
-    def row(self) -> names.Sampler:
-        return names.SAMPLER_OF[self.sampler]
+    def row(self) -> Sampler:
+        return SAMPLER_OF[self.sampler]
 
 
 class _Steps:
@@ -62,6 +79,30 @@ class Guidance:
     positive: Conditioning
     negative: Conditioning
     cfg: float
+    skips_negative_below: float = 0.0
+    """Below this sigma every second call of the model leaves the negative out."""
+    third: Third | None = None
+    """What guides beside both; without it, that of the model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refiner:
+    """A second model that takes the first one's place near the end of a schedule."""
+
+    model: Model
+    guidance: Guidance
+    switch_at: float
+    """At this share of its timesteps, from the largest sigma down."""
+
+    def begins_at(self, sigma: float) -> bool:
+        levels = self.model.levels
+        passed = levels.last_timestep - levels.timestep_near(sigma)
+        return passed / (levels.last_timestep + 1) >= self.switch_at
+
+
+NoiseScale: TypeAlias = Literal["comfyui", "sigma", "unit variance"]
+"""What the noise of the start is multiplied with: the first sigma, or what gives a latent of unit
+variance after `Model.scaled_input`. ComfyUI does the latter at the model's largest sigma alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +112,11 @@ class NoiseConfig:
     seed: int
     adds_noise: bool = True
     """False: the latent has its noise already."""
-    step_seed_offset: int = 0
-    """What is added to `seed` for the noise of the steps."""
+    step_seed_offset: int | None = 0
+    """What is added to `seed` for the noise of the steps; None: it goes on where that of the start
+    ends."""
+    scale: NoiseScale = "comfyui"
+    variation: Variation = UNVARIED
 
 
 def trajectory(
@@ -83,54 +127,101 @@ def trajectory(
     guidance: Guidance,
     noise_config: NoiseConfig,
     on_sigmas_passed: Callable[[int], None],
+    on_estimate: Callable[[Tensor], None] = lambda _estimate: None,
+    refiner: Refiner | None = None,
 ) -> Work[tuple[Latent, Latent]]:
     """The latent at the end of the schedule, and the last estimate of it without noise.
 
-    `on_sigmas_passed` gets the number of the schedule's sigmas that the sampler has passed.
+    `on_sigmas_passed` gets the number of the schedule's sigmas that the sampler has passed,
+    `on_estimate` each estimate at the beginning of a step, in the model's scale.
     """
     if len(schedule.sigmas) == 0:
         return latent, latent
     clean = latent.samples.to(model.device) * model.latent_scale
-    noise = _start_noise(latent, noise_config).to(clean)
-    start = clean + noise * _noise_scale(schedule.sigmas[0], model.levels)
+    noise, generator = _start_noise(latent, noise_config, like=clean)
+    start = clean + noise * _noise_scale(noise_config.scale, schedule.sigmas[0], model.levels)
     if len(schedule.sigmas) == 1:
         noised = replace(latent, samples=start / model.latent_scale)
         return noised, noised
-    sampling = _sampling(schedule, start, noise_config)
-    if latent.noise_mask is not None:
-        mask = fitted_mask(latent.noise_mask, clean)
-        sampling = inpainting(sampling, mask, clean, _mask_noise(schedule, noise, noise_config))
+    sampling, mask = _sampling(schedule, start, noise_config, generator), latent.noise_mask
+    if mask is not None:
+        kept_noise = _mask_noise(schedule, noise, noise_config)
+        steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
+        sampling = inpainting(sampling, fitted_mask(mask, clean), clean, kept_noise, steps=steps)
+    calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond)
     end, x0 = yield from _sampled(
         sampling,
         start,
         schedule,
-        denoise=_denoise(
-            model,
-            latent.noise_mask,
-            clean,
-            guidance=guidance,
-            needs_uncond=schedule.row.needs_uncond,
-        ),
+        denoise=_denoise(calls, refiner),
         on_sigmas_passed=on_sigmas_passed,
+        on_estimate=on_estimate,
     )
     scale = model.latent_scale
     return replace(latent, samples=end / scale), replace(latent, samples=x0 / scale)
 
 
-def _denoise(
-    model: Model, mask: Mask | None, clean: Tensor, *, guidance: Guidance, needs_uncond: bool
-) -> Callable[[Tensor, Tensor], Denoise]:
-    """What makes the call of the model for an x and its sigma."""
-    cond, uncond = placed_conditionings(guidance.positive, guidance.negative, clean, model.levels)
-    return partial(
-        Denoise,
-        model,
-        cond=cond,
-        uncond=uncond,
-        cfg=guidance.cfg,
-        needs_uncond=needs_uncond,
-        concat_latent=concat_latent(mask, clean) if model.inpaints else None,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calls:
+    """The calls of one model."""
+
+    model: Model
+    guidance: Guidance
+    mask: Mask | None
+    clean: Tensor
+    needs_uncond: bool
+
+    def make(self) -> Callable[[Tensor, Tensor], Denoise]:
+        """What makes the call for an x and its sigma. Raises EngineError."""
+        model, guidance, clean = self.model, self.guidance, self.clean
+        third = guidance.third or model.third
+        sized = partial(model.with_size_conditioning, latent=clean)
+        cond, uncond, *more = placed_conditionings(
+            sized(guidance.positive, negative=False),
+            sized(guidance.negative, negative=True),
+            clean,
+            model.levels,
+            more=[sized(third.conditioning, negative=True)] if third else (),
+        )
+        model_at = patched_by_sigma(model)
+        made = partial(
+            Denoise,
+            cond=cond,
+            uncond=uncond,
+            rule=third.rule if third else None,
+            third=more[0] if more else (),
+            needs_uncond=self.needs_uncond,
+            concat_latent=concat_latent(self.mask, self.clean) if model.inpaints else None,
+            needs_parts=is_self_guided(model),
+        )
+        counted = count()
+
+        def denoise(x: Tensor, sigma: Tensor) -> Denoise:
+            skips = next(counted) % 2 == 1 and float(sigma) < guidance.skips_negative_below
+            return made(model_at(float(sigma)), x, sigma, cfg=1.0 if skips else guidance.cfg)
+
+        return denoise
+
+
+def _denoise(calls: _Calls, refiner: Refiner | None) -> Callable[[Tensor, Tensor], Denoise]:
+    """What makes the call of the model, or of the refiner once that has taken over.
+
+    Raises EngineError for a refiner whose latents are others than the model's.
+    """
+    if refiner is None:
+        return calls.make()
+    if refiner.model.latent_scale != calls.model.latent_scale:
+        raise EngineError("the refiner is of another kind: its latents are not the model's")
+    first = calls.make()
+    second = replace(calls, model=refiner.model, guidance=refiner.guidance).make()
+    has_switched = False
+
+    def denoise(x: Tensor, sigma: Tensor) -> Denoise:
+        nonlocal has_switched
+        has_switched = has_switched or refiner.begins_at(float(sigma))
+        return (second if has_switched else first)(x, sigma)
+
+    return denoise
 
 
 def _sampled(
@@ -140,6 +231,7 @@ def _sampled(
     *,
     denoise: Callable[[Tensor, Tensor], Denoise],
     on_sigmas_passed: Callable[[int], None],
+    on_estimate: Callable[[Tensor], None],
 ) -> Work[tuple[Tensor, Tensor]]:
     """The end of `sampling`, and the last estimate of x0 at the beginning of a step.
 
@@ -150,25 +242,41 @@ def _sampled(
         x, sigma = next(sampling)
         while True:
             request = denoise(x, sigma)
-            x0: Tensor = yield request
+            x0 = yield from guided_x0(request)
             on_sigmas_passed(steps.passed(request.level))
             if steps.begins_at(request.level):
                 estimate = x0[0] if schedule.row.needs_uncond else x0
+                on_estimate(estimate)
             x, sigma = sampling.send(x0)
     except StopIteration as stop:
         return stop.value, estimate
 
 
-def _start_noise(latent: Latent, config: NoiseConfig) -> Tensor:
-    if config.adds_noise:
-        return start_noise(latent, config.seed)
-    return torch.zeros_like(latent.samples)
+def _start_noise(
+    latent: Latent, config: NoiseConfig, *, like: Tensor
+) -> tuple[Tensor, torch.Generator]:
+    """The noise at the start, and the generator that it was drawn from."""
+    generator = torch.Generator().manual_seed(config.seed)
+    if not config.adds_noise:
+        return torch.zeros_like(like), generator
+    noise = varied(start_noise(latent, generator), config.seed, config.variation)
+    return noise.to(like), generator
 
 
-def _sampling(schedule: SamplerSchedule, start: Tensor, config: NoiseConfig) -> Sampling:
-    step_seed = shifted(config.seed, config.step_seed_offset)
+def _sampling(
+    schedule: SamplerSchedule, start: Tensor, config: NoiseConfig, generator: torch.Generator
+) -> Sampling:
+    offset = config.step_seed_offset
     return sampling_of(
-        schedule.sampler, start, schedule.sigmas, seed=config.seed, step_seed=step_seed
+        schedule.sampler,
+        start,
+        schedule.sigmas,
+        seed=config.seed,
+        step_noise=drawn_noise(start, generator)
+        if offset is None
+        else independent_noise(start, shifted(config.seed, offset)),
+        path=schedule.whole,
+        options=schedule.options,
     )
 
 
@@ -179,9 +287,11 @@ def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -
     return noise
 
 
-def _noise_scale(sigma: Tensor, levels: NoiseLevels) -> Tensor:
-    """The factor of the noise at the start. From the model's largest sigma on, it includes the unit
-    variance of the clean latent, as in ComfyUI.
-    """
-    is_largest = sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
-    return (1 + sigma**2).sqrt() if is_largest else sigma
+def _noise_scale(scale: NoiseScale, sigma: Tensor, levels: NoiseLevels) -> Tensor:
+    """The factor of the noise at the start."""
+    has_unit_variance = scale == "unit variance"
+    if scale == "comfyui":
+        has_unit_variance = bool(
+            sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
+        )
+    return (1 + sigma**2).sqrt() if has_unit_variance else sigma

@@ -86,7 +86,7 @@ class Catalogue:
             "name": declared.class_type,
             "display_name": declared.display_name or declared.class_type,
             "description": declared.description,
-            "python_module": "nodes",
+            "python_module": f"custom_nodes.{declared.package}" if declared.package else "nodes",
             "category": declared.category,
             "output_node": declared.is_output,
         }

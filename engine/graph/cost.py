@@ -128,6 +128,8 @@ class ConditioningShape:
     """The ControlNets of a row."""
     held_bytes: int = 0
     """The size of the masks and of the pictures for ControlNets that belong to it."""
+    merged: int = 0
+    """How many of its ControlNets have weights of their own: see `ModelShape.is_merged`."""
 
     @property
     def size_bytes(self) -> int:
@@ -146,6 +148,7 @@ class ConditioningShape:
             areas=saturated(self.areas + other.areas),
             controls=max(self.controls, other.controls),
             held_bytes=saturated(self.held_bytes + other.held_bytes),
+            merged=saturated(self.merged + other.merged),
         )
 
 
@@ -161,12 +164,67 @@ class SigmasShape:
 
 
 @dataclass(frozen=True, slots=True)
-class MergedModel:
-    """A model with LoRAs merged into it, or what holds one: it has weights of its own."""
+class ModelShape:
+    """A model or its text encoder, as far as it costs more than that of a checkpoint."""
+
+    is_merged: bool = False
+    """It has weights of its own, or holds a model that has."""
+    more_calls: int = 0
+    """So many times more it is called for one of the conditionings, for guidance."""
+    third: ConditioningShape | None = None
+    """A third conditioning: samplers get all three, whatever the cfg."""
+
+    @property
+    def size_bytes(self) -> int:
+        return bytes_of(self.third)
+
+    @property
+    def costs_more(self) -> bool:
+        """Whether sampling with it does."""
+        return self.more_calls > 0 or self.third is not None
 
 
-Shape: TypeAlias = BatchShape | ConditioningShape | SigmasShape | MergedModel | str | int | None
+@dataclass(frozen=True, slots=True)
+class GuiderShape:
+    """A model with what guides it."""
+
+    positive: ConditioningShape
+    negative: ConditioningShape
+    cfg: float
+    model: ModelShape
+
+    @property
+    def size_bytes(self) -> int:
+        return saturated(
+            self.positive.size_bytes + self.negative.size_bytes + self.model.size_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number, a text or a truth value that a node passes on."""
+
+    value: int | float | str | bool
+    """As far as it is known: the run holds it against the range of the input that it comes to."""
+
+
+Shape: TypeAlias = (
+    BatchShape
+    | ConditioningShape
+    | SigmasShape
+    | GuiderShape
+    | ModelShape
+    | Scalar
+    | str
+    | int
+    | None
+)
 """What an output is. A sampler is its name, an upscale model its factor, another model None."""
+
+
+def model_shape(shape: Shape) -> ModelShape:
+    """What is said of a model, or a plain one where nothing is."""
+    return shape if isinstance(shape, ModelShape) else ModelShape()
 
 
 def text_tokens(text: str) -> int:
@@ -198,7 +256,13 @@ class Estimate:
 
 def default_estimate(outputs: tuple[str, ...]) -> Estimate:
     """That of a node which declares none: it costs nothing and its outputs are small."""
-    return Estimate(tuple(_DEFAULTS.get(each) for each in outputs))
+    return Estimate(tuple(map(default_shape, outputs)))
+
+
+def default_shape(type_name: str) -> Shape:
+    """That of an output of which nothing is known."""
+    found: Shape = _DEFAULTS.get(type_name)
+    return found
 
 
 UNKNOWN_SIDE = 512
@@ -212,4 +276,10 @@ _DEFAULTS: dict[str, Any] = {
     "SIGMAS": SigmasShape(20),
     "SAMPLER": "euler",
     "UPSCALE_MODEL": 4,
+    "INT": Scalar(0),
+    "FLOAT": Scalar(0.0),
+    "STRING": Scalar(""),
+    "BOOLEAN": Scalar(False),
 }
+SIZED_TYPES = frozenset(_DEFAULTS)
+"""The types of outputs that a run measures."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.graph.cost import (
@@ -13,13 +13,16 @@ from engine.graph.cost import (
     ConditioningShape,
     Cost,
     Estimate,
+    GuiderShape,
     ImageShape,
-    MergedModel,
+    ModelShape,
+    Scalar,
     Shape,
     bytes_of,
+    model_shape,
     saturated,
 )
-from engine.graph.declarations import NodeType
+from engine.graph.declarations import Float, Input, Int, NodeType
 from engine.graph.graph import Graph, Node, run_order
 from engine.graph.limits import Limits
 
@@ -51,8 +54,8 @@ _MESSAGES = {
     "taken; combine fewer conditionings",
     "max_tokens": "its conditioning has {value} tokens, at most {most} are taken; shorten the "
     "text, or concatenate fewer",
-    "max_merged_models": "the job holds {value} models with LoRAs merged into them here, at most "
-    "{most} are taken; use fewer different LoRAs, or let each of them be done before the next",
+    "max_merged_models": "the job holds {value} models with LoRAs or others merged into them here, "
+    "at most {most} are taken; merge fewer, or let each of them be done before the next",
     "max_outputs": "with it the job saves {value} images and latents, at most {most} are taken; "
     "save fewer, or send several jobs",
     "max_live_bytes": "the job holds {value} bytes at once here, at most {most} are taken; lower "
@@ -86,8 +89,8 @@ class Ledger:
         self._output_bytes: dict[str, int] = {}
         """What the outputs of each started node take."""
         self._scratch: dict[str, int] = {}
-        self._merged: set[str] = set()
-        """The nodes whose outputs are alive and hold a merged model."""
+        self._merged: dict[str, int] = {}
+        """How many merged models the outputs of a node hold, of those that are alive."""
         self.node_bytes: dict[str, int] = {}
         """What the outputs and the body of each started node take."""
         self._work, self._live_bytes, self._result_bytes = 0.0, 0, 0
@@ -122,7 +125,7 @@ class Ledger:
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended."""
         estimate = self._types[node.class_type].estimated(self._inputs(node))
-        shapes = self._with_merged(node, estimate.shapes)
+        shapes = self._with_merged(node, self._with_guidance(node, estimate.shapes))
         self._shapes[node.id] = shapes
         self._output_bytes[node.id] = _size(shapes)
         self._scratch[node.id] = saturated(estimate.scratch_bytes)
@@ -130,10 +133,10 @@ class Ledger:
         size_bytes = self._output_bytes[node.id] + self._scratch[node.id]
         self._live_bytes += size_bytes
         # Whether it makes a merged model, or passes one on.
-        is_merging = any(isinstance(shape, MergedModel) for shape in shapes)
+        merged = max(map(_merged_count, shapes), default=0)
         # No merged model is made ahead of its turn, while others are still alive.
-        self.node_bytes[node.id] = MOST if is_merging else size_bytes
-        self._note(node, estimate, is_merging=is_merging)
+        self.node_bytes[node.id] = MOST if merged else size_bytes
+        self._note(node, estimate, merged=merged)
 
     def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:
         """Give up what only the node needed. `shapes` are those its outputs turned out to have."""
@@ -156,30 +159,49 @@ class Ledger:
         for name in self._types[node.class_type].file_inputs:
             if name in inputs:
                 inputs[name] = ImageShape(1, *self._sizes.get(inputs[name], _UNKNOWN_SIZE))
+        declared = self._types[node.class_type].all_inputs
         for name, source in node.links.items():
-            inputs[name] = self._shapes[source.node_id][source.output]
+            shape = self._shapes[source.node_id][source.output]
+            inputs[name] = within(declared[name], shape) if isinstance(shape, Scalar) else shape
         return inputs
+
+    def values(self, node: Node) -> dict[str, Any]:
+        """The numbers, texts and truth values that a node gets by its links, by their inputs."""
+        found = {name: self._shapes[at.node_id][at.output] for name, at in node.links.items()}
+        return {name: each.value for name, each in found.items() if isinstance(each, Scalar)}
 
     def _with_merged(self, node: Node, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
         """Its outputs, of which those without a size hold the merged models that it was given."""
-        if self._merged.isdisjoint(node.sources):
+        if self._merged.keys().isdisjoint(node.sources):
             return tuple(shapes)
-        return tuple(MergedModel() if shape is None else shape for shape in shapes)
+        return tuple(map(_merged, shapes))
+
+    def _with_guidance(self, node: Node, shapes: Sequence[Shape]) -> Sequence[Shape]:
+        """Its outputs, of which models keep the guidance that the given model has."""
+        linked = (self._shapes[at.node_id][at.output] for at in node.links.values())
+        guided = [one for one in linked if isinstance(one, ModelShape) and one.costs_more]
+        if not guided:
+            return shapes
+        outputs = self._types[node.class_type].outputs
+        return [
+            _guided(shape, guided[0]) if name == "MODEL" else shape
+            for name, shape in zip(outputs, shapes, strict=True)
+        ]
 
     def _let_go(self, node_id: str) -> None:
         self._live_bytes -= self._output_bytes[node_id]
-        self._merged.discard(node_id)
+        self._merged.pop(node_id, None)
 
-    def _note(self, node: Node, estimate: Estimate, *, is_merging: bool) -> None:
+    def _note(self, node: Node, estimate: Estimate, *, merged: int) -> None:
         peaks = self._peaks
         peaks["max_live_bytes"].offer(saturated(self._live_bytes), node)
         if estimate.work:
             peaks["max_cost"].offer(estimate.work, node)
         if estimate.rows:
             peaks["max_conditioning_rows"].offer(estimate.rows, node)
-        if is_merging:
-            self._merged.add(node.id)
-            peaks["max_merged_models"].offer(len(self._merged), node)
+        if merged:
+            self._merged[node.id] = merged
+            peaks["max_merged_models"].offer(sum(self._merged.values()), node)
         if estimate.results:
             saved = peaks["max_outputs"].value + estimate.results
             peaks["max_outputs"].offer(min(saved, MOST), node)
@@ -188,6 +210,46 @@ class Ledger:
             if isinstance(shape, ConditioningShape):
                 peaks["max_conditioning_rows"].offer(shape.rows, node)
                 peaks["max_tokens"].offer(shape.tokens, node)
+
+
+def _guided(shape: Shape, by: ModelShape) -> Shape:
+    """The shape of a model that was made of one with guidance of its own."""
+    own = model_shape(shape)
+    return own if own.costs_more else replace(by, is_merged=own.is_merged)
+
+
+def _merged(shape: Shape) -> Shape:
+    """The shape of an output where a merged model is among the inputs."""
+    match shape:
+        case GuiderShape():
+            return replace(shape, model=replace(shape.model, is_merged=True))
+        case ModelShape():
+            return replace(shape, is_merged=True)
+        case None:
+            return ModelShape(is_merged=True)
+        case _:
+            return shape
+
+
+def _merged_count(shape: Shape) -> int:
+    """How many merged models and ControlNets an output holds."""
+    match shape:
+        case GuiderShape():
+            texts = shape.positive.merged + shape.negative.merged
+            return _merged_count(shape.model) + texts
+        case ModelShape():
+            return shape.is_merged + _merged_count(shape.third)
+        case ConditioningShape():
+            return shape.merged
+        case _:
+            return 0
+
+
+def within(declared: Input, scalar: Scalar) -> Any:
+    """The value, or the end of its range that it goes beyond."""
+    if isinstance(declared, Int | Float) and not isinstance(scalar.value, str):
+        return max(declared.min, min(declared.max, scalar.value))
+    return scalar.value
 
 
 def _size(shapes: Sequence[Shape]) -> int:

@@ -5,12 +5,13 @@ The declaration is the source of validation, of `object_info` and of the documen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from engine.graph.cost import Estimate, default_estimate
+from engine.errors import EngineError
+from engine.graph.cost import Estimate, Scalar, default_estimate
 
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
 """The limit that narrows the range of an integer. "longest_side" narrows only its upper end."""
@@ -123,6 +124,11 @@ class NodeType:
     estimate: Callable[[Mapping[str, Any]], Estimate] | None = None
     """What the node costs, from its literals and the shapes of what it is linked to. The name of
     a file is replaced by the shape of what is in it."""
+    is_pure: bool = False
+    """Its body only computes numbers, texts or truth values, at once and without its context. Where
+    literals alone are given to it, this is done before the graph is accepted."""
+    package: str = ""
+    """The installed package that it comes from; empty for our own."""
     all_inputs: Mapping[str, Input] = field(init=False, repr=False, compare=False)
     """The required and the optional inputs."""
     file_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -134,9 +140,28 @@ class NodeType:
         object.__setattr__(self, "all_inputs", inputs)
         object.__setattr__(self, "file_inputs", files)
 
+    def has_values(self, links: Iterable[str]) -> bool:
+        """Whether one of the linked inputs takes a number, a text or a truth value."""
+        return any(not isinstance(self.all_inputs[name], Link) for name in links)
+
     def estimated(self, inputs: Mapping[str, Any]) -> Estimate:
         """What the node costs with these inputs; see `estimate`."""
+        if self.is_pure:
+            try:
+                return Estimate(tuple(map(Scalar, self.body(None, **inputs))))
+            except EngineError:  # what it is given is only known to the run, or is its error
+                return default_estimate(self.outputs)
         return self.estimate(inputs) if self.estimate else default_estimate(self.outputs)
+
+
+VALUE_TYPES: Mapping[str, type] = {"STRING": str, "INT": int, "FLOAT": float, "BOOLEAN": bool}
+"""The types of outputs that are values, and what they are in Python."""
+
+
+def is_value(type_name: str, value: object) -> bool:
+    """Whether it is a value of that type. True is no number."""
+    kind = VALUE_TYPES[type_name]
+    return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:

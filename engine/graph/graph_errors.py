@@ -32,13 +32,15 @@ class InputError:
     message: str
     details: str
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    listed: str = ""
+    """What may follow the details, and need not be told twice."""
 
     def body(self) -> dict[str, Any]:
         """The error as a JSON object."""
         return {
             "type": self.type,
             "message": self.message,
-            "details": self.details,
+            "details": self.details + self.listed,
             "extra_info": dict(self.extra_info),
         }
 
@@ -97,8 +99,9 @@ class GivenInput:
             InputError(
                 "value_not_in_list",
                 "A value is not in its list",
-                f"{self.name}: {received!r} not in [{listed}]",
+                f"{self.name}: {received!r}",
                 extra_info={"input_name": self.name, "received_value": received},
+                listed=f" not in [{listed}]",
             )
         )
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
+from errno import ENOTDIR
 from functools import partial
 from pathlib import Path
 
@@ -48,9 +49,13 @@ class ModelsFolder:
         timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._root = Path(root)
+        self.root = Path(root)
         self.reads = PatientReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
         """Through which whatever lies in the folder is read by threads that must not hang."""
+        self.hashes = PatientReads(
+            ttl_s=ttl_s, timeout_s=timeout_s, clock=clock, subject="A hash of a model"
+        )
+        """The same for hashes of whole files: no other read stands in line behind one."""
         self._checkpoints: frozenset[str] | None = None
         """Those that are listed; None: all."""
 
@@ -60,9 +65,20 @@ class ModelsFolder:
         view._checkpoints = frozenset(checkpoints)
         return view
 
+    def is_there(self) -> bool:
+        return self.reads.read("root", self.root.is_dir)
+
     def names(self, kind: str) -> tuple[str, ...]:
         """The models of a kind ("checkpoints", "loras", ...), sorted."""
         return tuple(self._listing(kind))
+
+    def paths(self, kind: str) -> Mapping[str, Path]:
+        """The models of a kind with their paths, as they were listed."""
+        return self._listing(kind)
+
+    def at_top(self, name: str) -> Path:
+        """The path of a file that is no model, beside the folders of models."""
+        return self.root / name
 
     def path(self, kind: str, name: str) -> Path:
         """The path of a model. Raises CheckpointUnavailable if no such model is listed.
@@ -85,11 +101,11 @@ class ModelsFolder:
 
     def pickled(self, kind: str) -> dict[str, Path]:
         """The pickled files of a kind, by name with and without suffix. Listings leave them out."""
-        return self.reads.read(("pickled", kind), partial(_read_pickled, self._root, kind))
+        return self.reads.read(("pickled", kind), partial(_read_pickled, self.root, kind))
 
     def require_answer(self) -> None:
         """Raises ModelsUnavailable where the folder does not answer now."""
-        self.reads.read_now(self._root, self._root.exists, ttl_s=0)
+        self.reads.read_now(self.root, self.root.exists, ttl_s=0)
 
     def _is_there(self, path: Path) -> bool:
         with suppress(ModelsUnavailable):
@@ -98,7 +114,7 @@ class ModelsFolder:
 
     def _listing(self, kind: str) -> Mapping[str, Path]:
         listing: Mapping[str, Path] = self.reads.read(
-            ("listing", kind), partial(_read_listing, self._root, kind)
+            ("listing", kind), partial(_read_listing, self.root, kind)
         )
         if kind != CHECKPOINTS or self._checkpoints is None:
             return listing
@@ -109,6 +125,9 @@ class ModelsFolder:
 
 
 def _read_listing(root: Path, kind: str) -> dict[str, Path]:
+    """Raises NotADirectoryError where there is no folder: a disk may not be mounted yet."""
+    if not root.is_dir():
+        raise NotADirectoryError(ENOTDIR, "it is missing")
     return dict(sorted(_models_of(root, kind)))
 
 

@@ -26,6 +26,8 @@ class Scheduler:
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
     """More spellings."""
+    has_end: bool = False
+    """It ends at a sigma of its own, and not at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ class Sampler:
     """It chooses its own sigmas between the ends of a schedule."""
     own_mask_noise: bool = False
     """The part of a latent that a noise mask keeps gets other noise than the start."""
+    eta: float | None = None
+    """How much of the noise of ancestral steps it adds where nothing else is asked for; None: that
+    cannot be chosen."""
+    churns: bool = False
+    """Noise may be added before each of its steps, as none of them uses a past one."""
     needs_uncond: bool = False
     """It needs the unconditional x0 beside the guided one, as CFG++ does."""
 
@@ -63,7 +70,7 @@ SCHEDULERS = (
     Scheduler("normal", "Normal", "schedules:normal", aliases=("Uniform",)),
     Scheduler("karras", "Karras", "schedules:karras"),
     Scheduler("exponential", "Exponential", "schedules:exponential"),
-    Scheduler("sgm_uniform", "SGM Uniform", "schedules:sgm_uniform"),
+    Scheduler("sgm_uniform", "SGM Uniform", "schedules:sgm_uniform", aliases=("SGMUniform",)),
     Scheduler("simple", "Simple", "schedules:simple"),
     Scheduler("ddim_uniform", "DDIM", "schedules:ddim_uniform", aliases=("DDIM Uniform",)),
     Scheduler("beta", "Beta", "schedules:beta"),

@@ -6,7 +6,7 @@ It is read without torch, so that any process can read it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class Header:
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """What its author wrote into it."""
 
     def has(self, prefix: str) -> bool:
         """Whether the name of any tensor begins with `prefix`."""
@@ -50,4 +52,5 @@ def read_header(path: Path) -> Header:
 def _read(path: Path, _size_bytes: int, _changed_ns: int) -> Header:
     with safe_open(path, framework="np") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    return Header(path.name, shapes)
+        metadata = file.metadata() or {}
+    return Header(path.name, shapes, metadata)

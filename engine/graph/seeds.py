@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.graph.graph import SEED_INPUTS
-from engine.graph.literals import whole_number
+from engine.graph.inputs.literals import whole_number
 
 
 def resolve_seeds(prompt: object, draw: Callable[[], int]) -> Any:

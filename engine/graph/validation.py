@@ -12,15 +12,17 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from engine.errors import GraphInvalid
+from engine.errors import EngineError, GraphInvalid
 from engine.graph.catalogue import Catalogue
-from engine.graph.costing import COST_TOO_HIGH, Excess, FileSizes, ledger_of
+from engine.graph.costing import COST_TOO_HIGH, Excess, FileSizes, Ledger, ledger_of
 from engine.graph.declarations import NodeType
 from engine.graph.graph import Graph, Node
 from engine.graph.graph_errors import InputError, graph_invalid, graph_too_costly
-from engine.graph.inputs import CheckedInputs, check_inputs
+from engine.graph.inputs.checks import CheckedInputs, check_inputs, linked_values
+from engine.graph.inputs.constants import Constants
+from engine.graph.inputs.literals import is_unicode
+from engine.graph.inputs.switches import without_switches
 from engine.graph.limits import Limits
-from engine.graph.literals import is_unicode
 
 _SHOWN_CHARS = 100
 _MAX_TITLE_CHARS = 128
@@ -39,14 +41,15 @@ def validate(
     `input_files` are the names that an `InputFile` may have; None allows any name. `sizes` has the
     width and height of those that are known.
     """
-    nodes = _require_nodes(prompt, limits)
+    nodes = without_switches(_require_nodes(prompt, limits))
     types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
     outputs = [node_id for node_id, declared in types.items() if declared.is_output]
     if not outputs:
         raise GraphInvalid("prompt_no_outputs", "The prompt has no output node", "add a SaveImage")
     listed = catalogue.snapshot()
     check = partial(check_inputs, catalogue=listed, limits=limits, input_files=input_files)
-    checked = _check_reachable(nodes, types, outputs, check)
+    constants = Constants(limits)
+    checked = _check_reachable(nodes, types, outputs, check=check, constants=constants)
     errors = {node_id: list(each.errors) for node_id, each in checked.items() if each.errors}
     sources = {node_id: each.sources for node_id, each in checked.items()}
     if cycle := _find_cycle(sources):
@@ -55,7 +58,7 @@ def validate(
         raise graph_invalid(errors, sources, types)
     graph = _graph(nodes, types, checked)
     known_types = {each.class_type: each for each in types.values()}
-    ledger = ledger_of(graph, known_types, limits, sizes=sizes)
+    ledger = _ledger(graph, known_types, limits, sizes=sizes)
     if isinstance(ledger, Excess):
         raise graph_too_costly(ledger.node_id, _too_costly(ledger), sources, types)
     return replace(graph, cost=ledger.cost, node_bytes=ledger.node_bytes)
@@ -99,21 +102,41 @@ def _check_reachable(
     nodes: Mapping[str, Any],
     types: Mapping[str, NodeType],
     outputs: list[str],
-    check: Callable[[Mapping[str, Any], NodeType, Mapping[str, NodeType]], CheckedInputs],
+    *,
+    check: Callable[..., CheckedInputs],
+    constants: Constants,
 ) -> dict[str, CheckedInputs]:
-    """Check every node that an output needs, in the order of the prompt. All others are ignored."""
+    """Check every node that an output needs, in the order of the prompt. All others are ignored.
+
+    A node is checked after those that compute its values, unless they need it in turn.
+    """
     checked: dict[str, CheckedInputs] = {}
+    begun: set[str] = set()
     pending = list(outputs)
     while pending:
         node_id = pending.pop()
         if node_id in checked:
             continue
-        given = nodes[node_id].get("inputs")
+        given, declared = nodes[node_id].get("inputs"), types[node_id]
+        if node_id not in begun:
+            begun.add(node_id)
+            if values := _pure_sources(given, declared, types):
+                pending += [node_id, *values]
+                continue
         inputs = given if isinstance(given, dict) else {}
-        result = check(inputs, types[node_id], types)
+        result = check(inputs, declared, types, constants=constants)
+        if declared.is_pure and not result.errors and not result.links:
+            error = constants.add(node_id, declared, result.literals)
+            result.errors += [error] if error else []
         checked[node_id] = result
         pending += result.sources
     return {node_id: checked[node_id] for node_id in nodes if node_id in checked}
+
+
+def _pure_sources(given: object, declared: NodeType, types: Mapping[str, NodeType]) -> list[str]:
+    """The ids of the nodes that compute values for a node."""
+    linked = linked_values(given, declared)
+    return [each for each in linked if each in types and types[each].is_pure]
 
 
 def _find_cycle(sources: Mapping[str, Sequence[str]]) -> list[str]:
@@ -154,12 +177,25 @@ def _too_costly(excess: Excess) -> InputError:
     return InputError(COST_TOO_HIGH, "The graph costs too much", excess.message, extra_info)
 
 
+def _ledger(
+    graph: Graph, types: Mapping[str, NodeType], limits: Limits, *, sizes: FileSizes | None
+) -> Ledger | Excess:
+    try:
+        return ledger_of(graph, types, limits, sizes=sizes)
+    except GraphInvalid:
+        raise
+    except EngineError as error:
+        message = "A node's cost cannot be told"
+        raise GraphInvalid("custom_validation_failed", message, str(error)) from error
+
+
 def _graph(
     nodes: Mapping[str, Any],
     types: Mapping[str, NodeType],
     checked: Mapping[str, CheckedInputs],
 ) -> Graph:
     known_steps: dict[str, int] = {}
+    needed = _needed(checked, [each for each in checked if types[each].is_output])
     made = [
         _node(
             node_id,
@@ -169,8 +205,21 @@ def _graph(
             title=_title(nodes[node_id]),
         )
         for node_id, each in checked.items()
+        if node_id in needed
     ]
     return Graph(tuple(made))
+
+
+def _needed(checked: Mapping[str, CheckedInputs], outputs: list[str]) -> set[str]:
+    """The nodes that must run: those whose values are literals now need not."""
+    needed: set[str] = set()
+    pending = outputs
+    while pending:
+        node_id = pending.pop()
+        if node_id not in needed:
+            needed.add(node_id)
+            pending += [source.node_id for source in checked[node_id].links.values()]
+    return needed
 
 
 def _node(

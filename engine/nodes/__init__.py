@@ -1,25 +1,33 @@
 """The nodes that graphs are made of.
 
-To add a node, declare it with `@node` in one of these modules. A new module is listed here.
+To add a node, declare it with `@node` in one of the modules. A new module is listed here.
 """
 
 from engine.graph.declarations import gather_nodes
 from engine.nodes import (
     conditioning,
     control,
-    custom_sampling,
-    files,
-    image,
-    latent,
-    latent_batch,
     loaders,
-    mask,
+    merging,
     model_patches,
-    sampling,
     text,
-    upscale_model,
-    webui,
+    values,
 )
+from engine.nodes.images import (
+    compositing,
+    files,
+    filters,
+    image,
+    mask,
+    mask_operations,
+    transforms,
+    upscale_model,
+)
+from engine.nodes.latents import arithmetic, latent, latent_batch, tiled
+from engine.nodes.latents import transforms as latent_transforms
+from engine.nodes.samplers import custom_sampling, guiders, sampling, schedulers
+from engine.nodes.webui import hires, sampler, tiling
+from engine.nodes.webui import text as webui_text
 
 NODE_TYPES = gather_nodes(
     loaders,
@@ -27,13 +35,27 @@ NODE_TYPES = gather_nodes(
     conditioning,
     control,
     model_patches,
+    merging,
     sampling,
     custom_sampling,
+    schedulers,
+    guiders,
     latent,
     latent_batch,
+    arithmetic,
+    latent_transforms,
+    tiled,
     mask,
+    mask_operations,
     image,
+    transforms,
+    compositing,
+    filters,
     files,
     upscale_model,
-    webui,
+    values,
+    webui_text,
+    sampler,
+    hires,
+    tiling,
 )

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from engine.batcher import Work
-from engine.graph.cost import ConditioningShape, Estimate, ImageShape, saturated
+from engine.graph import work
+from engine.graph.cost import (
+    ConditioningShape,
+    Estimate,
+    ImageShape,
+    ModelShape,
+    model_shape,
+    saturated,
+)
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CONTROL_NETS
 from engine.nodes.loaders import load_part_estimate
@@ -17,24 +27,32 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images
     from engine.diffusion.images.vae import Vae
+    from engine.diffusion.model import Model
 
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts.")
 
 
-def _controlled(conditioning: ConditioningShape, image: ImageShape) -> ConditioningShape:
-    more = replace(conditioning, controls=saturated(conditioning.controls + 1))
+def _diff_estimate(_inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((ModelShape(is_merged=True),), work=work.LOAD_PART)
+
+
+def _controlled(inputs: Mapping[str, Any], name: str) -> ConditioningShape:
+    conditioning: ConditioningShape = inputs[name]
+    image: ImageShape = inputs["image"]
+    more = replace(
+        conditioning,
+        controls=saturated(conditioning.controls + 1),
+        merged=saturated(conditioning.merged + model_shape(inputs["control_net"]).is_merged),
+    )
     return more.holding(image.size_bytes)
 
 
 def _apply_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((_controlled(inputs["conditioning"], inputs["image"]),))
+    return Estimate((_controlled(inputs, "conditioning"),))
 
 
 def _apply_to_both_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    image = inputs["image"]
-    return Estimate(
-        (_controlled(inputs["positive"], image), _controlled(inputs["negative"], image))
-    )
+    return Estimate((_controlled(inputs, "positive"), _controlled(inputs, "negative")))
 
 
 @node(
@@ -51,6 +69,28 @@ def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[An
 
     network = yield from context.model(CONTROL_NETS, control_net_name, read_control_net)
     return (network,)
+
+
+@node(
+    "DiffControlNetLoader",
+    inputs={
+        "model": Link("MODEL", tooltip="What the file has the differences to."),
+        "control_net_name": Choice(folder=CONTROL_NETS, tooltip="The ControlNet to load."),
+    },
+    outputs=("CONTROL_NET",),
+    category="loaders",
+    display_name="Load ControlNet Model (diff)",
+    estimate=_diff_estimate,
+)
+def diff_control_net_loader(
+    context: Context, model: Model, control_net_name: str
+) -> Work[tuple[Any]]:
+    """Loads a ControlNet whose file has its differences to a model."""
+    from engine.diffusion.control.control_file import control_net_on
+
+    read = partial(control_net_on, name=control_net_name, unet=model.unet)
+    key = control_net_name, ref(model.unet)
+    return ((yield from context.made(key, read)),)
 
 
 @node(

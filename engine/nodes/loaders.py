@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import Estimate, MergedModel
+from engine.graph.cost import Estimate, ModelShape
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.diffusion.text.encoding import Clip
 
 _STRENGTH = {"min": -100.0, "max": 100.0}
+_MERGED = ModelShape(is_merged=True)
 
 
 def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
@@ -25,11 +26,11 @@ def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((MergedModel(), MergedModel()), work=work.LOAD)
+    return Estimate((_MERGED, _MERGED), work=work.LOAD)
 
 
 def _model_lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((MergedModel(),), work=work.LOAD)
+    return Estimate((_MERGED,), work=work.LOAD)
 
 
 def load_part_estimate(_inputs: Mapping[str, Any]) -> Estimate:

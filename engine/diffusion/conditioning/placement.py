@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TypeAlias
 
 import torch
@@ -49,19 +50,23 @@ PlacedConditioning: TypeAlias = tuple[PlacedCondition, ...]
 
 
 def placed_conditionings(
-    positive: Conditioning, negative: Conditioning, like: Tensor, levels: NoiseLevels
-) -> tuple[PlacedConditioning, PlacedConditioning]:
-    """Both conditionings on the latent `like` (batch, 4, h, w): cond and uncond.
+    positive: Conditioning,
+    negative: Conditioning,
+    like: Tensor,
+    levels: NoiseLevels,
+    *,
+    more: Sequence[Conditioning] = (),
+) -> tuple[PlacedConditioning, ...]:
+    """All conditionings on the latent `like` (batch, 4, h, w): cond, uncond and `more`.
 
-    For each area of one of them, the other gets a condition for the same area, so that guidance
+    For each area of one of them, the others get a condition for the same area, so that guidance
     compares estimates of the same window. Raises ValueError for an area outside of the latent.
     """
     negative = with_shared_controls(positive, negative)
-    cond = [_placed(each, like, levels) for each in positive]
-    uncond = [_placed(each, like, levels) for each in negative]
-    _add_counterparts(cond, uncond)
-    _add_counterparts(uncond, cond)
-    return tuple(cond), tuple(uncond)
+    found = [[_placed(each, like, levels) for each in one] for one in (positive, negative, *more)]
+    for ones, others in permutations(found, 2):
+        _add_counterparts(ones, others)
+    return tuple(map(tuple, found))
 
 
 def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> PlacedCondition:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 from diffusers import ControlNetModel
@@ -20,9 +21,10 @@ from diffusers.loaders.single_file_utils import (
 
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.linear import use_one_dnn
+from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
-from engine.graph.models_folder import CONFIG_SUFFIX
+from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """The shapes of the weights by diffusers' names."""
@@ -35,18 +37,27 @@ _UNSUPPORTED = {
     "lllite_": "a ControlNet-LLLite",
     "adapter.": "a T2I adapter",
     "body.0.": "a T2I adapter",
-    "difference": "a difference to a model",
     "task_embedding": "a union of ControlNets",
 }
+_DIFFERENCE = "difference"
+"""The key of a file that has the differences of its first half to a model."""
 _HEADS_OF_SD1 = 8
 _TEXT_WIDTH_OF_SD1 = 768
 _HEAD_WIDTH = 64
 _TIME_EMBEDDING_WIDTH = 256
 
 
-def read_control_net(path: Path, device: torch.device) -> Any:
-    """The network on the device; raises CheckpointUnavailable, which says what is wrong."""
+def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> Any:
+    """The network on the device; raises CheckpointUnavailable, which says what is wrong.
+
+    A file of differences needs the UNet `base`, to whose weights they are added.
+    """
     weights = Weights(path)
+    is_difference = _DIFFERENCE in weights.shapes
+    if is_difference and base is None:
+        raise CheckpointUnavailable(
+            f"{path.name} is a difference to a model: load it with DiffControlNetLoader"
+        )
     key_map = _key_map(weights)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     try:
@@ -55,6 +66,8 @@ def read_control_net(path: Path, device: torch.device) -> Any:
         with torch.device("meta"):
             network: Any = ControlNetModel.from_config(config)
         weights.load_into(network, key_map, LoadTarget(device, dtype))
+        if is_difference:
+            _add(base, network)
     except (IndexError, KeyError, StopIteration) as error:
         raise CheckpointUnavailable(
             f"{path.name} is not made like the ControlNets of Stable Diffusion 1, 2 and XL: "
@@ -64,6 +77,26 @@ def read_control_net(path: Path, device: torch.device) -> Any:
         # Its residuals are averaged over the picture, which the file does not say.
         network.register_to_config(global_pool_conditions=True)
     return use_one_dnn(network)
+
+
+def control_net_on(store: ModelStore, name: str, unet: Any) -> Any:
+    """The network of that name, whose file may have its differences to a UNet."""
+    path = store.models.path(CONTROL_NETS, name)
+    identity = store.identity(path)
+
+    def create() -> Any:
+        store.make_room(identity[1])
+        return read_control_net(path, store.device, base=unet)
+
+    return store.get_or_create(("controlnet", identity, ref(unet)), create)
+
+
+def _add(base: Any, network: Any) -> None:
+    own = dict(base.named_parameters())
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if (other := own.get(name)) is not None and other.shape == weight.shape:
+                weight.add_(other.to(weight))
 
 
 def config_of(shapes: Shapes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.conditioning.feathering import ramp
+from engine.diffusion.images.latent_arithmetic import joined
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Latent, empty_latent
 from engine.diffusion.images.resampling import kept_ratio, resampled
 from engine.errors import EngineError
@@ -50,6 +51,14 @@ class LatentOperations:
         cells = (max(1, round(width * factor)), max(1, round(height * factor)))
         return self._to_cells(latent, *cells, method=method, crop="disabled")
 
+    def cropped(self, latent: Latent, width: int, height: int) -> Latent:
+        """The middle `width` x `height` pixels; a side that is no longer than that stays."""
+        samples = latent.samples
+        for axis, side in ((2, height), (3, width)):
+            cells = min(side // PIXELS_PER_LATENT, samples.shape[axis])
+            samples = samples.narrow(axis, (samples.shape[axis] - cells) // 2, cells)
+        return replace(latent, samples=samples)
+
     def repeated(self, latent: Latent, amount: int) -> Latent:
         """Repeat the batch. Each repeat gets noise of its own."""
         samples, mask, index = latent.samples, latent.noise_mask, latent.batch_index
@@ -60,6 +69,12 @@ class LatentOperations:
             draws = max(index) - min(index) + 1
             index = tuple(draw + n * draws for n in range(amount) for draw in index)
         return Latent(samples.repeat(amount, 1, 1, 1), mask, index)
+
+    def joined(self, first: Latent, second: Latent) -> Latent:
+        """One batch of both; the second are brought to the size of the first."""
+        count = len(first.samples) + len(second.samples)
+        self._require(count, first.samples.shape[-1], first.samples.shape[-2])
+        return joined(first, second)
 
     def batch_slice(self, latent: Latent, start: int, length: int) -> Latent:
         """A part of the batch, which keeps the noise that it had in it."""

@@ -28,6 +28,11 @@ class ImageOperations:
         levels = [(colour >> shift & 0xFF) / 0xFF for shift in (16, 8, 0)]
         return torch.tensor(levels).repeat(batch_size, height, width, 1)
 
+    def solid_mask(self, width: int, height: int, value: float) -> Mask:
+        """A mask of one value."""
+        self.limits.require_batch(1, width=width, height=height)
+        return torch.full((1, height, width), value)
+
     def scaled(self, images: Images, width: int, height: int, *, method: str, crop: str) -> Images:
         """Resize to `width` x `height`; if one is 0, in proportion; if both are, not at all."""
         if width == height == 0:
@@ -49,6 +54,12 @@ class ImageOperations:
         if first.shape[1:] != second.shape[1:]:
             second = self.scaled(second, width, height, method="bilinear", crop="center")
         return torch.cat((first, second))
+
+    def repeated(self, images: Images, amount: int) -> Images:
+        """The batch, so many times."""
+        _, height, width, _ = images.shape
+        self.limits.require_batch(len(images) * amount, width=width, height=height)
+        return images.repeat(amount, 1, 1, 1)
 
     def padded(
         self, images: Images, *, left: int, top: int, right: int, bottom: int, feathering: int

@@ -46,6 +46,8 @@ class Decode(Request):
     vae: Vae
     samples: Tensor
     goes_ahead: bool = False
+    is_clamped: bool = True
+    """Off: what is beyond 0..1 stays, for a mean of several."""
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -63,8 +65,11 @@ class Decode(Request):
         with memory_checked():
             samples = torch.cat([request.samples.to(device) for request in requests])
             decoded: Tensor = vae.autoencoder.decode(samples, return_dict=False)[0]
-            images = ((decoded + 1.0) / 2.0).clamp(0.0, 1.0)
-            return list(images.movedim(1, -1).cpu().split(1))
+            images = ((decoded + 1.0) / 2.0).movedim(1, -1).cpu().split(1)
+            return [
+                each.clamp(0.0, 1.0) if request.is_clamped else each
+                for request, each in zip(requests, images, strict=True)
+            ]
 
 
 @dataclass(slots=True, eq=False)

@@ -208,3 +208,20 @@ def test_first_index_must_cover_every_output(engine: Engine, catalogue: Catalogu
     graph = validate(text_to_image(), catalogue, Limits())
     with pytest.raises(ValueError, match="9"):
         engine.submit(graph, on_event=lambda _: None, first_index={})
+
+
+def test_previews_change_no_picture(submit: Submit) -> None:
+    plain, shown = submit(text_to_image()), submit(text_to_image(), has_previews=True)
+    assert np.array_equal(plain.images()[0].pixels, shown.images()[0].pixels)
+    assert not any(isinstance(each, Progress) and each.preview for each in plain.events)
+
+
+def test_a_run_shows_what_its_picture_looks_like_so_far(submit: Submit) -> None:
+    watched = submit(text_to_image(steps=3000), has_previews=True)
+    while not (isinstance(event := watched.next(), Progress) and event.preview):
+        pass
+    assert event.preview.startswith(b"\xff\xd8")
+    assert event.class_type == "KSampler"
+    assert watched.run is not None
+    watched.run.cancel()
+    assert isinstance(watched.wait(), Errored)

@@ -10,7 +10,7 @@ import pytest
 from engine.batch_limits import BatchLimits
 from engine.batcher import Batcher, Execution, Member, Request
 from engine.errors import OutOfMemory
-from engine.stages import Stage
+from engine.stages import MOST_BESIDE, Stage, StageClock
 
 
 @dataclass(eq=False)
@@ -67,6 +67,7 @@ class Ends:
 
     def join(self, name: str, execution: Execution) -> Member:
         member = Member(execution, on_end=lambda error: self.ended.setdefault(name, error))
+        member.stages.name = name
         self.batcher.join(member)
         return member
 
@@ -91,6 +92,26 @@ def test_a_run_knows_the_rows_of_its_calls_and_is_in_their_stage() -> None:
     assert shorter.stages.rows_per_call == 6
     assert longer.stages.rows_per_call == 3  # calls of 6 and 2 rows
     assert longer.stages.seconds.keys() == {Stage.DENOISE}
+
+
+def test_a_run_knows_which_others_were_in_its_calls() -> None:
+    ends = Ends(Batcher())
+    first = ends.join("a", run(Step("a")))
+    second = ends.join("b", run(Step("b"), Step("b")))
+    ends.join("", run(Step("nobody")))
+    ends.batcher.step()
+    third = ends.join("c", run(Step("c", key_="another model")))
+    ends.finish()
+    assert first.stages.beside == second.stages.beside == {"a", "b"}
+    assert third.stages.beside == {"c"}
+
+
+def test_a_run_keeps_no_more_than_so_many_names() -> None:
+    clock = StageClock()
+    for number in range(1000):
+        clock.begin(Stage.DENOISE)
+        clock.end(Stage.DENOISE, rows=1, call_rows=2, names={str(number), "own"})
+    assert len(clock.beside) <= MOST_BESIDE + 1
 
 
 def test_runs_share_calls_and_join_and_leave_at_any_step(calls: list[list[str]]) -> None:

@@ -20,7 +20,7 @@ Prompt = dict[str, Any]
 
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Catalogue:
-    for folder in ("checkpoints", "loras"):
+    for folder in ("checkpoints", "loras", "controlnet"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / TINY).touch()
     return Catalogue(ModelsFolder(tmp_path))
@@ -86,3 +86,41 @@ def test_none_is_merged_before_its_turn(catalogue: Catalogue) -> None:
     """Nodes run ahead of the order while they are small."""
     graph = graph_of(fan(3), catalogue, 0)
     assert all(graph.node_bytes[f"m{n}"] > graph.overlap_bytes for n in range(3))
+
+
+def test_a_guider_holds_its_model(catalogue: Catalogue) -> None:
+    """The sampler of each waits for the latent of the one before it."""
+    prompt = text_to_image() | {
+        "n": node("RandomNoise", noise_seed=1),
+        "k": node("KSamplerSelect", sampler_name="euler"),
+        "t": node("KarrasScheduler", steps=2, sigma_max=14.6, sigma_min=0.03, rho=7),
+    }
+    shared = {"noise": ["n", 0], "sampler": ["k", 0], "sigmas": ["t", 0]}
+    for n in range(5):
+        prompt[f"m{n}"] = lora("4", n + 1.0)
+        prompt[f"g{n}"] = node("BasicGuider", model=[f"m{n}", 0], conditioning=["6", 0])
+        latent = [f"s{n - 1}" if n else "5", 0]
+        inputs = {**shared, "guider": [f"g{n}", 0], "latent_image": latent}
+        prompt[f"s{n}"] = node("SamplerCustomAdvanced", **inputs)
+    prompt["8"]["inputs"]["samples"] = ["s4", 0]
+    assert graph_of(prompt, catalogue, 6)
+    with pytest.raises(GraphInvalid) as refusal:
+        graph_of(prompt, catalogue, 4)
+    assert refusal.value.extra_info["limit"] == "max_merged_models"
+
+
+def test_conditionings_hold_control_nets_that_are_differences(catalogue: Catalogue) -> None:
+    """Each is made for a model, and the conditioning has it once the model is gone."""
+    prompt = text_to_image() | {"i": node("EmptyImage", width=64, height=64, batch_size=1, color=0)}
+    for n in range(6):
+        prompt[f"m{n}"] = lora("4", n + 1.0)
+        loader = {"model": [f"m{n}", 0], "control_net_name": TINY}
+        prompt[f"d{n}"] = node("DiffControlNetLoader", **loader)
+        given = {"control_net": [f"d{n}", 0], "image": ["i", 0], "strength": 1.0}
+        before = [f"a{n - 1}" if n else "6", 0]
+        prompt[f"a{n}"] = node("ControlNetApply", conditioning=before, **given)
+    prompt["3"]["inputs"]["positive"] = ["a5", 0]
+    assert graph_of(prompt, catalogue, 12)
+    with pytest.raises(GraphInvalid) as refusal:
+        graph_of(prompt, catalogue, 6)
+    assert refusal.value.extra_info["limit"] == "max_merged_models"

@@ -44,8 +44,8 @@ def test_lists_files_folders_and_what_lies_at_the_top(tmp_path: Path) -> None:
     assert models.path("checkpoints", "folder").is_dir()
 
 
-def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
-    assert ModelsFolder(tmp_path / "none").names("checkpoints") == ()
+def test_a_kind_without_a_folder_has_no_models(tmp_path: Path) -> None:
+    assert ModelsFolder(tmp_path).names("loras") == ()
 
 
 def test_listing_is_read_anew_after_its_time(tmp_path: Path) -> None:
@@ -154,3 +154,18 @@ def test_a_view_lists_the_checkpoints_that_it_is_for_alone(tmp_path: Path) -> No
     with pytest.raises(CheckpointUnavailable):
         view.path("checkpoints", "a.safetensors")
     assert models.names("checkpoints") == ("a.safetensors", "b.safetensors")
+
+
+def test_a_folder_that_is_missing_is_no_empty_one(tmp_path: Path) -> None:
+    """Its disk may not be mounted yet: jobs wait for it, and do not fail for their models."""
+    root = tmp_path / "models"
+    models = ModelsFolder(root, ttl_s=0)
+    with pytest.raises(ModelsUnavailable, match="missing"):
+        models.names("checkpoints")
+    root.mkdir()
+    assert models.names("checkpoints") == ()
+    (root / "a.safetensors").touch()
+    assert models.names("checkpoints") == ("a.safetensors",)
+    (root / "a.safetensors").unlink()
+    root.rmdir()
+    assert models.names("checkpoints") == ("a.safetensors",)

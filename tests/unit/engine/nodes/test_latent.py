@@ -223,3 +223,9 @@ def test_latents_that_would_be_too_large_are_refused(
 def test_an_empty_latent_that_a_link_made_too_large_is_refused() -> None:
     with pytest.raises(TooLarge):
         outputs_of("EmptyLatentImage", limits=SMALL, width=64, height=64, batch_size=2)
+
+
+def test_the_webui_cuts_a_latent_to_its_middle() -> None:
+    samples = torch.arange(2 * 4 * 6 * 8.0).view(2, 4, 6, 8)
+    (found,) = outputs_of("WebUILatentCrop", samples=Latent(samples), width=32, height=64)
+    assert torch.equal(found.samples, samples[:, :, :, 2:6])

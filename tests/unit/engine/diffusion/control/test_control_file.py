@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from diffusers import ControlNetModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.diffusion.control.control_file import config_of, read_control_net
 from engine.errors import CheckpointUnavailable
@@ -116,6 +118,23 @@ def test_a_foreign_file_is_refused_by_its_kind(key: str, message: str, tmp_path:
     save_file({key: torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointUnavailable, match=message):
         read_control_net(tmp_path / "x.safetensors", CPU)
+
+
+def test_a_file_of_differences_is_added_to_a_model(network: Any, tmp_path: Path) -> None:
+    base = tiny_control_net(2)
+    own = dict(base.named_parameters())
+    difference = copy.deepcopy(network)
+    shared = [name for name, _ in network.named_parameters() if not name.startswith("controlnet_")]
+    with torch.no_grad():
+        for name in shared:
+            difference.get_parameter(name).sub_(own[name])
+    path = tmp_path / "x.safetensors"
+    write_in_ldm_keys(difference, path)
+    save_file({**load_file(path), "difference": torch.zeros(1)}, path)
+    unet = SimpleNamespace(named_parameters=lambda: [(name, own[name]) for name in shared])
+    found = read_control_net(path, CPU, base=unet)
+    for name, weight in network.named_parameters():
+        assert torch.allclose(found.get_parameter(name), weight, atol=1e-6)
 
 
 def test_damaged_files_and_other_sizes_are_unavailable(network: Any, tmp_path: Path) -> None:

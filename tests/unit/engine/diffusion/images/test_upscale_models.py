@@ -209,3 +209,29 @@ def test_a_workflow_enlarges_an_image(tmp_path: Path) -> None:
     engine.stop()
     assert all(isinstance(image, ImageReady) for image in images)
     assert [image.pixels.shape for image in images] == [(48, 72, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("size", "times"), [((32, 32), 0), ((33, 20), 1), ((64, 64), 1), ((65, 64), 2), ((999, 999), 3)]
+)
+def test_the_webui_enlarges_until_the_size_is_reached(size: tuple[int, int], times: int) -> None:
+    network, images = Nearest(), torch.rand(1, 32, 32, 3)
+    width, height = size
+    (found,) = outputs_of(
+        "WebUIImageUpscale", upscale_model=network, image=images, width=width, height=height
+    )
+    assert found.shape[1:3] == (32 * 2**times, 32 * 2**times)
+
+
+def test_a_network_that_enlarges_nothing_is_applied_once() -> None:
+    network = Nearest()
+    network.forward = lambda images: images  # type: ignore[method-assign]  # a restoring network
+    network.scale = 1
+    (found,) = outputs_of(
+        "WebUIImageUpscale",
+        upscale_model=network,
+        image=torch.rand(1, 32, 32, 3),
+        width=64,
+        height=64,
+    )
+    assert found.shape[1:3] == (32, 32)

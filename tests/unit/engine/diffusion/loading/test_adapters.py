@@ -20,13 +20,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from engine.batch_limits import BatchLimits
 from engine.diffusion.adapters import Adapter, AppliedAdapter
 from engine.diffusion.context import Context
-from engine.diffusion.control.free_u import FreeU, with_free_u
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.lora_file import unet_layers
 from engine.diffusion.loading.merging import AppliedLora, merged
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
+from engine.diffusion.patches.free_u import FreeU, with_free_u
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits

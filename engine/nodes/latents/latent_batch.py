@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.graph.cost import Estimate, LatentShape, saturated
 from engine.graph.declarations import Int, Link, node
-from engine.nodes.latent import changed_latent
+from engine.nodes.latents.latent import changed_latent
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context

@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from engine.diffusion.control.free_u import FreeU, with_free_u
 from engine.diffusion.model import Model
+from engine.diffusion.patches.free_u import FreeU, with_free_u
 from engine.graph.catalogue import Catalogue
 from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.tiny_unet import answer_of, tiny_unet
 from tests.support.engine.workflows import node, text_to_image
 
 SETTINGS = FreeU(1.1, 1.2, 0.9, 0.2)
 NOTHING = FreeU(1.0, 1.0, 1.0, 1.0)
-LEVELS = [8, 16, 32, 32]
-"""The channels of each level: the fewest, and twice and four times as many, as published."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,26 +30,13 @@ def inference() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    sizes: dict[str, Any] = {
-        "block_out_channels": LEVELS,
-        "down_block_types": ["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"],
-        "up_block_types": ["UpBlock2D"] + ["CrossAttnUpBlock2D"] * 3,
-        "norm_num_groups": 4,
-        "cross_attention_dim": 16,
-        "attention_head_dim": 2,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        unet: Any = UNet2DConditionModel(**sizes)
-    return Model(unet.eval().requires_grad_(False), latent_scale=1.0)
+    return Model(tiny_unet(), latent_scale=1.0)
 
 
 def answer(unet: Any) -> Tensor:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn((2, 4, 16, 16), generator=generator)
-    tokens = torch.randn((2, 77, 16), generator=generator)
-    found: Tensor = unet(x, torch.tensor([999, 10]), tokens, return_dict=False)[0]
-    return found
+    return answer_of(unet, x)
 
 
 def joined(unet: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from engine.batcher import Work
 from engine.graph import work
 from engine.graph.cost import Estimate, SigmasShape
 from engine.graph.declarations import Boolean, Float, Int, Link, node
-from engine.nodes.sampling import (
+from engine.nodes.samplers.sampling import (
     CFG,
     SAMPLERS,
     SCHEDULERS,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
     from engine.diffusion.samplers.sigmas import Sigmas
 
-_DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")
-_SIGMA_MAX = Float(14.614642, min=0.0, max=5000.0, tooltip="The sigma to start from.")
-_SIGMA_MIN = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last sigma above 0.")
+DENOISE = Float(1.0, min=0.0, max=1.0, tooltip="Below 1: the end of a longer schedule.")
+SIGMA_MAX = Float(14.614642, min=0.0, max=5000.0, tooltip="The sigma to start from.")
+SIGMA_MIN = Float(0.0291675, min=0.0, max=5000.0, tooltip="The last sigma above 0.")
 
 
 def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -130,7 +130,7 @@ def k_sampler_select(context: Context, sampler_name: str) -> tuple[str]:
         "model": Link("MODEL"),
         "scheduler": SCHEDULERS,
         "steps": STEPS,
-        "denoise": _DENOISE,
+        "denoise": DENOISE,
     },
     outputs=("SIGMAS",),
     category="sampling/custom_sampling/schedulers",
@@ -152,8 +152,8 @@ def basic_scheduler(
     "KarrasScheduler",
     inputs={
         "steps": STEPS,
-        "sigma_max": _SIGMA_MAX,
-        "sigma_min": _SIGMA_MIN,
+        "sigma_max": SIGMA_MAX,
+        "sigma_min": SIGMA_MIN,
         "rho": Float(7.0, min=0.0, max=100.0, tooltip="The higher, the more small sigmas."),
     },
     outputs=("SIGMAS",),
@@ -173,7 +173,7 @@ def karras_scheduler(
 
 @node(
     "ExponentialScheduler",
-    inputs={"steps": STEPS, "sigma_max": _SIGMA_MAX, "sigma_min": _SIGMA_MIN},
+    inputs={"steps": STEPS, "sigma_max": SIGMA_MAX, "sigma_min": SIGMA_MIN},
     outputs=("SIGMAS",),
     category="sampling/custom_sampling/schedulers",
     display_name="ExponentialScheduler",
@@ -193,8 +193,8 @@ def exponential_scheduler(
     "PolyexponentialScheduler",
     inputs={
         "steps": STEPS,
-        "sigma_max": _SIGMA_MAX,
-        "sigma_min": _SIGMA_MIN,
+        "sigma_max": SIGMA_MAX,
+        "sigma_min": SIGMA_MIN,
         "rho": Float(1.0, min=0.0, max=100.0, tooltip="The higher, the more small sigmas."),
     },
     outputs=("SIGMAS",),
@@ -217,7 +217,7 @@ def polyexponential_scheduler(
     inputs={
         "model": Link("MODEL"),
         "steps": Int(1, min=1, max=10, limit="steps"),
-        "denoise": _DENOISE,
+        "denoise": DENOISE,
     },
     outputs=("SIGMAS",),
     category="sampling/custom_sampling/schedulers",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.batcher import Work
 from engine.graph.cost import Estimate, ImageShape, LatentShape, MaskShape, saturated
 from engine.graph.declarations import Choice, Int, Link, node
-from engine.nodes.latent import encode_estimate
+from engine.nodes.latents.latent import encode_estimate
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import names, work
-from engine.graph.cost import ConditioningShape, Estimate, LatentShape, saturated
+from engine.graph.cost import ConditioningShape, Estimate, LatentShape, model_shape, saturated
 from engine.graph.declarations import Choice, Float, Int, Link, node
 from engine.graph.limits import MAX_SCHEDULE_SIGMAS
+from engine.webui.sampler_names import SAMPLER_OF
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -51,17 +52,23 @@ def _schedule_sigmas(inputs: Mapping[str, Any]) -> float:
 def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Estimate:
     """What it costs to sample `latent_image` with `positive` and `negative` at `cfg`.
 
-    An area of one conditioning is a row of the other too.
+    An area of one conditioning is a row of the other too. The `model` may ask for more rows.
     """
     positive: ConditioningShape = inputs["positive"]
     negative: ConditioningShape = inputs["negative"]
     latent: LatentShape = inputs["latent_image"]
-    row = names.SAMPLER_OF[sampler]
-    rows = positive.rows + negative.areas
-    if inputs["cfg"] != 1.0 or row.needs_uncond:
-        rows += negative.rows + positive.areas
-    control = 1.0 + work.CONTROL * max(positive.controls, negative.controls)
-    tokens = max(positive.tokens, negative.tokens)
+    row = SAMPLER_OF[sampler]
+    model = model_shape(inputs.get("model"))
+    texts = [positive, negative]
+    own_rows = [positive.rows + negative.areas, negative.rows + positive.areas]
+    rows = own_rows[0] + model.more_calls * max(own_rows)
+    if inputs["cfg"] != 1.0 or row.needs_uncond or model.third:
+        rows += own_rows[1]
+    if model.third:
+        texts.append(model.third)
+        rows += model.third.rows + 2 * model.third.areas + positive.areas + negative.areas
+    control = 1.0 + work.CONTROL * max(each.controls for each in texts)
+    tokens = max(each.tokens for each in texts)
     call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * control
     taken = max(steps, row.least_steps) if steps else 0
     return Estimate(
@@ -117,7 +124,6 @@ def k_sampler(
     negative: Conditioning,
     latent_image: Latent,
     denoise: float,
-    step_seed_offset: int | None = None,
 ) -> Work[tuple[Latent]]:
     """Denoises a latent, guided by the positive and the negative conditioning."""
     sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
@@ -131,7 +137,6 @@ def k_sampler(
         positive=positive,
         negative=negative,
         cfg=cfg,
-        step_seed_offset=step_seed_offset,
     )
     return (latent,)
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from diffusers.utils.torch_utils import fourier_filter
 from torch import Tensor, nn
 
-from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.model import Model
+from engine.diffusion.patches.variants import variant_of
 
 _LOW_FREQUENCIES = 1
 
@@ -49,30 +49,18 @@ class FreeU:
 
 def with_free_u(model: Model, settings: FreeU) -> Model:
     """The model with a UNet that shares the weights; equal settings give the same UNet."""
-    key = id(model.unet), settings
-    unet = _VARIANTS.get(key)
-    if unet is None:
-        unet = _VARIANTS[key] = _variant(model.unet, settings)
+    unet = variant_of(model.unet, settings, partial(_patch, settings=settings))
     return replace(model, unet=unet)
 
 
-_VARIANTS: WeakValueDictionary[tuple[int, FreeU], Any] = WeakValueDictionary()
-"""The UNets that jobs use now, so that equal ones share their calls. Each holds the UNet that it is
-a variant of, which keeps that one's id from being given to another.
-"""
-
-
-def _variant(unet: Any, settings: FreeU) -> Any:
-    variant = sharing_copy(unet)
+def _patch(unet: Any, settings: FreeU) -> None:
     fewest = unet.config.block_out_channels[0]
     factors = {4 * fewest: (settings.b1, settings.s1), 2 * fewest: (settings.b2, settings.s2)}
 
     def hook(channels: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         backbone_factor, skip_factor = factors[channels]
 
-        def scale(
-            _layer: nn.Module, inputs: tuple[Any, ...], _origin: Any = unet
-        ) -> tuple[Any, ...]:
+        def scale(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             joined, *rest = inputs
             hidden, skip = joined[:, :channels], joined[:, channels:]
             # diffusers types the factor as an int, but it is a float.
@@ -81,10 +69,9 @@ def _variant(unet: Any, settings: FreeU) -> Any:
 
         return scale
 
-    for layer, channels in _layers_after_skips(variant):
+    for layer, channels in _layers_after_skips(unet):
         if channels in factors:
             layer.register_forward_pre_hook(hook(channels))
-    return variant
 
 
 def _layers_after_skips(unet: Any) -> Iterator[tuple[nn.Module, int]]:

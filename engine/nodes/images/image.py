@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Mask
 
-_METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
+METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
 _FLOAT_BYTES = 4
 """Of a value of a pixel, which is one byte in a file."""
 _IN_PROPORTION = "In pixels; 0 keeps the proportions."
@@ -110,6 +110,18 @@ def preview_image(context: Context, images: Images) -> list[NDArray[np.uint8]]:
 
 
 @node(
+    "SaveImageWebsocket",
+    inputs={"images": Link("IMAGE")},
+    category="api/image",
+    is_output=True,
+    estimate=_saved_estimate,
+)
+def save_image_websocket(context: Context, images: Images) -> list[NDArray[np.uint8]]:
+    """Makes the images results of the job, as Save Image does: no websocket sends them."""
+    return context.pixels(images)
+
+
+@node(
     "EmptyImage",
     inputs={
         "width": Int(512, min=1, max=MAX_SIDE, limit="longest_side"),
@@ -133,7 +145,7 @@ def empty_image(
     "ImageScale",
     inputs={
         "image": Link("IMAGE"),
-        "upscale_method": _METHODS,
+        "upscale_method": METHODS,
         "width": side(512, step=1, tooltip=_IN_PROPORTION),
         "height": side(512, step=1, tooltip=_IN_PROPORTION),
         "crop": CROP,
@@ -155,7 +167,7 @@ def image_scale(
     "ImageScaleBy",
     inputs={
         "image": Link("IMAGE"),
-        "upscale_method": _METHODS,
+        "upscale_method": METHODS,
         "scale_by": Float(1.0, min=0.01, max=8.0),
     },
     outputs=("IMAGE",),

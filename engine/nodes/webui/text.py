@@ -1,4 +1,4 @@
-"""Nodes that work as the WebUI does, where it differs from ComfyUI."""
+"""The node that encodes texts as the WebUI does."""
 
 from __future__ import annotations
 
@@ -7,31 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph.cost import ConditioningShape, Estimate, text_tokens
-from engine.graph.declarations import Choice, Int, Link, String, node
-from engine.nodes.latent import latent_upscale
-from engine.nodes.sampling import k_sampler, require_schedule, schedule_work
+from engine.graph.declarations import Boolean, Choice, Input, Int, Link, String, node
+from engine.nodes.samplers.sampling import STEPS, k_sampler, require_schedule, schedule_work
 from engine.nodes.text import encoding_estimate
+from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS
 from engine.webui.prompt import Part, read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.images.latents import Latent
     from engine.diffusion.model import Model
     from engine.diffusion.text.encoding import Clip
 
-_METHODS = Choice(
-    (
-        "bilinear",
-        "bilinear antialiased",
-        "bicubic",
-        "bicubic antialiased",
-        "nearest",
-        "nearest-exact",
-    )
-)
-_SCHEDULE = ("steps", "sampler_name", "scheduler", "denoise")
+_SCHEDULE: dict[str, Input] = {
+    "steps": STEPS,
+    "sampler_name": SAMPLERS,
+    "scheduler": SCHEDULERS,
+    "denoise": k_sampler.inputs["denoise"],
+}
 
 
 def _check(literals: Mapping[str, Any]) -> None:
@@ -74,9 +68,23 @@ def _conditioning(parts: Sequence[Part]) -> ConditioningShape:
         "model": Link("MODEL", tooltip="The model that is to be guided."),
         "text": String(multiline=True, tooltip="What the image should show."),
         "negative_text": String(multiline=True, tooltip="What it should not show."),
-        **{name: k_sampler.inputs[name] for name in _SCHEDULE},
+        **_SCHEDULE,
         "steps_before": Int(
             0, min=0, max=10_000, tooltip="Steps of an earlier pass, which [a:b:step] counts too."
+        ),
+    },
+    optional={
+        "pads_texts": Boolean(
+            False, tooltip="Texts that follow one another, or guide together, are of one length."
+        ),
+        "zeroes_empty_negative": Boolean(
+            False, tooltip="SDXL gets zeros for an empty negative text."
+        ),
+        "makes_plain": Boolean(
+            False, tooltip="Typographic and full-width characters become plain ones."
+        ),
+        "emphasis": Choice(
+            ("Original", "No norm", "Ignore"), tooltip="Whether weights keep the mean of a chunk."
         ),
     },
     outputs=("CONDITIONING", "CONDITIONING"),
@@ -97,11 +105,14 @@ def webui_text_encode(
     sampler_name: str,
     scheduler: str,
     denoise: float,
+    **options: Any,
 ) -> Work[tuple[Conditioning, Conditioning]]:
     """Encodes a prompt and a negative prompt in the WebUI's syntax and with its weights.
 
     The schedule must be that of the sampler that the two go to.
     """
+    from engine.diffusion.text.webui import TextOptions
+
     counted = {"steps": steps, "steps_before": steps_before}
     return (
         yield from context.encode_webui(
@@ -109,45 +120,6 @@ def webui_text_encode(
             read_prompt(text, **counted),
             read_negative_prompt(negative_text, **counted),
             sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
+            options=TextOptions(**options),
         )
     )
-
-
-@node(
-    "WebUISampler",
-    inputs={
-        **k_sampler.inputs,
-        "eta_noise_seed_delta": Int(
-            0, min=0, max=2**32 - 1, tooltip="How far the seed of the noise in steps is from seed."
-        ),
-    },
-    outputs=("LATENT",),
-    category="darkroom",
-    display_name="WebUI Sampler",
-    steps_input="steps",
-    estimate=k_sampler.estimate,
-    check=k_sampler.check,
-)
-def webui_sampler(
-    context: Context, eta_noise_seed_delta: int, **inputs: Any
-) -> Work[tuple[Latent]]:
-    """Denoises a latent; the noise that the sampler adds on its way has a seed of its own."""
-    latents: tuple[Latent] = yield from k_sampler.body(
-        context, **inputs, step_seed_offset=eta_noise_seed_delta
-    )
-    return latents
-
-
-@node(
-    "WebUILatentUpscale",
-    inputs={**latent_upscale.inputs, "upscale_method": _METHODS},
-    outputs=("LATENT",),
-    category="darkroom",
-    display_name="WebUI Latent Upscale",
-    pixel_inputs=latent_upscale.pixel_inputs,
-    estimate=latent_upscale.estimate,
-)
-def webui_latent_upscale(context: Context, **inputs: Any) -> tuple[Latent]:
-    """Brings latents to the size of images of `width` x `height` pixels, by the WebUI's methods."""
-    latents: tuple[Latent] = latent_upscale.body(context, **inputs)
-    return latents

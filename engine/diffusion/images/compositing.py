@@ -1,0 +1,74 @@
+"""Images and latents over others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.diffusion.images.latents import Images, Mask
+from engine.diffusion.images.resampling import resampled
+from engine.errors import EngineError
+
+
+def repeated_to(batch: Tensor, count: int) -> Tensor:
+    """As many as `count`, from the first again where there are fewer."""
+    if len(batch) >= count:
+        return batch[:count]
+    return batch[torch.arange(count) % len(batch)]
+
+
+def pasted(
+    below: Tensor, above: Tensor, *, x: int, y: int, mask: Mask | None, resized: bool
+) -> Tensor:
+    """`above` over `below` from `x`, `y` on, as much as the mask says; both are planes.
+
+    (batch, channels, height, width). The mask has the size of `above`, or is brought to it.
+    """
+    if resized:
+        above = functional.interpolate(above, size=below.shape[-2:], mode="bilinear")
+    above = repeated_to(above, len(below)).to(below)
+    result = below.clone()
+    window = result[..., y : y + above.shape[-2], x : x + above.shape[-1]]
+    source = above[..., : window.shape[-2], : window.shape[-1]]
+    if not window.numel():
+        return result
+    if mask is None:
+        window.copy_(source)
+        return result
+    planes = mask.reshape(-1, 1, *mask.shape[-2:])[: len(below)]
+    share = functional.interpolate(planes, size=above.shape[-2:], mode="bilinear")
+    share = repeated_to(share, len(below))[..., : window.shape[-2], : window.shape[-1]].to(below)
+    window.copy_(source * share + window * (1.0 - share))
+    return result
+
+
+def blended(first: Images, second: Images, *, factor: float, mode: str) -> Images:
+    """The first images, and by `factor` what a mode of blending makes of both."""
+    if first.shape[1:3] != second.shape[1:3]:
+        height, width = first.shape[1:3]
+        planes = second.movedim(-1, 1)
+        planes = resampled(planes, width, height, method="bicubic", crop="center")
+        second = planes.movedim(1, -1)
+    if len(first) != len(second) and 1 not in {len(first), len(second)}:
+        raise EngineError(f"{len(first)} images cannot be blended with {len(second)}.")
+    return (first * (1 - factor) + _mode(first, second, mode) * factor).clamp(0, 1)
+
+
+def _mode(a: Images, b: Images, mode: str) -> Images:
+    """Each pair of values by a mode of blending: W3C, Compositing and Blending, section 9.1."""
+    match mode:
+        case "multiply":
+            return a * b
+        case "screen":
+            return 1 - (1 - a) * (1 - b)
+        case "overlay":
+            return torch.where(a <= 0.5, 2 * a * b, 1 - 2 * (1 - a) * (1 - b))
+        case "soft_light":
+            lit = torch.where(a <= 0.25, ((16 * a - 12) * a + 4) * a, a.clamp(min=0).sqrt())
+            darker, lighter = a - (1 - 2 * b) * a * (1 - a), a + (2 * b - 1) * (lit - a)
+            return torch.where(b <= 0.5, darker, lighter)
+        case "difference":
+            return a - b
+        case _:
+            return b

@@ -1,0 +1,69 @@
+"""Holds what the body of another package's node returns against the types that it declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.images.latents import CHANNELS, Latent
+from engine.diffusion.samplers.sigmas import Sigmas
+from engine.graph.declarations import VALUE_TYPES, is_value
+from engine.reports import SavedLatent
+
+_COLOURS = 3
+
+
+def require_output(type_name: str, value: Any) -> None:
+    """Raise ValueError for a value that no input of that type can be given."""
+    match type_name:
+        case "IMAGE":
+            _require_planes(value, 4)
+            if value.shape[-1] != _COLOURS:
+                raise ValueError(f"must have {_COLOURS} channels, not {value.shape[-1]}")
+        case "MASK":
+            _require_planes(value, 3)
+        case "LATENT":
+            _require_latent(value)
+        case "CONDITIONING":
+            if not isinstance(value, tuple) or not all(isinstance(x, Condition) for x in value):
+                raise ValueError("must be a tuple of Condition")
+        case "SIGMAS":
+            if not isinstance(value, Sigmas):
+                raise ValueError(f"must be Sigmas, not {_name(value)}")
+        case _ if type_name in VALUE_TYPES and not is_value(type_name, value):
+            raise ValueError(f"must be {VALUE_TYPES[type_name].__name__}, not {_name(value)}")
+
+
+def require_results(results: Any) -> None:
+    """Raise ValueError for anything but a list of images of bytes and of latents."""
+    if not isinstance(results, list):
+        raise ValueError(f"an output node must return a list, not {_name(results)}")
+    for each in results:
+        if isinstance(each, SavedLatent):
+            continue
+        if not isinstance(each, np.ndarray) or each.dtype != np.uint8 or each.ndim != 3:
+            raise ValueError("results must be what context.pixels or context.saved returns")
+
+
+def _require_latent(value: Any) -> None:
+    if not isinstance(value, Latent):
+        raise ValueError(f"must be a Latent, not {_name(value)}")
+    if value.samples.ndim != 4 or value.samples.shape[1] != CHANNELS:
+        raise ValueError(f"must have samples of (batch, {CHANNELS}, height, width)")
+
+
+def _require_planes(value: Any, dimensions: int) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"must be a tensor, not {_name(value)}")
+    if value.ndim != dimensions or not value.numel():
+        raise ValueError(f"must have {dimensions} dimensions above 0, not {tuple(value.shape)}")
+    if value.dtype != torch.float32 or value.device.type != "cpu":
+        raise ValueError(f"must be float32 on the CPU, not {value.dtype} on {value.device}")
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__

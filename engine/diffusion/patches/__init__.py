@@ -1,0 +1,1 @@
+"""Changes of a UNet that share its weights, and guidance by what it makes of itself."""

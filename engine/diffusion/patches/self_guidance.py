@@ -1,0 +1,123 @@
+"""Guidance by what the model itself makes of an image that is spoilt on purpose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.diffusion.loading.attention import PlainAttention
+
+_BLUR_RADIUS = 4
+_LEAST_CELLS = 4
+_THRESHOLD = 1.0
+
+
+class ValueAttention(PlainAttention):
+    """Self-attention where each place attends to itself alone.
+
+    Ahn et al. 2024 (arXiv:2403.17377), equation 15.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: None = None,
+    ) -> Tensor:
+        assert encoder_hidden_states is None
+        assert attention_mask is None
+        projection, dropout = self.to_out
+        projected: Tensor = dropout(projection(self.to_v(hidden_states)))
+        return projected
+
+
+def perturb(unet: Any) -> None:
+    """Let each place of the middle block attend to itself alone."""
+    for name, layer in _middle_self_attention(unet):
+        unet.set_submodule(name, ValueAttention(layer))
+    unet.watched = None  # which it was where the model has self-attention guidance as well
+
+
+class WatchedAttention(PlainAttention):
+    """Self-attention that keeps how much is attended to each place, until the next call."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.attended: Tensor | None = None
+        """(batch, places): the sum over all queries of the mean over all heads."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: None = None,
+    ) -> Tensor:
+        assert encoder_hidden_states is None
+        assert attention_mask is None
+        query, key = (
+            layer(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.to_q, self.to_k)
+        )
+        query = query / math.sqrt(query.shape[-1])
+        # Head by head, for the scores of a large image take much memory.
+        sums = [
+            (one @ other.transpose(-1, -2)).float().softmax(-1).sum(1)
+            for one, other in zip(query.unbind(1), key.unbind(1), strict=True)
+        ]
+        self.attended = torch.stack(sums).mean(0)
+        return super().forward(hidden_states)
+
+
+def watch(unet: Any) -> None:
+    """Let the first self-attention of the middle block keep what it attends to."""
+    for name, layer in _middle_self_attention(unet)[:1]:
+        unet.set_submodule(name, WatchedAttention(layer))
+        unet.watched = name
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """Self-attention guidance: Hong et al. 2023 (arXiv:2210.00939), algorithm 1."""
+
+    scale: float
+    blur_sigma: float
+
+    def degraded(self, x0: Tensor, attended: Tensor) -> Tensor:
+        """x0 (batch, 4, h, w) blurred where the model attends most.
+
+        `attended`: (batch, places) of a level whose sides are whole parts of those of x0.
+        """
+        height, width = x0.shape[2:]
+        part = math.ceil(math.sqrt(height * width / attended.shape[1]))
+        mask = (attended > _THRESHOLD).view(-1, 1, -(-height // part), -(-width // part))
+        mask = functional.interpolate(mask.to(x0), size=(height, width))
+        return self._blurred(x0) * mask + x0 * (1.0 - mask)
+
+    def _blurred(self, x0: Tensor) -> Tensor:
+        if self.blur_sigma == 0:
+            return x0
+        places = torch.arange(-_BLUR_RADIUS, _BLUR_RADIUS + 1, device=x0.device).to(x0)
+        weights = (-((places / self.blur_sigma) ** 2) / 2).exp()
+        kernel = torch.outer(weights, weights) / weights.sum() ** 2
+        padded = functional.pad(x0, (_BLUR_RADIUS,) * 4, mode="reflect")
+        channels = x0.shape[1]
+        return functional.conv2d(padded, kernel.expand(channels, 1, -1, -1), groups=channels)
+
+    @staticmethod
+    def suits(x0: Tensor) -> bool:
+        """Whether it is large enough to be blurred."""
+        return min(x0.shape[2:]) > _LEAST_CELLS
+
+
+def _middle_self_attention(unet: Any) -> list[tuple[str, Any]]:
+    prefix = "mid_block.attentions."
+    return [
+        (name, layer)
+        for name, layer in unet.named_modules()
+        if name.startswith(prefix) and name.endswith(".attn1")
+    ]

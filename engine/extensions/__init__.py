@@ -1,0 +1,1 @@
+"""Nodes of packages that the operator has installed beside Darkroom."""

@@ -1,0 +1,1 @@
+"""Nodes of images and masks."""

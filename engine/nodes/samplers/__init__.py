@@ -1,0 +1,1 @@
+"""Nodes that sample, and those that prepare it."""

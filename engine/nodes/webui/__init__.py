@@ -1,0 +1,1 @@
+"""Nodes for what the WebUI does otherwise than ComfyUI."""

@@ -1,0 +1,42 @@
+"""Packages of nodes: the example, installed as an operator does, and modules made up by tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engine.extensions.installed import GROUP
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own-nodes"
+
+
+def install_example(folder: Path) -> Path:
+    """Build the example package and install it below `folder`. Returns what goes on Python's path.
+
+    Nothing is fetched: what it needs to be built is there.
+    """
+    source, target = folder / "source", folder / "installed"
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, *offline, "--target", str(target), str(source)], check=True, timeout=300
+    )
+    return target
+
+
+def entry_point(
+    monkeypatch: pytest.MonkeyPatch, name: str = "own_nodes", **members: Any
+) -> EntryPoint:
+    """The entry point of a module that has these members and is of this version."""
+    module = ModuleType(name)
+    vars(module).update({"NODES_API": "1.0"} | members)
+    monkeypatch.setitem(sys.modules, name, module)
+    return EntryPoint("nodes", name, GROUP)

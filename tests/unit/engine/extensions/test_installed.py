@@ -1,0 +1,168 @@
+"""Packages of nodes that cannot be used say why, before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.extensions.installed import (
+    API_VERSION,
+    GROUP,
+    ExtensionInvalid,
+    installed_extensions,
+)
+from engine.graph.cost import Estimate, ImageShape
+from engine.graph.declarations import Body, Int, Link, NodeType, node
+from engine.nodes import NODE_TYPES
+from tests.support.engine.extensions import entry_point
+
+
+def own(class_type: str = "Own", body: Body | None = None, **declaration: Any) -> NodeType:
+    """A node with one output of no size."""
+
+    def returns_one(context: object) -> tuple[object]:
+        """Returns one."""
+        return (context,)
+
+    return node(class_type, **{"inputs": {}, "outputs": ("THING",)} | declaration)(
+        body or returns_one
+    )
+
+
+def refusal(*points: EntryPoint) -> str:
+    with pytest.raises(ExtensionInvalid) as refused:
+        installed_extensions(points)
+    return str(refused.value)
+
+
+def test_what_a_module_declares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = installed_extensions([entry_point(monkeypatch, a=own("A"), b=own("B"))])
+    assert [each.class_type for each in found.node_types] == ["A", "B"]
+    assert {each.package for each in found.node_types} == {"own_nodes"}
+
+
+def test_nothing_is_installed() -> None:
+    assert installed_extensions([]) == ()
+
+
+def test_a_node_of_ours_that_a_module_imports_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (found,) = installed_extensions([entry_point(monkeypatch, ours=NODE_TYPES[0], own=own())])
+    assert [each.class_type for each in found.node_types] == ["Own"]
+
+
+def test_a_name_that_clashes_with_ours_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = entry_point(monkeypatch, own=own("KSampler"))
+    assert refusal(point) == (
+        "the node KSampler of own_nodes ? has the name of a node of Darkroom: rename it, or "
+        "uninstall one of the packages"
+    )
+
+
+def test_a_name_that_two_packages_have_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = entry_point(monkeypatch, "one_pack", own=own())
+    other = entry_point(monkeypatch, "other_pack", own=own())
+    assert "Own of other_pack ? has the name of a node of one_pack ?" in refusal(one, other)
+
+
+def test_a_module_that_does_not_load_is_named() -> None:
+    point = EntryPoint("pictures", "no_such_pack.nodes", GROUP)
+    text = refusal(point)
+    assert text.startswith("no_such_pack.nodes ?, entry point pictures = no_such_pack.nodes: ")
+    assert "ModuleNotFoundError: No module named 'no_such_pack'" in text
+
+
+def test_a_module_that_exits_ends_nothing_but_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exiting_nodes.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refusal(EntryPoint("x", "exiting_nodes", GROUP)).endswith(": SystemExit: 3")
+
+
+def test_a_module_may_not_load_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "heavy_nodes.py").write_text("import torch")
+    (tmp_path / "torch.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "heavy_nodes.py").write_text('NODES_API = "1.0"\nimport torch')
+    assert "importing it imports torch" in refusal(EntryPoint("x", "heavy_nodes", GROUP))
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (None, 'it must say NODES_API = "1.0"'),
+        (1.0, "it must say NODES_API"),
+        ("1", "it must say NODES_API"),
+        ("1.x", "it must say NODES_API"),
+        (f"{API_VERSION[0] + 1}.0", "install another version of it"),
+        ("0.0", "install another version of it"),
+        (f"{API_VERSION[0]}.{API_VERSION[1] + 1}", "install another version of it"),
+    ],
+)
+def test_a_module_says_for_which_version_it_was_made(
+    version: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words in refusal(entry_point(monkeypatch, own=own(), NODES_API=version))
+
+
+def takes_nothing() -> tuple[int]:
+    """Takes not even a context."""
+    return (1,)
+
+
+def lacks_one(context: object, a: int) -> tuple[int]:
+    """Takes one of its inputs."""
+    return (a,)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: own(body=takes_nothing), "its body does not take its inputs"),
+        (
+            lambda: own(body=lacks_one, inputs={"a": Int(1, 0, 2), "b": Int(1, 0, 2)}),
+            "its body does not take its inputs: got an unexpected keyword argument 'b'",
+        ),
+        (
+            lambda: own(body=lacks_one, optional={"a": Link("IMAGE")}),
+            "its body does not take its inputs: missing a required argument: 'a'",
+        ),
+        (
+            lambda: own(outputs=("THING", "MASK", "IMAGE")),
+            "it needs an estimate, for its outputs have sizes: IMAGE, MASK",
+        ),
+        (lambda: own(is_pure=True), "a pure node may only have outputs of the types STRING, INT"),
+        (lambda: own(outputs=("COMBO",)), "it may not have outputs of the type COMBO"),
+        (lambda: own(outputs=("INT", "*")), "it may not have outputs of the type *"),
+        (lambda: own(outputs=()), "it must have outputs, or be an output node"),
+        (lambda: own(is_output=True), "it must have outputs, or be an output node"),
+        (lambda: own(""), "it has no name"),
+    ],
+)
+def test_a_declaration_that_cannot_work_is_refused(
+    make: Callable[[], NodeType], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words in refusal(entry_point(monkeypatch, own=make()))
+
+
+def test_an_empty_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "it declares no node" in refusal(entry_point(monkeypatch))
+
+
+def test_an_entry_point_names_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_point(monkeypatch, own=own())
+    assert "it must name a module" in refusal(EntryPoint("x", "own_nodes:own", GROUP))
+
+
+def test_a_node_with_sizes_and_an_estimate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized = own(outputs=("IMAGE",), estimate=lambda _: Estimate((ImageShape(1, 8, 8),)))
+    assert installed_extensions([entry_point(monkeypatch, own=sized)])

@@ -1,0 +1,94 @@
+"""What it costs to be guided by more than two conditionings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.graph.catalogue import Catalogue
+from engine.graph.cost import Cost
+from engine.graph.limits import Limits
+from engine.graph.validation import validate
+from tests.support.engine.workflows import node, text_to_image
+
+PERP_NEG = node("PerpNeg", model=["4", 0], empty_conditioning=["7", 0], neg_scale=1.0)
+PAG = node("PerturbedAttentionGuidance", model=["4", 0], scale=3.0)
+SAG = node("SelfAttentionGuidance", model=["4", 0], scale=0.5, blur_sigma=2.0)
+FREE_U = node("FreeU", model=["m", 0], b1=1.1, b2=1.2, s1=0.9, s2=0.2)
+CFG = node("CFGGuider", model=["m", 0], positive=["6", 0], negative=["7", 0], cfg=7.0)
+DUAL = node(
+    "DualCFGGuider",
+    model=["4", 0],
+    cond1=["6", 0],
+    cond2=["6", 0],
+    negative=["7", 0],
+    cfg_conds=1.0,
+    cfg_cond2_negative=1.0,
+    style="regular",
+)
+
+
+def cost_of(prompt: dict[str, Any], catalogue: Catalogue) -> Cost:
+    return validate(prompt, catalogue, Limits()).cost
+
+
+def patched(patch: dict[str, Any], cfg: float = 7.0) -> dict[str, Any]:
+    return text_to_image(model=["m", 0], cfg=cfg) | {"m": patch}
+
+
+def advanced(guider: dict[str, Any]) -> dict[str, Any]:
+    sampler = {
+        "noise": ["n", 0],
+        "guider": ["g", 0],
+        "sampler": ["k", 0],
+        "sigmas": ["t", 0],
+        "latent_image": ["5", 0],
+    }
+    return text_to_image() | {
+        "3": node("SamplerCustomAdvanced", **sampler),
+        "g": guider,
+        "n": node("RandomNoise", noise_seed=1),
+        "k": node("KSamplerSelect", sampler_name="euler"),
+        "t": node("BasicScheduler", model=["4", 0], scheduler="karras", steps=3, denoise=1.0),
+        "m": PAG,
+    }
+
+
+@pytest.mark.parametrize(
+    ("patch", "cfg", "rows"),
+    [
+        (PERP_NEG, 7.0, 3),
+        (PERP_NEG, 1.0, 3),
+        (PAG, 7.0, 3),
+        (PAG, 1.0, 2),
+        (SAG, 7.0, 4),
+        (SAG, 1.0, 3),
+    ],
+)
+def test_each_call_is_a_row(
+    patch: dict[str, Any], cfg: float, rows: int, empty_catalogue: Catalogue
+) -> None:
+    assert cost_of(patched(patch, cfg), empty_catalogue).rows == rows
+
+
+@pytest.mark.parametrize("name", ["model", "refiner_model"])
+def test_both_models_of_the_webui_sampler_count(name: str, empty_catalogue: Catalogue) -> None:
+    models = {"model": ["4", 0], "refiner_model": ["4", 0]} | {name: ["m", 0]}
+    prompt = text_to_image(scheduler="karras", **models) | {"m": PAG}
+    prompt["3"]["class_type"] = "WebUISampler"
+    prompt["3"]["inputs"] |= {"sampler_name": "Euler", "eta_noise_seed_delta": 0}
+    assert cost_of(prompt, empty_catalogue).rows == 3
+
+
+def test_other_patches_keep_what_a_model_costs(empty_catalogue: Catalogue) -> None:
+    prompt = text_to_image(model=["f", 0]) | {"m": PAG, "f": FREE_U}
+    assert cost_of(prompt, empty_catalogue).rows == 3
+    twice = node("PerturbedAttentionGuidance", model=["m", 0], scale=3.0)
+    prompt = text_to_image(model=["f", 0]) | {"m": PAG, "f": twice}
+    assert cost_of(prompt, empty_catalogue).rows == 4
+
+
+def test_a_guider_has_what_its_model_costs_and_a_third_text(empty_catalogue: Catalogue) -> None:
+    assert cost_of(advanced(CFG), empty_catalogue).rows == 3
+    assert cost_of(advanced(DUAL), empty_catalogue).rows == 3
