@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Literal, assert_never
 
 from events.job import Job, after_break_off, timed_out_message
+from events.job_cost import Timing
+from events.result import FailureCode
 from events.types import (
     AttemptFailed,
     Blame,
@@ -25,7 +27,6 @@ from events.types import (
     JobEvent,
     Started,
     Submitted,
-    Timing,
 )
 
 WHAT_TO_DO = "Submit it again; if that fails too, tell the operator its id."
@@ -50,6 +51,7 @@ class Start:
     after_attempts: int | None = None
     """How many attempts the job had when it was handed out. If it has had another number by now,
     somebody else has it, and nothing is added; None: whoever has it loses it."""
+    given_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class FailAttempt:
     message: str
     final: bool
     blame: Blame | None = None
+    code: str | None = None
+    """A `FailureCode`."""
     is_joined: bool = False
     """Other jobs may have been on the engine, even where the attempt was to be exclusive."""
 
@@ -88,6 +92,7 @@ class GiveUp:
     """The service cannot handle the job, whoever runs it."""
 
     message: str
+    code: FailureCode = FailureCode.SERVICE_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Complete:
     actor: str
     images: int
     timing: Timing | None = None
+    beside: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +194,15 @@ def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
             return _start(command, job)
         case Expire(now=now, why=why):
             message = timed_out_message(job) + (f" {why}" if why else "")
-            return (Failed(message=message),) if now >= job.due_at else ()
+            timed_out = Failed(message=message, code=FailureCode.TIMEOUT)
+            return (timed_out,) if now >= job.due_at else ()
         case FailDispatch():
             return _fail_dispatch(command, job)
         case Cancel():
             return _cancel(job)
         case Dismiss(message=message):
-            return () if job.is_attempted else (_dead_letter(GiveUp(message)),)
+            removed = GiveUp(message, FailureCode.ENDPOINT_REMOVED)
+            return () if job.is_attempted else (_dead_letter(removed),)
         case GiveUp() | Quarantine():
             return (_dead_letter(command),)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
@@ -205,24 +213,27 @@ def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
 
 def _dead_letter(command: GiveUp | Quarantine) -> Failed:
     match command:
-        case GiveUp(message=message):
-            return Failed(message=message, dead_letter=DeadLetter.UNDISPATCHABLE)
+        case GiveUp(message=message, code=code):
+            return Failed(message=message, dead_letter=DeadLetter.UNDISPATCHABLE, code=code)
         case Quarantine(reason=reason):
             message = f"An administrator stopped this job: {reason}"
-            return Failed(message=message, dead_letter=DeadLetter.QUARANTINED)
+            code = FailureCode.QUARANTINED
+            return Failed(message=message, dead_letter=DeadLetter.QUARANTINED, code=code)
 
 
 def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
     if command.now >= job.due_at:
-        return (Failed(message=timed_out_message(job)),)
+        return (Failed(message=timed_out_message(job), code=FailureCode.TIMEOUT),)
     job = after_break_off(job)
     counted = job.attempts - job.spared_attempts
     terms = job.submitted.terms
     most = (terms and terms.max_attempts) or command.max_attempts
     if job.charged_attempts >= most or counted >= command.max_attempts_total:
-        return (Failed(message=_gave_up_message(job)),)
+        code = job.last_failure_code or FailureCode.ENGINE_FAILED
+        return (Failed(message=_gave_up_message(job), code=code),)
     exclusive: Literal[True] | None = True if job.is_suspect else None
-    return (Started(attempt=job.attempts + 1, actor=command.actor, exclusive=exclusive),)
+    attempt, given_at = job.attempts + 1, command.given_at
+    return (Started(attempt=attempt, actor=command.actor, exclusive=exclusive, given_at=given_at),)
 
 
 def _gave_up_message(job: Job) -> str:
@@ -240,7 +251,7 @@ def _fail_dispatch(command: FailDispatch, job: Job) -> tuple[JobEvent, ...]:
         return (DispatchFailed(failure=failure, message=command.message),)
     why = command.message.removesuffix(".")
     message = f"Gave up after it failed to be dispatched {failure} times: {why}. {WHAT_TO_DO}"
-    return (Failed(message=message, dead_letter=DeadLetter.UNDISPATCHABLE),)
+    return (_dead_letter(GiveUp(message)),)
 
 
 def _cancel(job: Job) -> tuple[JobEvent, ...]:
@@ -264,16 +275,17 @@ def _write(
     match command:
         case StoreImage(image=image):
             return () if job.image(image.index) is not None else (image,)
-        case FailAttempt(message=message, final=True):
-            return (Failed(message=message),)
-        case FailAttempt(message=message, blame=blame):
+        case FailAttempt(message=message, final=True, code=code):
+            return (Failed(message=message, code=code),)
+        case FailAttempt(message=message, blame=blame, code=code):
             if not job.is_attempted:
                 return ()
             if job.is_exclusive and blame is Blame.SUSPECT and not command.is_joined:
                 blame = None  # no other job was there
-            return (AttemptFailed(attempt=job.attempts, message=message, blame=blame),)
-        case Complete(images=images, timing=timing):
-            return (Completed(images=images, timing=timing),)
+            attempt = job.attempts
+            return (AttemptFailed(attempt=attempt, message=message, blame=blame, code=code),)
+        case Complete(images=images, timing=timing, beside=beside):
+            return (Completed(images=images, timing=timing, beside=beside),)
         case ConfirmCancel():
             return (Cancelled(),)
         case _ as never:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from events.delivery_policy import Delivered, Exhausted, RetryAt, SendResult, Step, next_step
 from events.job import is_readable, unreadable
@@ -23,8 +24,21 @@ from events.types import (
 
 
 @dataclass(frozen=True, slots=True)
+class TriesBeforeEnd:
+    """Tries to tell of something before the end of the job, which are not over."""
+
+    about: str
+    tries: int
+    retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the delivery events of one job say so far."""
+    """What the delivery events of one job say so far. It is that of the job's end.
+
+    What its caller is told of before that comes one after the other, and then the end; see
+    `events.wire.callbacks`.
+    """
 
     version: int = 0
     position: int = 0
@@ -37,10 +51,20 @@ class Delivery:
     exhausted: bool = False
     redeliveries: int = 0
     """How often it was asked for once more."""
+    over: frozenset[str] = frozenset()
+    """What was told before the end, or given up."""
+    before_end: TriesBeforeEnd | None = None
+    is_at_end: bool = False
+    """The end was told, or tried to: nothing before it is told any more."""
 
     @property
     def ended(self) -> bool:
         return self.delivered or self.exhausted
+
+    def tries_to_tell(self, about: str) -> int:
+        """How often it was tried to tell of this, before the end."""
+        before = self.before_end
+        return before.tries if before is not None and before.about == about else 0
 
     @property
     def was_tried(self) -> bool:
@@ -62,6 +86,33 @@ def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> 
 def _next(delivery: Delivery, event: Event) -> Delivery:
     delivery = replace(delivery, version=event.version, position=event.position)
     match event.data:
+        case CallbackAttempted(about=str()) as attempted:
+            return _tried_before_end(delivery, attempted)
+        case CallbackAttempted() | CallbackDelivered() | CallbackExhausted() | CallbackWithheld():
+            return _at_end(replace(delivery, is_at_end=True), event)
+        case RedeliveryRequested():
+            return Delivery(
+                version=delivery.version,
+                position=delivery.position,
+                redeliveries=delivery.redeliveries + 1,
+                over=delivery.over,
+                is_at_end=True,
+            )
+        case _:
+            return delivery
+
+
+def _tried_before_end(delivery: Delivery, attempted: CallbackAttempted) -> Delivery:
+    about = attempted.about
+    assert about is not None
+    if attempted.is_last:
+        return replace(delivery, over=delivery.over | {about}, before_end=None)
+    tries = delivery.tries_to_tell(about) + 1
+    return replace(delivery, before_end=TriesBeforeEnd(about, tries, attempted.retry_at))
+
+
+def _at_end(delivery: Delivery, event: Event) -> Delivery:
+    match event.data:
         case CallbackAttempted(retry_at=retry_at):
             return replace(delivery, tries=delivery.tries + 1, retry_at=retry_at)
         case CallbackDelivered():
@@ -70,12 +121,6 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
             return replace(delivery, exhausted=True, retry_at=None)
         case CallbackWithheld():
             return replace(delivery, withheld_at=delivery.withheld_at or event.time)
-        case RedeliveryRequested():
-            return Delivery(
-                version=delivery.version,
-                position=delivery.position,
-                redeliveries=delivery.redeliveries + 1,
-            )
         case _:
             return delivery
 
@@ -93,6 +138,22 @@ class RecordTry:
         return next_step(
             self.result, tries=tries, delays_s=self.delays_s, now=self.now, spread=self.spread
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTryBeforeEnd:
+    """One try was made to tell of something before the end."""
+
+    about: str
+    tried: RecordTry
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpBeforeEnd:
+    """The service cannot tell of this; what follows it is told."""
+
+    about: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +186,10 @@ class RequestRedelivery:
     """A caller asks for the delivery once more, with all its tries."""
 
 
-DeliveryCommand = RecordTry | EndAfterTry | Withhold | GiveUpDelivery | RequestRedelivery
+_BeforeEnd = RecordTryBeforeEnd | GiveUpBeforeEnd
+DeliveryCommand = (
+    _BeforeEnd | RecordTry | EndAfterTry | Withhold | GiveUpDelivery | RequestRedelivery
+)
 
 
 def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
@@ -134,6 +198,9 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
         return (RedeliveryRequested(),) if delivery.was_tried else ()
     if delivery.ended:
         return ()
+    if isinstance(command, _BeforeEnd):
+        is_over = delivery.is_at_end or command.about in delivery.over
+        return () if is_over else (_before_end(command, delivery),)
     match command:
         case RecordTry():
             return (tried(command, attempt=delivery.tries + 1),)
@@ -144,6 +211,19 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
             return _withhold(command, delivery)
         case GiveUpDelivery(message=message):
             return (CallbackExhausted(attempts=delivery.tries, message=message),)
+
+
+def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
+    attempt = delivery.tries_to_tell(command.about) + 1
+    match command:
+        case RecordTryBeforeEnd(about=about, tried=made):
+            event = tried(made, attempt=attempt)
+            is_last: Literal[True] | None = True if event.retry_at is None else None
+            return event.model_copy(update={"about": about, "is_last": is_last})
+        case GiveUpBeforeEnd(about=about, message=message):
+            return CallbackAttempted(
+                attempt=attempt, latency_s=0, error=message, about=about, is_last=True
+            )
 
 
 def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -22,6 +22,7 @@ from events.types import (
     Event,
     Failed,
     ImageStored,
+    InputFile,
     Started,
     Submitted,
     Unreadable,
@@ -58,6 +59,7 @@ class Job:
     """By index; the first stored of an index wins."""
     dispatch_failures: int = 0
     last_failure: str | None = None
+    last_failure_code: str | None = None
     cancel_requested: bool = False
     end: End | None = None
     ended_at: datetime | None = None
@@ -217,10 +219,12 @@ def _next(job: Job, event: Event) -> Job:
         case ImageStored() as image if job.image(image.index) is None:
             images = tuple(sorted((*job.images, image), key=lambda stored: stored.index))
             return replace(job, images=images)
-        case AttemptFailed(message=message, blame=blame):
-            return replace(_charged(job, blame), last_failure=message)
+        case AttemptFailed(message=message, blame=blame, code=code):
+            job = _charged(job, blame)
+            return replace(job, last_failure=message, last_failure_code=code)
         case DispatchFailed(failure=failure, message=message):
-            return replace(job, dispatch_failures=failure, last_failure=message)
+            job = replace(job, dispatch_failures=failure)
+            return replace(job, last_failure=message, last_failure_code=None)
         case CancelRequested():
             return replace(job, cancel_requested=True)
         case Completed() | Failed() | Cancelled() as end:
@@ -247,7 +251,8 @@ def after_break_off(job: Job) -> Job:
     """
     if not job.is_attempted:
         return job
-    return replace(_charged(job, Blame.SUSPECT), last_failure="the worker died")
+    job = _charged(job, Blame.SUSPECT)
+    return replace(job, last_failure="the worker died", last_failure_code=None)
 
 
 def _charged(job: Job, blame: Blame | None) -> Job:
@@ -261,6 +266,15 @@ def _charged(job: Job, blame: Blame | None) -> Job:
         is_attempted=False,
         is_suspect=job.is_suspect or blame is Blame.SUSPECT,
     )
+
+
+def sizes_of(files: Mapping[str, InputFile] | None) -> dict[str, tuple[int, int]]:
+    """Width and height of the files by their names, as far as they were recorded."""
+    return {
+        name: (file.width, file.height)
+        for name, file in (files or {}).items()
+        if file.width is not None and file.height is not None
+    }
 
 
 def timed_out_message(job: Job) -> str:

@@ -91,6 +91,12 @@ class JobQueue(Protocol):
     async def depth(self, endpoint: str) -> int:
         """Entries that wait or run. May be a second old. Raises LogUnavailable."""
 
+    async def ahead(self, endpoint: str, lane: int, job_id: str) -> int | None:
+        """How many entries of the endpoint stand before this job's, whether they wait or run.
+
+        None where it has no entry. Raises LogUnavailable.
+        """
+
     async def job_ids(self) -> set[str]:
         """Every job that has an entry. Raises LogUnavailable."""
 

@@ -4,21 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from events.job import Job
 from events.job_cost import JobCost
-from events.types import Cancelled, Completed, End, Failed, ImageStored
+from events.types import Cancelled, Completed, DeadLetter, End, Failed, ImageStored
 
 
 class Status(IntEnum):
-    """States of a job and of each of its results (service document, section 3)."""
+    """States of a job and of each of its results."""
 
     RUNNING = 0
     COMPLETED = 1
     FAILED = 2
+
+
+class State(StrEnum):
+    """What `Status` leaves open: whether a job waits or runs, and why it has no result."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class FailureCode(StrEnum):
+    """Events hold it as a text: one of a later version is passed on as it is."""
+
+    CANCELLED = "cancelled"
+    """Its caller or an administrator cancelled it."""
+    TIMEOUT = "timeout"
+    """Its time was over before it had ended."""
+    INVALID_INPUT = "invalid_input"
+    """What it was given cannot be run: a value, a size, or an input file that is gone."""
+    MODEL_UNAVAILABLE = "model_unavailable"
+    """A model file is missing, damaged, or of a kind that is not supported."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The device's memory does not hold it: lower the width, height or batch size."""
+    NODE_FAILED = "node_failed"
+    """A node of its graph failed, and would fail again."""
+    ENGINE_FAILED = "engine_failed"
+    """Every attempt ended with a death of the engine, of its device, or of its machine."""
+    ENDPOINT_REMOVED = "endpoint_removed"
+    """Its endpoint was removed before it had ended."""
+    SERVICE_FAILED = "service_failed"
+    """The service could not dispatch or handle it."""
+    QUARANTINED = "quarantined"
+    """An administrator stopped it."""
+    UNKNOWN = "unknown"
+    """It failed under a version that recorded no code."""
+
+
+_RETRYABLE = {FailureCode.TIMEOUT, FailureCode.ENGINE_FAILED, FailureCode.SERVICE_FAILED}
+
+
+def failure_code(end: Failed | Cancelled) -> str:
+    if isinstance(end, Cancelled):
+        return FailureCode.CANCELLED
+    if end.code is None and end.dead_letter is DeadLetter.QUARANTINED:
+        return FailureCode.QUARANTINED
+    return end.code or FailureCode.UNKNOWN
+
+
+def is_retryable(code: str) -> bool:
+    """Whether the same request may well succeed when it is submitted again as it is."""
+    return code in _RETRYABLE
+
+
+class JobError(BaseModel):
+    """Why a job failed, for programs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: str = Field(
+        description=f"{', '.join(FailureCode)}; later versions may have more",
+        examples=[FailureCode.OUT_OF_MEMORY],
+    )
+    retryable: bool = Field(
+        description="Whether the same request may well succeed when it is submitted again"
+    )
 
 
 class ImageResult(BaseModel):
@@ -42,9 +109,23 @@ class ResultResponse(BaseModel):
 
     request_id: str = Field(description="Unique identifier of the request")
     status: Status = Field(description="0 running, 1 completed, 2 failed")
+    state: State | None = Field(
+        default=None, description="Whether it waits or runs, and how it ended"
+    )
     message: str | None = Field(default=None, description="Why it failed; only with status 2")
+    error: JobError | None = Field(default=None, description="The same for programs")
     results: tuple[ImageResult, ...] = ()
     progress: float | None = Field(default=None, ge=0, le=1, description="Part of the steps done")
+    queue_position: int | None = Field(
+        default=None,
+        ge=1,
+        description="While it waits: 1 is next, in the order of submission",
+    )
+    starts_in_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="While it waits: an estimate, by how many jobs of its endpoint ended lately",
+    )
     cost: JobCost | None = Field(default=None, description="Estimated when it was accepted")
     created_at: datetime | None = None
     started_at: datetime | None = None
@@ -73,6 +154,30 @@ def status_of(end: End | None) -> Status:
             return Status.FAILED
 
 
+def state_of(job: Job) -> State:
+    """A job that waits for another attempt is queued."""
+    match job.end:
+        case None:
+            return State.RUNNING if job.is_attempted else State.QUEUED
+        case Completed():
+            return State.COMPLETED
+        case Failed():
+            return State.FAILED
+        case Cancelled():
+            return State.CANCELLED
+
+
+def message_of(end: End | None) -> str | None:
+    return end.message if isinstance(end, Failed | Cancelled) else None
+
+
+def error_of(end: End | None) -> JobError | None:
+    if not isinstance(end, Failed | Cancelled):
+        return None
+    code = failure_code(end)
+    return JobError(code=code, retryable=is_retryable(code))
+
+
 def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
     """What a caller is told of `job`."""
     absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
@@ -82,7 +187,9 @@ def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
     return ResultResponse(
         request_id=job.id,
         status=status_of(job.end),
-        message=job.end.message if isinstance(job.end, Failed | Cancelled) else None,
+        state=state_of(job),
+        message=message_of(job.end),
+        error=error_of(job.end),
         results=tuple(
             _item(job.id, image, url_for) if (image := stored.get(index)) else absent
             for index in range(count)

@@ -1,13 +1,12 @@
 """The events of a job and of its delivery; `events.wire.cloud_events` has their wire form.
 
-Types are additive: a field is added with a default, never removed, and whoever does not know it
-passes it over. So what changes a meaning gets a type of a new version. A new type or a new name of
-an enumeration is written one release after the first one that reads it (docs/adr/0015).
+Types are additive: a field is added with a default, never removed, and passed over where it is not
+known. What changes a meaning gets a type of a new version. A new type or name of an enumeration is
+written one release after the first one that reads it (docs/adr/0015).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-from events.job_cost import JobCost
+from events.job_cost import JobCost, Timing
 
 
 class Flavour(StrEnum):
@@ -49,10 +48,13 @@ class Blame(StrEnum):
     """The device worked for others."""
 
 
-class EventData(BaseModel):
+class _Recorded(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+
+class EventData(_Recorded):
     """What an event says: something that happened, in the past tense. Immutable."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
     type_name: ClassVar[str]
 
 
@@ -64,23 +66,19 @@ class DeliveryEvent(EventData):
     """What happened to the delivery of a job's callback; stored in `DELIVERIES`."""
 
 
-class InputFile(BaseModel):
+class InputFile(_Recorded):
     """A file that a job takes, as it was when the job was accepted."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
     key: str
     digest: str
     """`sha256:` and hex."""
     width: int | None = None
-    """In pixels, as `height`. Those of a latent are the sides of its image."""
     height: int | None = None
+    """In pixels, as `width`; of a latent those of its image."""
 
 
-class Terms(BaseModel):
+class Terms(_Recorded):
     """What its endpoint took when the job was accepted. A later change holds for later jobs."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
     max_pixels: int
     """Width x height x batch."""
@@ -91,15 +89,8 @@ class Terms(BaseModel):
     """How many attempts may be charged to it; None: as the settings of its worker have it."""
     queue_timeout_s: float | None = None
     """Seconds after the submission at which it is given up if no attempt has begun."""
-
-
-def sizes_of(files: Mapping[str, InputFile] | None) -> dict[str, tuple[int, int]]:
-    """Width and height of the files by their names, as far as they were recorded."""
-    return {
-        name: (file.width, file.height)
-        for name, file in (files or {}).items()
-        if file.width is not None and file.height is not None
-    }
+    compatibility: str | None = None
+    """Whose meaning a diffusion request has that does not say; None: ComfyUI's."""
 
 
 class Submitted(JobEvent):
@@ -116,14 +107,17 @@ class Submitted(JobEvent):
     images: int = 0
     """Images asked for; 0 where only the run can tell (workflow)."""
     callback_url: str | None = None
+    callback_events: tuple[str, ...] | None = None
+    """What the caller is told of before the end: `started`, `image`; None is nothing."""
     deadline_s: float = 3600.0
     """Seconds after the submission at which the job is given up."""
     input_files: dict[str, InputFile] | None = None
     """The uploads that the workflow names; None where it names none."""
     alone: Literal[True] | None = None
-    """It shares no call of the model with other jobs; None where it was not asked for."""
+    """It shares no call of the model with other jobs; as with the next two, None is no."""
+    preview: Literal[True] | None = None
     bare: Literal[True] | None = None
-    """Its images do not say how they were made; None where they do."""
+    """Its images do not say how they were made."""
     cost: JobCost | None = None
     """None where the version that accepted it knew no costs."""
     retry_of: str | None = None
@@ -142,6 +136,8 @@ class Started(JobEvent):
     actor: str
     exclusive: Literal[True] | None = None
     """No other job runs on the engine meanwhile; None where others may."""
+    given_at: AwareDatetime | None = None
+    """When the dispatcher gave it to its actor; None where jobs are not traced."""
 
 
 class ImageStored(JobEvent):
@@ -165,6 +161,8 @@ class AttemptFailed(JobEvent):
     message: str
     blame: Blame | None = None
     """The attempt is charged to the job where this is None, and only there."""
+    code: str | None = None
+    """A `FailureCode`, which the end of the job has if this was its last attempt."""
 
 
 class DispatchFailed(JobEvent):
@@ -180,24 +178,13 @@ class CancelRequested(JobEvent):
     type_name = "darkroom.job.cancel_requested.v1"
 
 
-class Timing(BaseModel):
-    """Where the time of the attempt went that completed a job."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
-
-    stage_s: dict[str, float]
-    """Seconds in each stage: `load`, `text`, `denoise`, `vae`, `upscale`, and `store`, which makes
-    files of the results and stores them. Turns of other jobs in between count. Later versions may
-    have more stages."""
-    rows_per_call: float | None = None
-    """Rows in a call of the model, those of other jobs included; None where none was called."""
-
-
 class Completed(JobEvent):
     type_name = "darkroom.job.completed.v1"
     images: int
     timing: Timing | None = None
     """None where nothing had to be run any more, and in events of older versions."""
+    beside: tuple[str, ...] | None = None
+    """The spans of attempts that shared device calls, `<trace>-<span>`; None without any traced."""
 
 
 class Failed(JobEvent):
@@ -205,6 +192,8 @@ class Failed(JobEvent):
     message: str
     dead_letter: DeadLetter | None = None
     """Why it is on the list of dead letters; None where it is not."""
+    code: str | None = None
+    """A `FailureCode`: why it failed, for programs. None in events of older versions."""
 
 
 class Cancelled(JobEvent):
@@ -229,6 +218,10 @@ class CallbackAttempted(DeliveryEvent):
     latency_s: float
     error: str | None = None
     retry_at: datetime | None = None
+    about: str | None = None
+    """What it told of before the end: `started`, or `image-` and its index; None is the end."""
+    is_last: Literal[True] | None = None
+    """No other try follows to tell of that: it was taken, or given up. None of the end."""
 
 
 class CallbackDelivered(DeliveryEvent):
@@ -253,7 +246,7 @@ class RedeliveryRequested(DeliveryEvent):
 
 
 class Unreadable(EventData):
-    """What this version cannot read. Whoever folds a job or a delivery stops at it."""
+    """Whoever folds a job or a delivery stops at it."""
 
 
 class Unknown(Unreadable):
@@ -290,6 +283,6 @@ class Event:
     data: EventData
     traceparent: str | None = None
     position: int = 0
-    """Sequence in its stream; 0 while not stored. Not part of the wire form."""
+    """Sequence in its stream; 0 while not stored. It is not on the wire."""
     size_bytes: int = field(default=0, compare=False)
     """Of its wire form as it was stored."""

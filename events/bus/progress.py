@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
 
 from events.bus.bus import Bus
 from events.bus.puller import Message
 from events.bus.streams import PROGRESS_WILDCARD, job_id_in, progress_subject
 from events.errors import LogUnavailable
 from events.retry import keep_trying
+from events.wire.progress import JobProgress, MalformedProgress, decode_progress
 
 
 class ProgressReporter:
@@ -18,10 +20,9 @@ class ProgressReporter:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def report(self, job_id: str, *, done: int, total: int) -> None:
-        """`done` of `total` sampler steps. Is lost where there is no connection."""
-        data = json.dumps({"done": done, "total": total}).encode()
-        await self._bus.publish(progress_subject(job_id), data)
+    async def report(self, job_id: str, progress: JobProgress) -> None:
+        """Is lost where there is no connection."""
+        await self._bus.publish(progress_subject(job_id), progress.encode())
 
 
 class ProgressBoard:
@@ -30,10 +31,12 @@ class ProgressBoard:
     def __init__(self, bus: Bus, *, max_jobs: int = 10_000) -> None:
         self._bus = bus
         self._max_jobs = max_jobs
-        self._latest: OrderedDict[str, float] = OrderedDict()
+        self._latest: OrderedDict[str, JobProgress] = OrderedDict()
+        self.listeners: list[Callable[[str, JobProgress], None]] = []
+        """Called with all that is heard, as it is heard."""
 
-    def get(self, job_id: str) -> float | None:
-        """Part of the steps that is done, 0..1; None where nothing was heard."""
+    def get(self, job_id: str) -> JobProgress | None:
+        """None where nothing was heard."""
         return self._latest.get(job_id)
 
     async def run(self) -> None:
@@ -48,12 +51,13 @@ class ProgressBoard:
 
     def _note(self, message: Message) -> None:
         try:
-            said = json.loads(message.data)
-            progress = min(max(said["done"] / said["total"], 0.0), 1.0)
-        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            progress = decode_progress(message.data)
+        except MalformedProgress:
             return
         job_id = job_id_in(message.subject)
-        self._latest[job_id] = progress
+        self._latest[job_id] = replace(progress, preview=None)
         self._latest.move_to_end(job_id)
         if len(self._latest) > self._max_jobs:
             self._latest.popitem(last=False)
+        for listener in self.listeners:
+            listener(job_id, progress)

@@ -108,6 +108,16 @@ class JetStreamJobQueue:
             self._depths[endpoint] = known
         return await known.get()
 
+    async def ahead(self, endpoint: str, lane: int, job_id: str) -> int | None:
+        mine = await self._bus.last(QUEUE, queue_subject(endpoint, lane, job_id))
+        if mine is None:
+            return None
+        subjects, timeout_s = endpoint_subjects(endpoint), _DEPTH_TIMEOUT_S
+        every = await self._bus.count(QUEUE, subjects, timeout_s=timeout_s)
+        before = mine.sequence - 1
+        others = await self._bus.count(QUEUE, subjects, after=before, timeout_s=timeout_s)
+        return max(every - others, 0)
+
     async def job_ids(self) -> set[str]:
         return set(map(job_id_in, await self._bus.pending(QUEUE, "queue.>")))
 

@@ -47,12 +47,12 @@ class Reads(Connection):
         async with self._direct_get(stream, request) as answers:
             return await collect(answers, timeout_s)
 
-    async def count(self, stream: str, subjects: str, *, timeout_s: float) -> int:
-        """How many messages a wildcard has, told beside the first of them by any replica.
+    async def count(self, stream: str, subjects: str, *, after: int = 0, timeout_s: float) -> int:
+        """How many messages a wildcard has after `after`, told beside the first by any replica.
 
         Raises LogUnavailable.
         """
-        request = {"seq": 1, "next_by_subj": subjects, "batch": 1}
+        request = {"seq": after + 1, "next_by_subj": subjects, "batch": 1}
         async with self._direct_get(stream, request) as answers:
             try:
                 async with asyncio.timeout(timeout_s):

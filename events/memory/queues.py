@@ -169,6 +169,11 @@ class MemoryJobQueue:
         keys = [each.key for each in self._messages.by_sequence.values()]
         return sum(isinstance(key, tuple) and key[0] == endpoint for key in keys)
 
+    async def ahead(self, endpoint: str, lane: int, job_id: str) -> int | None:
+        entries = await self.queued(endpoint, after=0, most=len(self._messages.by_sequence))
+        names = [(entry.lane, entry.job_id) for entry in entries]
+        return names.index((lane, job_id)) if (lane, job_id) in names else None
+
     async def job_ids(self) -> set[str]:
         return {message.job_id for message in self._messages.by_sequence.values()}
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from events.types import Priority
 from settings.graph import GraphSettings
 
+Compatibility: TypeAlias = Literal["webui", "comfyui"]
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
 
@@ -137,6 +138,8 @@ class Endpoint:
     """UNets with their channels innermost."""
     compiler: str | None = None
     """Backend of torch.compile for UNets; None: they are not compiled."""
+    compatibility: Compatibility | None = None
+    """Whose meaning diffusion requests have that name none; None: as the settings have it."""
     draining: bool = False
     """It takes no more jobs, and keeps no worker that has none."""
     ends_at: datetime | None = None

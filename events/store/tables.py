@@ -192,6 +192,7 @@ ENDPOINTS = _table(
     sa.Column("precision", sa.String),
     sa.Column("channels_last", sa.Boolean),
     sa.Column("compiler", sa.String),
+    sa.Column("compatibility", sa.String),
     sa.Column("max_cost", sa.Double),
     sa.Column("owner", sa.String),
     sa.Column("checkpoints", sa.JSON(none_as_null=True)),

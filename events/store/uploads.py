@@ -53,6 +53,11 @@ class Uploads:
             rows = await connection.execute(sa.select(UPLOADS).where(mine).order_by(UPLOADS.c.id))
             return {row.name: Upload(**row._mapping) for row in rows}
 
+    async def find(self, owner: str, name: str) -> Upload | None:
+        query = sa.select(UPLOADS).where(_labelled(owner, [name])).order_by(UPLOADS.c.id)
+        rows = await self._database.fetch(query)
+        return Upload(**rows[-1]._mapping) if rows else None
+
     async def page(self, owner: str, *, limit: int, before: str | None = None) -> list[Upload]:
         """The owner's files, newest first; `before`: the id of the last one already seen."""
         query = sa.select(UPLOADS).where(_labelled(owner))

@@ -1,1 +1,1 @@
-"""What events are outside of a process: bytes."""
+"""What leaves a process: events, progress and callbacks, as bytes."""

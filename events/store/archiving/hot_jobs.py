@@ -72,6 +72,16 @@ class HotJobs:
         rows = await self._database.fetch(query.order_by(*_PLACE).limit(limit))
         return [HotJob(*row) for row in rows]
 
+    async def left(self, owner: str, *, after: int, limit: int) -> list[tuple[str, str]]:
+        """Id and endpoint of an owner's jobs that have nothing in the log any more.
+
+        Those whose last event stands behind position `after`, the first ended first.
+        """
+        mine = (JOBS.c.owner == owner, JOBS.c.position > after, JOBS.c.archived_at.is_not(None))
+        query = sa.select(JOBS.c.id, JOBS.c.endpoint).where(*mine)
+        rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
+        return [(row.id, row.endpoint) for row in rows]
+
     async def heat(self, job_id: str, since: datetime) -> None:
         """Say that the log is about to have something of an ended job that is needed there."""
         await self._database.execute(

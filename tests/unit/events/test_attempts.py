@@ -51,7 +51,7 @@ def test_a_start_of_a_job_that_somebody_else_has_since_adds_nothing(
 
 def test_attempts_run_out() -> None:
     [end] = decide(start(max_attempts=2), folded([*RUNS_AGAIN, LOST]))
-    assert end == Failed(message="Gave up after 2 attempts: Out of memory.")
+    assert end == Failed(message="Gave up after 2 attempts: Out of memory.", code="engine_failed")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_attempts_of_a_job_that_breaks_its_engine_run_out() -> None:
     assert isinstance(decide(start(), folded([*RUNS, *alone[:4]]))[0], Started)
     [end] = decide(start(), folded([*RUNS, *alone]))
     text = "Gave up after 4 attempts, 3 of them with no other job on the engine: The engine died."
-    assert end == Failed(message=text)
+    assert end == Failed(message=text, code="engine_failed")
 
 
 def test_attempts_that_ended_without_a_word_are_not_charged() -> None:
@@ -119,7 +119,7 @@ def test_attempts_that_are_not_charged_run_out_in_the_end() -> None:
 
     assert isinstance(decide(start(), folded(events(8)))[0], Started)
     [end] = decide(start(), folded(events(9)))
-    assert end == Failed(message="Gave up after 9 attempts: It died.")
+    assert end == Failed(message="Gave up after 9 attempts: It died.", code="engine_failed")
 
 
 def test_attempts_that_a_job_was_spared_do_not_run_out() -> None:

@@ -114,7 +114,7 @@ def test_no_start_at_the_deadline_or_behind_it(events: list[EventData]) -> None:
     assert isinstance(decide(start(after_s=59.999), folded(events))[0], Started)
     for after_s in (60, 3600):
         [end] = decide(start(after_s=after_s), folded(events))
-        assert end == Failed(message="Timed out: the job did not end within 60 s.")
+        assert end == Failed(message="Timed out: the job did not end within 60 s.", code="timeout")
 
 
 @pytest.mark.parametrize("events", [WAITS, WAITS_AGAIN])
@@ -123,7 +123,7 @@ def test_a_job_that_waits_expires_at_the_deadline_and_not_before(events: list[Ev
     assert decide(Expire(now=START + timedelta(seconds=59.999)), job) == ()
     for after_s in (60, 3600):
         [end] = decide(Expire(now=START + timedelta(seconds=after_s)), job)
-        assert end == Failed(message="Timed out: the job did not end within 60 s.")
+        assert end == Failed(message="Timed out: the job did not end within 60 s.", code="timeout")
 
 
 @pytest.mark.parametrize("events", [WAITS, WAITS_AGAIN])
@@ -235,6 +235,7 @@ def test_dispatches_that_fail_run_out_and_make_a_dead_letter() -> None:
         message="Gave up after it failed to be dispatched 3 times: The actor died. "
         "Submit it again; if that fails too, tell the operator its id.",
         dead_letter=DeadLetter.UNDISPATCHABLE,
+        code="service_failed",
     )
 
 
@@ -249,10 +250,13 @@ def test_an_administrator_ends_a_job_whoever_runs_it(before: list[EventData]) ->
     assert end == Failed(
         message="An administrator stopped this job: It floods the disk.",
         dead_letter=DeadLetter.QUARANTINED,
+        code="quarantined",
     )
 
 
 @pytest.mark.parametrize("before", [WAITS, RUNS, WAITS_AGAIN])
 def test_a_job_that_cannot_be_handled_ends_whoever_runs_it(before: list[EventData]) -> None:
     [end] = decide(GiveUp("Submit it again."), folded(before))
-    assert end == Failed(message="Submit it again.", dead_letter=DeadLetter.UNDISPATCHABLE)
+    assert end == Failed(
+        message="Submit it again.", dead_letter=DeadLetter.UNDISPATCHABLE, code="service_failed"
+    )

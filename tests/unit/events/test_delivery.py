@@ -6,8 +6,10 @@ from events.delivery import (
     Delivery,
     DeliveryCommand,
     EndAfterTry,
+    GiveUpBeforeEnd,
     GiveUpDelivery,
     RecordTry,
+    RecordTryBeforeEnd,
     RequestRedelivery,
     Withhold,
     decide_delivery,
@@ -162,3 +164,53 @@ def test_a_callback_that_cannot_be_made_is_given_up_once() -> None:
     [end] = decide_delivery(GiveUpDelivery("no"), fold_delivery(history_of(TRIED)))
     assert end == CallbackExhausted(attempts=1, message="no")
     assert decide_delivery(GiveUpDelivery("no"), fold_delivery(history_of(TRIED, end))) == ()
+
+
+# What is told before the end.
+
+TOLD = SendResult(latency_s=0.1, status=200)
+REFUSED = SendResult(latency_s=0.1, status=500)
+BEFORE = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START, about="started")
+
+
+def before_end(result: SendResult, about: str = "started") -> RecordTryBeforeEnd:
+    return RecordTryBeforeEnd(about, RecordTry(result, delays_s=(0, 5), now=START))
+
+
+def test_tries_before_the_end_are_not_tries_of_the_end() -> None:
+    delivery = fold_delivery(history_of(BEFORE))
+    assert (delivery.tries, delivery.retry_at, delivery.was_tried) == (0, None, False)
+    assert (delivery.tries_to_tell("started"), delivery.tries_to_tell("image-0")) == (1, 0)
+    assert delivery.before_end is not None
+    assert delivery.before_end.retry_at == START
+    assert not delivery.is_at_end
+
+
+def test_what_was_taken_or_given_up_is_over() -> None:
+    for events, result in (([], TOLD), ([BEFORE], REFUSED)):
+        delivery = fold_delivery(history_of(*events))
+        [last] = decide_delivery(before_end(result), delivery)
+        assert isinstance(last, CallbackAttempted)
+        assert (last.about, last.is_last, last.attempt) == ("started", True, len(events) + 1)
+        ended = fold_delivery(history_of(*events, last))
+        assert (ended.over, ended.before_end, ended.ended) == ({"started"}, None, False)
+        assert decide_delivery(before_end(TOLD), ended) == ()
+
+
+def test_what_cannot_be_told_is_over_and_the_end_is_not() -> None:
+    [given_up] = decide_delivery(GiveUpBeforeEnd("started", "no"), fold_delivery([]))
+    delivery = fold_delivery(history_of(given_up))
+    assert delivery.over == {"started"}
+    assert not delivery.ended
+
+
+def test_a_late_try_before_the_end_adds_nothing() -> None:
+    delivery = fold_delivery(history_of(TRIED))
+    assert decide_delivery(before_end(TOLD), delivery) == ()
+
+
+def test_a_redelivery_is_one_of_the_end_alone() -> None:
+    delivery = fold_delivery(history_of(BEFORE, TRIED, RedeliveryRequested()))
+    assert delivery.is_at_end
+    assert delivery.tries == 0
+    assert decide_delivery(RequestRedelivery(), fold_delivery(history_of(BEFORE))) == ()

@@ -41,6 +41,7 @@ def test_a_job_that_was_accepted_shows_an_item_per_image_asked_for() -> None:
     assert body(submitted(images=2)) == {
         "request_id": JOB_ID,
         "status": 0,
+        "state": "queued",
         "results": [{"status": 0}, {"status": 0}],
         "created_at": "2026-03-01T08:30:00Z",
     }
@@ -74,6 +75,7 @@ def test_a_completed_job() -> None:
     assert answer == {
         "request_id": JOB_ID,
         "status": 1,
+        "state": "completed",
         "results": [
             {
                 "status": 1,
@@ -98,9 +100,13 @@ def test_at_a_failed_end_items_without_an_image_have_failed(end: Failed | Cancel
 
 
 def test_a_job_that_failed_before_any_image() -> None:
-    answer = body(submitted(images=1), Failed(message="Timed out."))
+    answer = body(submitted(images=1), Failed(message="Timed out.", code="timeout"))
     assert (answer["status"], answer["message"]) == (2, "Timed out.")
     assert answer["results"] == [{"status": 2}]
+    assert (answer["state"], answer["error"]) == (
+        "failed",
+        {"code": "timeout", "retryable": True},
+    )
     assert "started_at" not in answer
 
 
@@ -128,7 +134,7 @@ def shows_null(value: Any) -> bool:
 def test_every_answer_keeps_the_documents_rules(images: int, events: list[EventData]) -> None:
     job = folded([submitted(images=images), *events])
     answer = json.loads(result_of(job, url_for).body())
-    assert ("message" in answer) == (answer["status"] == 2)
+    assert ("message" in answer) == ("error" in answer) == (answer["status"] == 2)
     assert ("ended_at" in answer) == (answer["status"] != 0)
     assert len(answer["results"]) >= images
     for item in answer["results"]:

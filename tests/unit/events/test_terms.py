@@ -36,7 +36,7 @@ class TestQueueTimeout:
         [end] = decide(Expire(START + timedelta(seconds=due_s)), job)
         assert isinstance(end, Failed)
         assert f"did not {'start' if due_s == 10 else 'end'} within {due_s:g} s" in end.message
-        assert decide(start(after_s=due_s), job) == (Failed(message=end.message),)
+        assert decide(start(after_s=due_s), job) == (Failed(message=end.message, code="timeout"),)
 
     def test_it_does_not_hold_once_an_attempt_began(self) -> None:
         job = folded(with_terms(FIRST, LOST, queue_timeout_s=10.0))
@@ -58,7 +58,8 @@ def test_the_attempts_of_the_endpoint_count_and_else_those_of_the_worker(
 
 
 def test_who_is_dismissed_fails_as_a_dead_letter_unless_an_attempt_runs() -> None:
-    gone = Failed(message="It is gone.", dead_letter=DeadLetter.UNDISPATCHABLE)
+    dead_letter = DeadLetter.UNDISPATCHABLE
+    gone = Failed(message="It is gone.", dead_letter=dead_letter, code="endpoint_removed")
     for events in (with_terms(), with_terms(FIRST, LOST)):
         assert decide(Dismiss("It is gone."), folded(events)) == (gone,)
     assert decide(Dismiss("It is gone."), folded(with_terms(FIRST))) == ()

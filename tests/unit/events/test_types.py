@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from events.job_cost import JobCost
+from events.job_cost import JobCost, Timing
+from events.result import FailureCode
 from events.types import (
     EVENT_TYPES,
     AttemptFailed,
@@ -37,7 +38,6 @@ from events.types import (
     Started,
     Submitted,
     Terms,
-    Timing,
 )
 from events.wire.cloud_events import decode, encode
 
@@ -93,6 +93,21 @@ EXAMPLES: list[EventData] = [
 ]
 
 ADDITIONS: dict[str, EventData] = {
+    "callback_events": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        callback_url="https://example.com/done",
+        callback_events=("started", "image"),
+    ),
+    "about": CallbackAttempted(
+        attempt=1, status=200, latency_s=0.25, about="image-3", is_last=True
+    ),
     "input_files": Submitted(
         flavour=Flavour.WORKFLOW,
         owner="alice",
@@ -106,6 +121,14 @@ ADDITIONS: dict[str, EventData] = {
     "timing": Completed(
         images=4,
         timing=Timing(stage_s={"denoise": 1.25, "store": 0.031}, rows_per_call=6.4),
+    ),
+    "steps": Completed(images=4, timing=Timing(stage_s={"denoise": 1.25}, steps=20)),
+    "beside": Completed(
+        images=4,
+        beside=("4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",),
+    ),
+    "given_at": Started(
+        attempt=3, actor="job-0199-2", given_at=datetime(2026, 3, 1, 8, 30, 0, 90_000, UTC)
     ),
     "alone": Submitted(
         flavour=Flavour.DIFFUSION,
@@ -170,6 +193,17 @@ ADDITIONS: dict[str, EventData] = {
             max_pixels=65536, max_steps=50, max_cost=12.5, max_attempts=2, queue_timeout_s=30.0
         ),
     ),
+    "compatibility": Submitted(
+        flavour=Flavour.DIFFUSION,
+        owner="alice",
+        key_id="k1",
+        endpoint="default",
+        lane=3,
+        request={"prompt": "a red circle", "seed": 1},
+        fingerprint="3f6c",
+        images=1,
+        terms=Terms(max_pixels=65536, max_steps=50, max_cost=12.5, compatibility="webui"),
+    ),
     "turns": Submitted(
         flavour=Flavour.DIFFUSION,
         owner="alice",
@@ -184,6 +218,8 @@ ADDITIONS: dict[str, EventData] = {
     ),
     "exclusive": Started(attempt=3, actor="job-0199-2", exclusive=True),
     "blame": AttemptFailed(attempt=1, message="The engine died.", blame=Blame.SUSPECT),
+    "last_code": AttemptFailed(attempt=1, message="No room.", code=FailureCode.OUT_OF_MEMORY),
+    "code": Failed(message="No room.", code=FailureCode.OUT_OF_MEMORY),
     "dead_letter": Failed(message="No.", dead_letter=DeadLetter.QUARANTINED),
     "media_type": ImageStored(
         index=2,

@@ -44,7 +44,7 @@ def test_a_handler_at_two_paths_is_described_once(page: str) -> None:
 
 def test_parameters_bodies_and_examples_are_shown(page: str) -> None:
     assert '| `endpoint` | query | string | `"default"` |' in page
-    assert "| `steps` | integer, ≥ 1, ≤ 150 | `20` |" in page
+    assert "| `steps` | integer, ≥ 1, ≤ 150 | `50` |" in page
     assert '"class_type": "CheckpointLoaderSimple"' in page
 
 

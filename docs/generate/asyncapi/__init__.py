@@ -1,0 +1,1 @@
+"""The AsyncAPI document of the events that subscribers get."""

@@ -1,0 +1,1 @@
+"""Subscribers to the events of all jobs. `follow.py` and `follow.mjs` do the same."""
