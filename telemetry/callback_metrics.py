@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 
 from events.delivery_policy import SendResult
+from events.job import Job
 from events.types import CallbackDelivered, CallbackExhausted, DeliveryEvent
 from telemetry.gauges import gauge
 
@@ -15,7 +16,14 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class CallbackMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None,
+    ) -> None:
+        """`on_try` is told of each try, too."""
+        self._on_try = on_try
         self._tries = Counter(
             "darkroom_callback_tries",
             "Tries to deliver a callback: taken (2xx), rejected (another answer), unanswered, or "
@@ -41,7 +49,8 @@ class CallbackMetrics:
         for outcome in ("delivered", "exhausted"):
             self._ended.labels(outcome)
 
-    def note_try(self, result: SendResult) -> None:
+    def note_try(self, job: Job, result: SendResult) -> None:
+        self._on_try(job, result)
         self._tries.labels(_outcome(result)).inc()
         if result.status is not None:
             self._seconds.observe(result.latency_s)

@@ -14,6 +14,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from events.job import Job
+from events.job_cost import Timing
 from events.store.batch import Step
 from events.types import (
     AttemptFailed,
@@ -27,7 +28,6 @@ from events.types import (
     ImageStored,
     Started,
     Submitted,
-    Timing,
 )
 from telemetry.labels import EndpointLabels
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from events.ids import new_id
-from events.job_cost import JobCost
+from events.job_cost import JobCost, Timing
 from events.store.read_model import ReadModel
 from events.types import (
     AttemptFailed,
@@ -25,7 +25,6 @@ from events.types import (
     Flavour,
     Started,
     Submitted,
-    Timing,
 )
 from telemetry.job_metrics import JobMetrics
 from tests.support.database import database_in

@@ -1,0 +1,1 @@
+"""The trace of each job, and what log lines say of it."""
