@@ -9,17 +9,20 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from actors.callbacks.own_addresses import interface_addresses, own_services
-from actors.worker.attempt import AttemptLimits, ReportProgress
+from actors.worker.attempt import AttemptLimits
 from actors.worker.config import EngineConfig, WorkerConfig
 from actors.worker.engine_host import EngineClient, EngineHost
 from actors.worker.job import JobRunner
 from actors.worker.plan import planner
 from actors.worker.process_memory import job_actors_that_fit
+from actors.worker.progress import ReportProgress
 from engine.activity import TimeLimits
 from engine.engine import Engine
+from engine.extensions.installed import installed_extensions, log_extensions, nodes_of
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.nodes import NODE_TYPES
 from engine.options import DeviceOptions, UnetOptions
 from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer
@@ -146,6 +149,8 @@ def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
         images_retry_s=settings.stores.images_retry_s,
         models_dir=settings.stores.models_dir,
         models_timeout_s=settings.stores.models_timeout_s,
+        log_format=settings.telemetry.log_format,
+        is_traced=settings.telemetry.otlp_url is not None,
     )
 
 
@@ -161,6 +166,9 @@ def _models(config: EngineConfig | WorkerConfig) -> ModelsFolder:
 def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
     models = _models(config)
     limits = Limits(**config.endpoint.limits(config.graph))
+    extensions = installed_extensions()
+    log_extensions(extensions)
+    more_nodes = nodes_of(extensions)
     engine = Engine(
         models=models,
         options=device_options(config.engine, config.endpoint, device=device),
@@ -169,6 +177,7 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
         exclusive_s=config.workers.exclusive_timeout_s,
         progress_period_s=config.engine.progress_period_s,
         limits=limits,
+        more_nodes=more_nodes,
     )
     engine.start()
     time_limits = TimeLimits(
@@ -176,7 +185,7 @@ def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
     )
     return EngineHost(
         engine=engine,
-        catalogue=Catalogue(models),
+        catalogue=Catalogue(models, (*NODE_TYPES, *more_nodes)),
         limits=limits,
         time_limits=time_limits,
         most_jobs=job_actors_that_fit(),
@@ -190,6 +199,7 @@ def device_options(settings: EngineSettings, endpoint: Endpoint, *, device: str)
         cache_bytes=settings.model_cache_bytes,
         text_cache_bytes=settings.text_cache_bytes,
         step_seed_offset=settings.step_seed_offset,
+        preview_period_s=settings.preview_period_s,
         unets=UnetOptions(
             precision=endpoint.precision or "auto",
             channels_last=bool(endpoint.channels_last),
@@ -228,6 +238,7 @@ async def connect_job_actor(
         max_attempts=config.workers.max_attempts,
         max_attempts_total=config.workers.max_attempts_total,
         now=utc_now,
+        is_traced=config.is_traced,
     )
     await messaging.connected()
     return JobActorParts(runner, messaging.queue)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from actors.assembly import Messaging
 from actors.callbacks.role import Callbacks
 from actors.dispatch.dispatcher import Dispatcher
 from actors.worker.engine_host import EngineState
+from events.delivery_policy import SendResult
+from events.job import Job
+from events.log import utc_now
+from events.store.batch import Step
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from settings.log import TelemetrySettings
@@ -18,6 +24,11 @@ from telemetry.exposition import ProcessMetrics
 from telemetry.job_metrics import JobMetrics
 from telemetry.labels import EndpointLabels
 from telemetry.store_metrics import ArchiveMetrics, LogMetrics
+from telemetry.tracing.exporter import open_exporter
+from telemetry.tracing.job_traces import JobTraces
+from telemetry.tracing.spans import callback_spans
+
+Run: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 def of_router() -> ProcessMetrics:
@@ -29,6 +40,8 @@ class ResultsMetrics:
     process: ProcessMetrics
     read_model: ReadModel
     """Which counts what it folds."""
+    background: Sequence[Run]
+    """What runs beside the role."""
 
     @classmethod
     def of(
@@ -36,10 +49,20 @@ class ResultsMetrics:
     ) -> ResultsMetrics:
         process = ProcessMetrics("results", look_s=settings.metrics_timeout_s / 2)
         jobs = JobMetrics(process.registry, most_endpoints=settings.metrics_endpoints)
-        read_model = ReadModel(database, on_folded=jobs.note)
+        notes, background = [jobs.note], list[Run]()
+        if (exporter := open_exporter(settings, "results")) is not None:
+            traces = JobTraces(messaging.log, exporter)
+            notes.append(traces.note)
+            background += [traces.run, exporter.run]
+
+        def on_folded(steps: Sequence[Step]) -> None:
+            for note in notes:
+                note(steps)
+
+        read_model = ReadModel(database, on_folded=on_folded)
         process.add(LogMetrics(messaging.streams, read_model).look)
         process.add(ArchiveMetrics(database).look)
-        return cls(process, read_model)
+        return cls(process, read_model, background)
 
 
 class DispatcherMetrics:
@@ -62,9 +85,16 @@ class DispatcherMetrics:
 
 
 class DeliveryMetrics:
-    def __init__(self) -> None:
+    def __init__(self, settings: TelemetrySettings) -> None:
         self.process = ProcessMetrics("callbacks")
-        self.callbacks = CallbackMetrics(self.process.registry)
+        self._exporter = open_exporter(settings, "callbacks")
+        self.callbacks = CallbackMetrics(self.process.registry, on_try=self._trace)
+        self.background: Sequence[Run] = (self._exporter.run,) if self._exporter else ()
+        """What runs beside the role."""
+
+    def _trace(self, job: Job, result: SendResult) -> None:
+        if self._exporter is not None:
+            self._exporter.add(callback_spans(job, result, ended=utc_now()))
 
     def watch(self, role: Callbacks) -> ProcessMetrics:
         """With the breakers of `role`."""

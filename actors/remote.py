@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import pickle
@@ -14,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -29,7 +31,6 @@ from actors.worker.job import RunOutcome
 from actors.worker.process_memory import limit_memory, memory_bytes
 from actors.worker.run_mark import remove_stale_marks
 from actors.worker.watchdog import Watchdog, exit_later
-from engine.engine import load_torch
 from engine.reports import EngineEvent
 from events.job import Job
 from settings.settings import Settings, forget_secrets
@@ -91,7 +92,7 @@ class EngineProcess:
         """`devices`: for a standby process; with those of another node it ends for good, and the
         dispatcher makes another one.
         """
-        set_up_logging()
+        set_up_logging(log_format=config.log_format)
         forget_secrets(os.environ)
         if devices is not None:
             devices.adopt()
@@ -160,9 +161,10 @@ def _start_engine(config: EngineConfig, *, device: str, turn: DeviceTurn) -> Eng
 
 
 def _warm_up() -> None:
-    """Load torch, but touch no device."""
+    """Import what an engine needs, which takes some seconds; no device is touched."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _STANDBY_NICENESS)
-    load_torch()
+    for module in ("device", "context"):
+        importlib.import_module(f"engine.diffusion.{module}")
 
 
 def _or_exit(build: Callable[[], T]) -> Callable[[], T]:
@@ -181,7 +183,7 @@ class JobProcess:
 
     def __init__(self, config: WorkerConfig, engines: tuple[str, ...]) -> None:
         """`engines`: names of this worker's EngineProcesses."""
-        set_up_logging()
+        set_up_logging(log_format=config.log_format)
         forget_secrets(os.environ)
         remove_stale_marks()
         self._config = config
@@ -204,11 +206,17 @@ class JobProcess:
         return actor_name()
 
     async def run(
-        self, job_id: str, token: str, known: Job | None, after_attempts: int
+        self,
+        job_id: str,
+        token: str,
+        known: Job | None,
+        *,
+        after_attempts: int,
+        given_at: datetime,
     ) -> RunOutcome:
         """Run a job; `token` is that of its queue entry, `known` the job as far as it is known.
 
-        `after_attempts`: how many it had when it was handed out.
+        `after_attempts`: how many it had when it was handed out, at `given_at`.
         """
         await self.ready()
         assert self._parts is not None
@@ -218,7 +226,8 @@ class JobProcess:
         self._idle.clear()
         try:
             entry = self._parts.queue.entry(job_id, token)
-            return await self._parts.runner.run(entry, known, after_attempts=after_attempts)
+            run = partial(self._parts.runner.run, after_attempts=after_attempts, given_at=given_at)
+            return await run(entry, known)
         finally:
             self._job_id = None
             self._idle.set()
@@ -266,6 +275,7 @@ class RoleProcess:
     def _host(self, pickled: str) -> None:
         try:
             settings: Settings = pickle.loads(b64decode(pickled))
+            set_up_logging(log_format=settings.telemetry.log_format)
             asyncio.run(pkgutil.resolve_name(self._main)(settings))
         except BaseException:
             logger.exception("role ended", extra={"action": "role_end", "role": self._main})

@@ -69,6 +69,7 @@ async def run_router(settings: Settings) -> None:
         callbacks=messaging.callback_queue,
         read_model=read_model,
         requeue_period_s=settings.dispatch.requeue_period_s,
+        most_images_told=settings.callbacks.max_images,
     )
     lost_callbacks = LostCallbacks(
         queue=messaging.callback_queue,
@@ -98,6 +99,8 @@ async def run_results(settings: Settings) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(messaging.tell_log_size())
         group.create_task(messaging.answer_metrics(metrics.process.encoded))
+        for run in metrics.background:
+            group.create_task(run())
         group.create_task(results.run())
         group.create_task(make_janitor(settings, messaging, database, images).run())
         group.create_task(make_archiver(settings, messaging, database, images).run())
@@ -203,7 +206,7 @@ async def run_callbacks(settings: Settings) -> None:
     archiving = open_archive(database, open_images(settings.stores))
     # A job whose callback is asked for again may be in the archive.
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
-    metrics = metering.DeliveryMetrics()
+    metrics = metering.DeliveryMetrics(settings.telemetry)
     callbacks = Callbacks(
         queue=messaging.callback_queue,
         jobs=history.log,
@@ -219,6 +222,8 @@ async def run_callbacks(settings: Settings) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(callbacks.run())
         group.create_task(messaging.answer_metrics(metrics.watch(callbacks).encoded))
+        for run in metrics.background:
+            group.create_task(run())
 
 
 async def _open_database(settings: Settings) -> Database:

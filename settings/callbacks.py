@@ -51,6 +51,12 @@ class CallbackSettings(Group):
     """The longest time that a circuit breaker is open before one delivery is tried."""
     withheld_s: PositiveFloat = 172_800.0
     """How long circuit breakers may keep a delivery from its host before it is given up."""
+    max_images: NonNegativeInt = 32
+    """Of how many images of one job, the first of its results, its caller is told before the end,
+    where that was asked for; the end tells of all."""
+    before_end_s: PositiveFloat = 300.0
+    """How long after the end of a job its callback waits for those of its start and its images,
+    which are then given up."""
     secrets: PositiveInt = 3
     """The most signatures that a delivery has: that of its key, then those of the owner's newest
     other keys."""

@@ -33,6 +33,8 @@ class EngineSettings(Group):
     any with one."""
     progress_period_s: Annotated[float, Field(ge=0)] = 0.25
     """How often a job tells its progress at most; each time takes CPU in three processes."""
-    step_seed_offset: int = 0
-    """The number that is added to the seed for the noise of steps; with 1 it is that of ComfyUI
-    after 0.3 on a CPU."""
+    preview_period_s: Annotated[float, Field(ge=0)] = 1.0
+    """How often a job that was asked for previews makes one at most."""
+    step_seed_offset: int = 1
+    """The number that is added to the seed for the noise of steps in workflows; with 0 it is that
+    of ComfyUI up to 0.3 on a CPU, whose first noise in steps is that of the start again."""

@@ -7,6 +7,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, StringConstraints
+from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode
 
 _PROXY = re.compile(r"http://(?:[^\s/?#@]+@)?[^\s/?#@:]+:[1-9][0-9]{0,4}/?")
@@ -51,3 +52,35 @@ HostPattern = Annotated[
 HostPatterns = Annotated[tuple[HostPattern, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
 ProxyUrl = Annotated[SecretStr | None, AfterValidator(_require_proxy)]
+
+_NUMBER, _WHOLE = "a number is wanted", "a whole number is wanted"
+_WANTED = {
+    "bool_parsing": "true or false is wanted",
+    "bool_type": "true or false is wanted",
+    "enum": "{expected} is wanted",
+    "finite_number": "a finite number is wanted",
+    "float_parsing": _NUMBER,
+    "float_type": _NUMBER,
+    "greater_than": "more than {gt:g} is wanted",
+    "greater_than_equal": "{ge:g} or more is wanted",
+    "int_from_float": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": "a smaller number is wanted",
+    "int_type": _WHOLE,
+    "less_than": "less than {lt:g} is wanted",
+    "less_than_equal": "{le:g} or less is wanted",
+    "literal_error": "{expected} is wanted",
+    "path_type": "a path is wanted",
+    "string_pattern_mismatch": "a host name, an address, *.example.com or * is wanted",
+    "string_too_long": "{max_length} characters at most are wanted",
+    "string_type": "a text is wanted",
+    "tuple_type": "a list with commas is wanted",
+}
+
+
+def wanted(error: ErrorDetails) -> str:
+    """What a value should have been, in an operator's words."""
+    if error["type"] == "value_error":  # of a function here, which has such words
+        return str(error["ctx"]["error"])
+    text = _WANTED.get(error["type"])
+    return error["msg"] if text is None else text.format_map(error.get("ctx", {}))

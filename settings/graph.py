@@ -1,8 +1,8 @@
-"""How large a graph may be, and the images that it makes."""
+"""What requests mean; how large a graph may be, and the images that it makes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import SettingsConfigDict
@@ -16,6 +16,9 @@ MAX_COST_WITHOUT_GPU = 250.0
 class GraphSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
+    compatibility: Literal["webui", "comfyui"] = "webui"
+    """Whose meaning diffusion requests have that name none: the WebUI's, or that of the same nodes
+    in ComfyUI."""
     max_nodes: PositiveInt = 1000
     """The most nodes that a graph may have."""
     max_node_id_chars: PositiveInt = 128

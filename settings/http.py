@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
+from settings.fields import Names
 from settings.group import Group
 
 
@@ -21,6 +22,14 @@ class HttpSettings(Group):
     """The base of the image URLs in results; if unset, it is made from host and port."""
     docs: bool = True
     """Whether `/docs`, a page to try the API out, and `/openapi.json` are served."""
+    console: bool = True
+    """Whether the console, a page for people, is served at `/`."""
+    cors_origins: Names = ()
+    """The origins whose pages may call the API from a browser (`https://app.example`), or `*`; none
+    by default, for whoever reads such a page can read the key in it."""
+    log_requests: bool = False
+    """Whether the log has a line for each request: method, route, status, time and `X-Request-ID`.
+    `darkroom up --log` turns it on."""
     image_url_ttl_s: Annotated[float, Field(ge=0, le=10 * 366 * 86400)] = 0.0
     """How long an image's URL works after it was answered or called back, a new one being in each
     answer; 0 is as long as the image is kept."""
@@ -37,12 +46,29 @@ class HttpSettings(Group):
     idle_timeout_s: PositiveFloat = 30.0
     """How long a connection may stay open between two requests."""
     silence_timeout_s: PositiveFloat = 30.0
-    """How long a caller may send nothing of a body, or take nothing of an answer. Whoever waits for
-    an answer, or for the next event, has nothing to send."""
+    """How long a caller may send nothing of a body, or take nothing of an answer, or less than 256
+    kB of a file. Whoever waits for an answer, or for the next event, has nothing to send."""
     max_body_bytes: PositiveInt = 512 * 1024
     """The longest request body that is accepted."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
+    max_streams: PositiveInt = 2000
+    """How many event streams one HTTP process holds at the same time; another one gets 429."""
+    stream_keep_alive_s: PositiveFloat = 10.0
+    """How long a stream may be silent before it says that it is still there. Proxies in front close
+    what is silent for longer than they wait."""
+    stream_send_timeout_s: PositiveFloat = 10.0
+    """How long the reader of a stream may take nothing of it before it is cut off."""
+    stream_buffer_events: PositiveInt = 500
+    """How many events may wait for the reader of a stream before it is cut off."""
+    stream_replay_events: PositiveInt = 10_000
+    """How many events of the service a cursor of all jobs may be behind; so many of them are kept
+    in memory while there are streams, each of some 2 kB."""
+    stream_archive_reads: PositiveInt = 2
+    """How many cursors that lead into the archive one HTTP process reads at the same time; one of
+    several is kept for other owners. Others wait for `DARKROOM_BODY_WAIT_S`, then get 503."""
+    stream_max_s: PositiveFloat = 3600.0
+    """How long a stream lasts; then it ends, and its reader goes on with another one."""
     max_upload_bytes: PositiveInt = 20 * 1024**2
     """The largest file that may be uploaded as an input image."""
     max_upload_pixels: PositiveInt = 2**25

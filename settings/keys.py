@@ -72,6 +72,9 @@ class OwnerSettings(Group):
     max_waits: Annotated[int, Field(ge=0)] = 512
     """How many requests of an owner may wait for a result at the same time in one HTTP process; 0
     is any number."""
+    max_streams: Annotated[int, Field(ge=0)] = 256
+    """How many event streams of an owner one HTTP process holds at the same time; 0 is any
+    number."""
     max_log_bytes: Annotated[int, Field(ge=0)] = 512 * 1024**2
     """How many bytes of the event log an owner's jobs may take, until they move to the archive; 0
     is any number."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
@@ -53,6 +55,11 @@ class LogSettings(Group):
         return timedelta(seconds=max(self.hot_s, self.append_timeout_s))
 
 
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
 class TelemetrySettings(Group):
     """What an operator can see of the service."""
 
@@ -64,3 +71,12 @@ class TelemetrySettings(Group):
     metrics_endpoints: PositiveInt = 50
     """How many endpoints have metrics of their own; further ones are counted together, as `other`,
     until the processes that count start again."""
+    otlp_url: Annotated[str, Field(pattern=r"^https?://[^/]+")] | None = None
+    """Where a collector takes traces by OTLP over HTTP, as `http://127.0.0.1:4318`; if unset, there
+    are none."""
+    otlp_spans: PositiveInt = 10_000
+    """How many spans one process keeps for the collector while that does not take them; further
+    ones are dropped."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines are written: `text`, a message and then the fields, or `json`, an object a
+    line, which has also `endpoint` and `trace_id` of the job that is worked on."""

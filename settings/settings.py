@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, MutableMapping
+import re
+from collections.abc import Generator, Iterable, Mapping, MutableMapping
+from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
@@ -12,6 +14,7 @@ from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings, RaySettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
+from settings.fields import wanted
 from settings.graph import GraphSettings
 from settings.group import Group
 from settings.http import HttpSettings
@@ -61,6 +64,37 @@ class Settings(BaseModel):
             if SecretStr in get_args(group.model_fields[field].annotation)
         }
 
+    @classmethod
+    def unknown_variables(cls, environment: Iterable[str]) -> dict[str, str | None]:
+        """The `DARKROOM_*` variables that nothing reads, each with the nearest one that is read.
+
+        Those by which Kubernetes tells of its services are left out.
+        """
+        known = {_argument(each): each for each in cls.variables() | _OTHER_VARIABLES}
+        unknown = {
+            each: _argument(each)
+            for each in environment
+            if each.upper().startswith("DARKROOM_") and not _KUBERNETES.fullmatch(each)
+        }
+        return {
+            variable: next((known[n] for n in get_close_matches(name, known, cutoff=0.7)), None)
+            for variable, name in unknown.items()
+            if name not in known
+        }
+
+    @classmethod
+    def wrong_values(cls, error: ValidationError) -> list[str]:
+        """A line for each wrong value of `load`: variable, value, and what is wanted."""
+        secret = cls.secret_variables()
+        lines = []
+        for each in error.errors():
+            name, *place = each["loc"]
+            variable = f"DARKROOM_{name}".upper()
+            value = "a value that is not shown" if variable in secret else _shown(each["input"])
+            item = f", item {int(place[0]) + 1}" if place else ""
+            lines.append(f"{variable}{item} is {value}: {each['msg']}")
+        return lines
+
     def with_absolute_folders(self) -> Settings:
         """The same for processes that may work in other folders than this one."""
         folders = {name: getattr(self.stores, name).absolute() for name in _FOLDERS}
@@ -96,6 +130,10 @@ class Settings(BaseModel):
         return cls.model_validate(groups)
 
 
+_OTHER_VARIABLES = {"DARKROOM_URL", "DARKROOM_API_KEY"}
+"""What the command line reads beside settings."""
+_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
+_SHOWN_CHARS = 100
 _FOLDERS = ("data_dir", "models_dir")
 
 
@@ -106,8 +144,13 @@ def forget_secrets(environment: MutableMapping[str, str]) -> None:
         del environment[variable]
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
 def _argument(variable: str) -> str:
-    return variable.removeprefix("DARKROOM_").lower()
+    return variable.lower().removeprefix("darkroom_")
 
 
 def _by_argument(
@@ -117,8 +160,8 @@ def _by_argument(
     for detail in error.errors():
         field, *place = detail["loc"]
         yield InitErrorDetails(
-            # In its own words: some types of errors cannot be made again by their names.
-            type=PydanticCustomError(detail["type"], detail["msg"]),
+            # In our own words: those of the validator are for programmers.
+            type=PydanticCustomError(detail["type"], wanted(detail)),
             loc=(arguments[str(field)], *place),
             input=detail["input"],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import PositiveFloat, SecretStr
+from pydantic import PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
@@ -34,6 +34,10 @@ class StoreSettings(Group):
     """For how long a request that an object store fails is made again, before HTTP answers 503 and
     a job waits. One that it does not answer ends after 30 s, or what `AWS_TIMEOUT`,
     `GOOGLE_TIMEOUT` or `AZURE_TIMEOUT` says (`10s`)."""
+    log_file_bytes: PositiveInt = 10 * 1024**2
+    """How large `<data>/logs/darkroom.log` of `darkroom up` becomes before it is moved aside."""
+    log_files: PositiveInt = 5
+    """How many such files are kept beside it."""
     secret: SecretStr | None = None
     """The secret from which ids, file tokens and webhook secrets are derived; if unset, one is
     generated into `<data>/secret`."""

@@ -1,8 +1,8 @@
 """Callbacks: takes what is due from the callback queue and delivers it, at least once.
 
 The entry on the queue says only that something is left to do; what was done is in the delivery's
-own events. An entry is acknowledged last, when its successor is stored or there is none, so a death
-between any two steps loses nothing:
+own events (`deliverer.py`). An entry is acknowledged last, when its successor is stored or there is
+none, so a death between any two steps loses nothing:
 
 | dies after                          | the entry comes again and finds                           |
 |-------------------------------------|-----------------------------------------------------------|
@@ -11,6 +11,7 @@ between any two steps loses nothing:
 | `CallbackAttempted` with `retry_at` | it is early: parks it, or late: tries                     |
 | `CallbackDelivered` or `…Exhausted` | the end: acknowledges                                     |
 | parking                             | it is early: parks it again, which replaces the first     |
+| what was told before the end        | what is next                                              |
 
 (parking before `CallbackAttempted` would lose the count of tries, acknowledging before parking the
 delivery itself). Two instances that send the same callback both append under the position they
@@ -30,27 +31,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.arrival import Arrival
-from actors.callbacks.breaker import BreakerLimits
-from actors.callbacks.hosts import Hosts
-from actors.callbacks.lines import Lines
+from actors.callbacks.deliverer import Deliverer
 from actors.callbacks.secrets import SigningSecrets
-from actors.callbacks.sender import Sender, webhook_headers
-from events.callback_address import Target
-from events.delivery import Delivery, EndAfterTry, GiveUpDelivery, RecordTry, Withhold
-from events.delivery_policy import SendResult
+from actors.callbacks.sender import Sender
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError
-from events.job import Job, fold
-from events.log import DeliveryWriter, EventLog, utc_now
+from events.log import EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import AT_ONCE, CallbackQueue, QueueEntry
-from events.result import UrlFor, result_of
+from events.result import UrlFor
 from events.retry import keep_trying
 from settings.callbacks import CallbackSettings
 from storage.images import ImageStoreError
@@ -59,9 +52,6 @@ from telemetry.callback_metrics import CallbackMetrics
 logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_S = 10.0
-_NOT_ALLOWED = SendResult(
-    latency_s=0.0, error="the key of the job may not have this host called back", refused=True
-)
 _LATER_VERSION_S = 60.0
 """How long a delivery waits that a later version can read."""
 
@@ -83,37 +73,36 @@ class Callbacks:
     ) -> None:
         """After `hold_s` the entry of an instance that died goes to another one."""
         self._queue = queue
-        self._jobs = PersistentLog(jobs)
-        self._writer = DeliveryWriter(PersistentLog(deliveries), on_added=metrics.note_event)
-        self._sender = sender
-        self._url_for = url_for
-        self._secrets = secrets
-        self._allowed_hosts = allowed_hosts
         self._settings = settings
-        self._metrics = metrics
         self._hold_s = hold_s
-        self._hosts = Hosts(
-            at_once=settings.per_host,
-            most_inside=settings.in_flight // 2,
-            breaker=BreakerLimits.of(settings),
+        self._deliverer = Deliverer(
+            queue=queue,
+            jobs=PersistentLog(jobs),
+            deliveries=PersistentLog(deliveries),
+            sender=sender,
+            url_for=url_for,
+            secrets=secrets,
+            allowed_hosts=allowed_hosts,
+            settings=settings,
+            metrics=metrics,
         )
-        self._lines = Lines(self._hosts, queue)
         self._held: dict[str, QueueEntry] = {}
-        """By job. A second entry of a job that is being handled is ignored, and comes again."""
+        """By job."""
+        self._second: dict[str, QueueEntry] = {}
+        """A second entry of a job that is being handled: its turn is after that."""
         self._room = asyncio.Event()
         self._errors: Counter[str] = Counter()
         """By job: how often an error that nobody foresaw kept its delivery from being made."""
 
     @property
     def open_breakers(self) -> int:
-        """How many receivers are left alone now."""
-        return self._hosts.open_breakers
+        return self._deliverer.hosts.open_breakers
 
     async def run(self) -> None:
         """Deliver until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
-            tasks.create_task(self._lines.run())
+            tasks.create_task(self._deliverer.lines.run())
             await keep_trying(lambda: self._pull(tasks), on=LogUnavailable)
 
     async def _renew(self) -> None:
@@ -132,15 +121,31 @@ class Callbacks:
                     self._room.clear()
                     await self._room.wait()
                 for entry in await entries.next(most=room, timeout_s=_PULL_TIMEOUT_S):
-                    if entry.job_id not in self._held:
+                    if entry.job_id in self._held:
+                        self._second[entry.job_id] = entry
+                    else:
                         self._held[entry.job_id] = entry
-                        tasks.create_task(self._handle(entry))
+                        tasks.create_task(self._handle_all(entry))
+
+    async def _handle_all(self, first: QueueEntry) -> None:
+        """An entry, then what came of the same job meanwhile."""
+        job_id, entry = first.job_id, first
+        try:
+            while True:
+                self._held[job_id] = entry
+                await self._handle(entry)
+                if (second := self._second.pop(job_id, None)) is None:
+                    break
+                entry = second
+        finally:
+            del self._held[job_id]
+            self._room.set()
 
     async def _handle(self, entry: QueueEntry) -> None:
         """An entry that is not acknowledged comes again after `hold_s`."""
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
-            await self._deliver(Arrival.of(entry))
+            await self._deliver(entry)
             del self._errors[entry.job_id]
         except Exception as error:
             if _is_outage(error):
@@ -150,9 +155,6 @@ class Callbacks:
             else:
                 logger.exception("callback given up", extra=fields)
                 await self._drop(entry, error)
-        finally:
-            del self._held[entry.job_id]
-            self._room.set()
 
     def _may_pass(self, entry: QueueEntry, error: Exception) -> bool:
         """Whether it may be the machine's error, not one that comes of the job each time."""
@@ -161,7 +163,7 @@ class Callbacks:
         return not is_last and not isinstance(error, JobDamaged)
 
     async def _drop(self, entry: QueueEntry, error: Exception) -> None:
-        """End one delivery that cannot be made, as far as its events can be read.
+        """End what cannot be told, as far as its events can be read.
 
         An entry that came again for ever would have the same error each time.
         """
@@ -171,10 +173,8 @@ class Callbacks:
         )
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
-            job = fold(await self._jobs.read(entry.job_id))
-            if job is not None:
-                delivery = await self._writer.load(entry.job_id)
-                await self._writer.execute(GiveUpDelivery(message), job, delivery)
+            if await self._deliverer.give_up(entry.job_id, message):
+                await self._queue.park(entry.job_id, AT_ONCE)
         except Exception as unended:  # noqa: BLE001 - whatever its events hold
             fields["error"] = type(unended).__name__
             logger.warning("callback could not be ended", extra=fields)
@@ -183,117 +183,19 @@ class Callbacks:
         del self._errors[entry.job_id]
         await entry.ack()
 
-    async def _deliver(self, arrival: Arrival) -> None:
+    async def _deliver(self, entry: QueueEntry) -> None:
         """Raises LogUnavailable, LogFull if the entry could not be parked."""
+        arrival = Arrival.of(entry)
         try:
-            until = await self._come_to_end(arrival)
+            until = await self._deliverer.come_to_end(arrival)
         except JobOfLaterVersion:  # whose role may meet it the next time
             until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
         if until is not None:
-            await self._park(arrival, until)
-        await arrival.entry.ack()
-
-    async def _park(self, arrival: Arrival, until: datetime, *, line: str | None = None) -> None:
-        await self._queue.park(arrival.entry.job_id, until + arrival.ahead, line=line)
-
-    async def _come_to_end(self, arrival: Arrival) -> datetime | None:
-        """When to come again; None if it is parked already, or nothing is left to do."""
-        job_id = arrival.entry.job_id
-        delivery = await self._writer.load(job_id)
-        job = None if delivery.ended else fold(await self._jobs.read(job_id))
-        url = job.submitted.callback_url if job else None
-        if job is None or job.end is None or url is None:
-            return None
-        if delivery.retry_at is not None and arrival.is_early(delivery.retry_at):
-            return delivery.retry_at
-        return await self._work(arrival, job, url, delivery)
-
-    async def _work(
-        self, arrival: Arrival, job: Job, url: str, delivery: Delivery
-    ) -> datetime | None:
-        """Deliver, unless it is not its turn. See `_come_to_end`."""
-        target = self._sender.target(url)
-        if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
-            return await self._follow(arrival, job, delivery, _NOT_ALLOWED)
-        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
-        receiver = _receiver(target) if target else url
-        async with self._hosts.turn(receiver, job.id) as turn:
-            result = None if turn.wait_s else await self._send(job, url, secrets)
-            turn.answered = None if result is None else result.answered
-        if result is None:
-            turn_at = utc_now() + timedelta(seconds=turn.wait_s)
-            until = await self._withhold(job, delivery, turn_at) if turn.is_withheld else turn_at
-            if until is not None:
-                await self._park(arrival, until, line=receiver)
-            return None
-        next_at = await self._follow(arrival, job, delivery, result)
-        await self._lines.call(receiver)
-        return next_at
-
-    async def _follow(
-        self, arrival: Arrival, job: Job, delivery: Delivery, result: SendResult
-    ) -> datetime | None:
-        """Record a try, and park the next one. See `_come_to_end`."""
-        if result.stalled:
-            return AT_ONCE
-        self._metrics.note_try(result)
-        delivery = await self._record(job, delivery, result)
-        if delivery.ended:
-            return None
-        if delivery.retry_at is None:  # somebody asked for it again while this try was made
-            return AT_ONCE
-        await self._park(arrival, delivery.retry_at)
-        # Whoever asked for it again parked it, too: if that was before, it has been replaced.
-        asked_again = (await self._writer.load(job.id)).position != delivery.position
-        return AT_ONCE if asked_again else None
-
-    async def _send(self, job: Job, url: str, secrets: Sequence[str]) -> SendResult:
-        body = result_of(job, self._url_for).body()
-        headers = webhook_headers(
-            job.id,
-            body,
-            secrets=secrets,
-            now=utc_now(),
-            traceparent=job.traceparent,
-        )
-        return await self._sender.send(url, body, headers)
-
-    async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
-        """When to come again; None if it was withheld for so long that it is given up."""
-        longest_s = self._settings.withheld_s
-        command = Withhold(now=utc_now(), longest_s=longest_s)
-        delivery, _ = await self._writer.execute(command, job, delivery)
-        if delivery.ended or delivery.withheld_at is None:
-            return None
-        return min(until, delivery.withheld_at + timedelta(seconds=longest_s))
-
-    async def _record(self, job: Job, delivery: Delivery, result: SendResult) -> Delivery:
-        jitter = self._settings.jitter
-        spread = random.uniform(1 - jitter, 1 + jitter)
-        made = RecordTry(result, self._settings.delays_s, now=utc_now(), spread=spread)
-        delivery, _ = await self._writer.execute(made, job, delivery)
-        delivery, ends = await self._writer.execute(EndAfterTry(made), job, delivery)
-        logger.info(
-            "callback tried",
-            extra={
-                "action": "callback",
-                "job_id": job.id,
-                "attempt": delivery.tries,
-                "status": result.status,
-                "error": result.error,
-                "latency_s": round(result.latency_s, 3),
-                "end": type(ends[0]).__name__ if ends else None,
-            },
-        )
-        return delivery
+            await self._queue.park(entry.job_id, until + arrival.ahead)
+        await entry.ack()
 
 
 def _is_outage(error: Exception) -> bool:
     """Whether it says nothing about the job, and passes with what is out of reach."""
     is_ours = isinstance(error, ServiceError | ImageStoreError)
     return is_ours and not isinstance(error, JobDamaged)
-
-
-def _receiver(target: Target) -> str:
-    """One name per receiver, however its URL is spelt."""
-    return f"{target.scheme}://{target.host}:{target.port}"

@@ -55,15 +55,17 @@ def webhook_headers(
     secrets: Sequence[str],
     now: datetime,
     traceparent: str | None = None,
+    about: str | None = None,
 ) -> dict[str, str]:
     """The headers of Standard Webhooks, signed with each of `secrets` (`whsec_...`) at `now` (UTC).
 
-    `webhook-id` names the end of the job, of which there is one: it is the same on every try and
-    for every instance of this service, so a receiver can drop repeats by it. If the caller began
+    `webhook-id` names the end of the job, of which there is one, or what happened before (`about`):
+    it is the same on every try and for every instance of this service, so a receiver can drop
+    repeats by it. If the caller began
     no trace (https://www.w3.org/TR/trace-context), the job's own id is the trace's.
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
-    message_id = f"msg_{job_id}"
+    message_id = f"msg_{job_id}" if about is None else f"msg_{job_id}_{about}"
     signatures = (Webhook(secret).sign(message_id, now, body.decode()) for secret in secrets)
     return {
         "Content-Type": "application/json",

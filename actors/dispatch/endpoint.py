@@ -26,6 +26,7 @@ from events.log import JobWriter
 from events.queue import JobQueue, QueueEntry
 from events.store.records import Endpoint
 from settings.dispatch import DispatchSettings
+from telemetry.tracing.log_fields import about
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +140,8 @@ class EndpointDispatcher:
         worker, slot = found
         if self._is_just_given(job) or await slot.take_delivery(entry, timeout_s=self._answer_s):
             return True
-        logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
+        with about(job):
+            logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
         worker.mark_unready()  # its attempt may have failed just now, by the engine
         await worker.cancel_run(job.id, job.attempts)
         if slot.job_id == job.id:
@@ -165,7 +167,8 @@ class EndpointDispatcher:
                 self._waiting.refund(held.waiting)
                 slot.release()
             else:
-                await self._dispatch(held, job, worker, slot)
+                with about(job):
+                    await self._dispatch(held, job, worker, slot)
         except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
             if not isinstance(error, PASSING):
                 await drop_entry(held.entry, error, writer=self._writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
@@ -19,6 +20,7 @@ from actors.dispatch.cluster import (
 from actors.worker.engine_host import EngineDied, EngineState
 from actors.worker.job import RunOutcome
 from events.job import Job
+from events.log import utc_now
 from events.queue import QueueEntry
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -49,8 +51,8 @@ class RayJobActor:
         # A large one is read by the actor: Ray would put it into its object store, and wait there.
         known = job if job.log_bytes <= _MOST_HANDED_BYTES else None
         try:
-            run = self._handle.run.remote(entry.job_id, entry.token, known, job.attempts)
-            return RunOutcome(await run)
+            run = partial(self._handle.run.remote, entry.job_id, entry.token, known)
+            return RunOutcome(await run(after_attempts=job.attempts, given_at=utc_now()))
         except RayError as error:
             died = ActorDied if ended_by_itself(error) else ActorLost
             raise died(first_line(error)) from error

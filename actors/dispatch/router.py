@@ -1,8 +1,10 @@
 """Router: reads the log in order and puts what must happen next on its queue.
 
 `Submitted` goes to the endpoint's queue, an end with a `callback_url` to the callback queue, each
-only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Both
-queues are projections: everything here may be repeated, by two routers at once too.
+only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Where the
+caller is called back for more than the end, each event of which it is told is parked there instead:
+an entry that is being delivered now may have been looked at before. Both queues are projections:
+everything here may be repeated, by two routers at once too.
 
 Most jobs are routed by the events that come by, in one round trip for all that came together; the
 log is read only where those do not say enough.
@@ -19,6 +21,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from actors.job_error import end_job
 from events.errors import (
@@ -31,10 +34,11 @@ from events.errors import (
 )
 from events.job import Job, fold
 from events.log import EventConsumer, JobWriter, utc_now
-from events.queue import CallbackQueue, JobQueue
+from events.queue import AT_ONCE, CallbackQueue, JobQueue
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
-from events.types import Cancelled, Completed, Event, Failed, Submitted
+from events.types import Cancelled, Completed, Event, Failed, ImageStored, Started, Submitted
+from events.wire.callbacks import CallbackEvent, told_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +46,8 @@ _PASSING = (LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout)
 """Errors that say nothing about a job: the same step is tried again."""
 _RECENT = timedelta(seconds=10)
 """A first event that is older may be replayed: nobody knows what has come after it."""
-_MOST_UNCALLED = 20_000
-"""Of so many open jobs it is remembered that they want no callback."""
+_MOST_TOLD = 20_000
+"""Of so many open jobs it is remembered what they are called back for."""
 
 
 class SeenJobs:
@@ -55,7 +59,8 @@ class SeenJobs:
     def __init__(self, *, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now
         self._first: dict[str, Event] = {}
-        self._uncalled: dict[str, None] = {}
+        self._told: dict[str, frozenset[str]] = {}
+        """By job: what its caller is called back for."""
 
     def note(self, event: Event) -> None:
         """Call it for each event as it comes, in log order."""
@@ -64,11 +69,13 @@ class SeenJobs:
             return
         if self._now() - event.time < _RECENT:
             self._first[event.job_id] = event
-        self._uncalled.pop(event.job_id, None)
-        if event.data.callback_url is None:
-            self._uncalled[event.job_id] = None
-            if len(self._uncalled) > _MOST_UNCALLED:
-                del self._uncalled[next(iter(self._uncalled))]
+        self.note_told(event.job_id, event.data)
+
+    def note_told(self, job_id: str, submitted: Submitted) -> None:
+        self._told.pop(job_id, None)
+        self._told[job_id] = told_of(submitted)
+        if len(self._told) > _MOST_TOLD:
+            del self._told[next(iter(self._told))]
 
     def take_first(self, job_id: str) -> Event | None:
         """The first event of a job, once, if it is recent and none has come after it."""
@@ -76,7 +83,11 @@ class SeenJobs:
 
     def take_uncalled(self, job_id: str) -> bool:
         """Whether it is known that a job, which has ended, wants no callback."""
-        return job_id in self._uncalled and self._uncalled.pop(job_id) is None
+        return self._told.pop(job_id, None) == frozenset()
+
+    def told_of(self, job_id: str) -> frozenset[str] | None:
+        """What the caller of an open job is called back for, as far as it is known."""
+        return self._told.get(job_id)
 
 
 class Router:
@@ -89,13 +100,16 @@ class Router:
         callbacks: CallbackQueue,
         read_model: ReadModel,
         requeue_period_s: float,
+        most_images_told: int,
     ) -> None:
+        """Of images with an index of `most_images_told` or more nobody is told."""
         self._events = events
         self._writer = writer
         self._queue = queue
         self._callbacks = callbacks
         self._read_model = read_model
         self._requeue_period_s = requeue_period_s
+        self._most_images_told = most_images_told
         self._seen = SeenJobs()
         self._damaged: set[str] = set()
         """Jobs with what is no event: each is told of once."""
@@ -115,6 +129,12 @@ class Router:
                 if self._seen.take_uncalled(event.job_id):
                     return
                 step = self._queue_callback
+            case Started():
+                step = partial(self._queue_before_end, CallbackEvent.STARTED)
+            case ImageStored(index=index):
+                if index >= self._most_images_told:
+                    return
+                step = partial(self._queue_before_end, CallbackEvent.IMAGE)
             case _:
                 return
         # The entry may come back meanwhile: to repeat the step is harmless.
@@ -155,8 +175,24 @@ class Router:
 
     async def _queue_callback(self, job_id: str) -> None:
         job = await self._writer.load(job_id)
-        if job is not None and job.submitted.callback_url is not None:
+        if job is None or job.submitted.callback_url is None:
+            return
+        if job.submitted.callback_events:
+            await self._callbacks.park(job_id, AT_ONCE)
+        else:
             await self._callbacks.add(job_id)
+
+    async def _queue_before_end(self, event: CallbackEvent, job_id: str) -> None:
+        """Most jobs are not read: what was submitted has just come by."""
+        told = self._seen.told_of(job_id)
+        if told is None:
+            job = await self._writer.load(job_id)
+            if job is None:
+                return
+            self._seen.note_told(job_id, job.submitted)
+            told = told_of(job.submitted)
+        if event in told:
+            await self._callbacks.park(job_id, AT_ONCE)
 
     async def _add(self, job: Job) -> None:
         submitted = job.submitted

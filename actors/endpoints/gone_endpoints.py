@@ -22,6 +22,7 @@ from actors.endpoints.ended_jobs import PASSING, EndedJobs
 from events.decisions import Expire, GiveUp
 from events.log import JobWriter, utc_now
 from events.queue import JobQueue
+from events.result import FailureCode
 from events.store.endpoints import Endpoints
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class GoneEndpoints:
 
     async def _remove(self, endpoint: str) -> None:
         """Jobs first: one that runs has ended before its worker goes, and is no failed attempt."""
-        jobs = await self._end_jobs(endpoint, GiveUp(_removed_message(endpoint)))
+        jobs = await self._end_jobs(endpoint, _give_up(endpoint))
         if jobs is None:
             return  # it is back
         workers = await self._cluster.workers(endpoint_prefix(endpoint))
@@ -113,10 +114,11 @@ class GoneEndpoints:
         return await self._jobs.end(endpoint, command, stays=is_back)
 
 
-def _removed_message(endpoint: str) -> str:
-    return (
+def _give_up(endpoint: str) -> GiveUp:
+    return GiveUp(
         f"The endpoint {endpoint!r} was removed before this job had ended. Submit it again to "
-        "another endpoint."
+        "another endpoint.",
+        FailureCode.ENDPOINT_REMOVED,
     )
 
 

@@ -11,12 +11,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, Order
+from actors.worker.failure import code_of
 from actors.worker.heartbeat import Heartbeat
 from actors.worker.lease import Lease, Loss
 from actors.worker.plan import Plan, plan_text
+from actors.worker.progress import ReportProgress, job_progress
 from actors.worker.result_file import encode_result
 from actors.worker.run_mark import RunMark
 from engine.errors import (
@@ -30,22 +32,18 @@ from engine.errors import (
 from engine.machine_error import is_machine_error
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from events.decisions import Command, Complete, ConfirmCancel, FailAttempt, StoreImage
-from events.job import Job, timed_out_message
+from events.job import Job, sizes_of, timed_out_message
+from events.job_cost import Timing
 from events.log import JobWriter
+from events.result import FailureCode
 from events.retry import keep_trying
-from events.types import Blame, ImageStored, Timing, sizes_of
+from events.types import Blame, ImageStored
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class ReportProgress(Protocol):
-    """Tells whoever listens how far a job is. Raises nothing."""
-
-    async def __call__(self, job_id: str, *, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,7 @@ class Attempt:
         report_progress: ReportProgress,
         limits: AttemptLimits,
         now: Callable[[], datetime],
+        name: str = "",  # see `Order`
     ) -> None:
         self._job = job
         self._actor = actor
@@ -86,6 +85,7 @@ class Attempt:
         self._report_progress = report_progress
         self._limits = limits
         self._now = now
+        self._name = name
         self._store_s = 0.0
         self._heartbeat = Heartbeat(
             engine,
@@ -144,11 +144,9 @@ class Attempt:
         except MachineFailed:
             raise  # see `run`
         except EngineError as error:
-            await self._write(FailAttempt(self._actor, str(error), final=True))
+            await self._fail(str(error), final=True, code=code_of(error))
         except EngineTaken as error:
-            await self._write(
-                FailAttempt(self._actor, str(error), final=False, blame=Blame.BYSTANDER)
-            )
+            await self._fail(str(error), blame=Blame.BYSTANDER)
         except EngineDied as error:
             await self._break_off(str(error), mark)
 
@@ -165,7 +163,9 @@ class Attempt:
             input_sizes=sizes_of(self._job.submitted.input_files),
             is_alone=bool(self._job.submitted.alone),
             is_exclusive=self._job.is_exclusive,
+            has_previews=bool(self._job.submitted.preview),
             limits=plan.limits,
+            name=self._name,
         )
         async with aclosing(self._engine.run(order)) as events:
             async for event in events:
@@ -178,20 +178,18 @@ class Attempt:
         if mark.is_active:
             await self._suspect(message, mark)
         else:
-            blame = Blame.BYSTANDER
-            await self._write(FailAttempt(self._actor, message, final=False, blame=blame))
+            await self._fail(message, blame=Blame.BYSTANDER)
 
-    async def _suspect(self, message: str, mark: RunMark) -> None:
-        joined, blame = mark.may_be_joined, Blame.SUSPECT
-        failed = FailAttempt(self._actor, message, final=False, blame=blame, is_joined=joined)
-        await self._write(failed)
+    async def _suspect(self, message: str, mark: RunMark, code: str | None = None) -> None:
+        joined = mark.may_be_joined
+        await self._fail(message, blame=Blame.SUSPECT, code=code, is_joined=joined)
 
     async def _spare(self, error: Exception, lease: Lease, mark: RunMark) -> None:
         """The machine failed, not the job. Where it goes on to fail, the pauses grow."""
         fields = {"action": "machine_failed", "job_id": self._job.id}
         logger.error("the machine failed", exc_info=error, extra=fields)
         text = str(error) if isinstance(error, MachineFailed) else f"The machine failed: {error}"
-        await self._write(FailAttempt(self._actor, text, final=False, blame=Blame.BYSTANDER))
+        await self._fail(text, blame=Blame.BYSTANDER)
         if self._job.end is not None:
             return
         doubled = 2.0 ** min(self._job.spared_attempts - 1, 30)
@@ -217,27 +215,27 @@ class Attempt:
         """The attempt before this one died between its last image and its end."""
         return 0 < self._job.submitted.images <= len(self._job.images)
 
-    async def _complete(self, timing: Timing | None = None) -> None:
-        await self._write(Complete(self._actor, images=len(self._job.images), timing=timing))
+    async def _complete(self, timing: Timing | None = None, beside: tuple[str, ...] = ()) -> None:
+        await self._write(Complete(self._actor, len(self._job.images), timing, beside or None))
 
     async def _take(self, event: EngineEvent, plan: Plan, mark: RunMark) -> None:
         match event:
-            case Progress(done=done, total=total):
-                await self._report_progress(self._job.id, done=done, total=total)
+            case Progress():
+                await self._report_progress(self._job.id, job_progress(event))
             case ImageReady() | LatentReady():
                 began = time.perf_counter()
                 await self._store(event, plan)
                 self._store_s += time.perf_counter() - began
-            case Finished(stage_s=stage_s, rows_per_call=rows):
+            case Finished(stage_s=stage_s, rows_per_call=rows, steps=steps, beside=beside):
                 stages = {**stage_s, "store": round(self._store_s, 4)}
-                timing = Timing(stage_s=stages, rows_per_call=rows)
-                await self._complete(timing if stage_s else None)
+                timing = Timing(stage_s=stages, rows_per_call=rows, steps=steps or None)
+                await self._complete(timing if stage_s else None, beside)
             case Errored(error=ModelsUnavailable() | MachineFailed() as error):
                 raise error
             case Errored(error=DeviceFailed() | OutOfMemory(beside_others=True) as error):
-                await self._suspect(str(error), mark)
+                await self._suspect(str(error), mark, code_of(error))
             case Errored(error=error):
-                await self._write(FailAttempt(self._actor, str(error), final=True))
+                await self._fail(str(error), final=True, code=code_of(error))
 
     async def _store(self, result: ImageReady | LatentReady, plan: Plan) -> None:
         """What an earlier attempt has stored is not stored again."""
@@ -270,6 +268,9 @@ class Attempt:
             fields={"action": "reach_store", "job_id": self._job.id},
         )
 
+    async def _fail(self, message: str, *, final: bool = False, **more: Any) -> None:
+        await self._write(FailAttempt(self._actor, message, final=final, **more))
+
     async def _write(self, command: Command) -> None:
         outcome = await self._writer.execute(command, self._job)
         assert outcome.job is not None
@@ -292,7 +293,7 @@ class Attempt:
                 await self._write(ConfirmCancel(self._actor))
             case Loss.DEADLINE:
                 text = timed_out_message(self._job)
-                await self._write(FailAttempt(self._actor, text, final=True))
+                await self._fail(text, final=True, code=FailureCode.TIMEOUT)
             case Loss.SILENT:
                 await self._engine.kill()
                 text = f"The engine did not answer for {self._heartbeat.patience_s:.3g} s."

@@ -9,7 +9,7 @@ from pathlib import Path
 from events.store.records import Endpoint
 from settings.engine import EngineSettings
 from settings.graph import GraphSettings
-from settings.log import LogSettings
+from settings.log import LogFormat, LogSettings
 from settings.version import VERSION
 from settings.workers import WorkerSettings
 
@@ -24,6 +24,7 @@ class EngineConfig:
     graph: GraphSettings
     models_dir: Path
     models_timeout_s: float
+    log_format: LogFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,9 @@ class WorkerConfig:
     images_retry_s: float
     models_dir: Path
     models_timeout_s: float
+    log_format: LogFormat
+    is_traced: bool
+    """Whether events say what only traces tell."""
     version: str = VERSION
     """The version of the program that its processes run."""
 
@@ -54,6 +58,7 @@ class WorkerConfig:
             graph=self.graph,
             models_dir=self.models_dir,
             models_timeout_s=self.models_timeout_s,
+            log_format=self.log_format,
         )
 
     def digest(self) -> str:

@@ -46,8 +46,12 @@ class Order:
     """It shares no device call with other jobs."""
     is_exclusive: bool = False
     """It shares the engine with no other job."""
+    has_previews: bool = False
+    """Its progress shows now and then what its picture looks like."""
     limits: Limits | None = None
     """None: those of the engine."""
+    name: str = ""
+    """By which the trace of a job that shares calls with it knows its attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +169,7 @@ class EngineHost:
 
         self._cancel(order.job_id)
         key = (order.job_id, order.attempt)
-        self._begun[key] = False
-        if len(self._begun) > _REMEMBERED_RUNS:
-            del self._begun[next(iter(self._begun))]
+        self._remember(key)
         mark.set_active(False)
         try:
             run = self._engine.submit(
@@ -181,11 +183,18 @@ class EngineHost:
                 on_joined=mark.note_joined,
                 limits=order.limits,
                 max_untaken=_MAX_UNTAKEN,
+                has_previews=order.has_previews,
+                name=order.name,
             )
         except EngineError as error:
             raise EngineDied(str(error)) from error
         self._runs[order.job_id] = (order.attempt, run)
         return run
+
+    def _remember(self, key: tuple[str, int]) -> None:
+        self._begun[key] = False
+        if len(self._begun) > _REMEMBERED_RUNS:
+            del self._begun[next(iter(self._begun))]
 
     def _graph(self, order: Order) -> Graph:
         files, sizes = order.input_files, order.input_sizes

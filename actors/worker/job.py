@@ -8,15 +8,17 @@ and stops without a word, an ack or a renewal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 
 from actors.job_error import end_job
-from actors.worker.attempt import Attempt, AttemptLimits, ReportProgress
+from actors.worker.attempt import Attempt, AttemptLimits
 from actors.worker.engine_host import EngineClient
 from actors.worker.lease import Lease
 from actors.worker.plan import Plan
+from actors.worker.progress import ReportProgress
 from events.decisions import Start
 from events.errors import JobUnreadable, ServiceError
 from events.job import Job
@@ -24,6 +26,8 @@ from events.log import EventLog, JobWriter, Outcome
 from events.queue import QueueEntry
 from events.types import Completed
 from storage.images import ImageStore
+from telemetry.tracing.ids import TraceIds
+from telemetry.tracing.log_fields import about
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class JobRunner:
         max_attempts: int,
         max_attempts_total: int,
         now: Callable[[], datetime],
+        is_traced: bool = False,
     ) -> None:
         """`log` is one that waits out outages (`PersistentLog`)."""
         self._actor = actor
@@ -70,20 +75,28 @@ class JobRunner:
         self._max_attempts = max_attempts
         self._max_attempts_total = max_attempts_total
         self._now = now
+        self._is_traced = is_traced
         self._leases: dict[str, Lease] = {}
 
     async def run(
-        self, entry: QueueEntry, known: Job | None = None, *, after_attempts: int | None = None
+        self,
+        entry: QueueEntry,
+        known: Job | None = None,
+        *,
+        after_attempts: int | None = None,
+        given_at: datetime | None = None,
     ) -> RunOutcome:
         """Run the job of a queue entry that was delivered to us.
 
         `known`: the job as it was a while ago, so that it is not read again: what was stored since
-        then comes to light when `Started` is appended. `after_attempts`: see `Start`.
+        then comes to light when `Started` is appended. `after_attempts`: see `Start`; `given_at`:
+        when it was handed out.
 
         Raises ServiceError. Any other error is about this job, and ends it.
         """
         try:
-            return await self._run(entry, known, after_attempts)
+            start = partial(self._start, after_attempts=after_attempts, given_at=given_at)
+            return await self._run(entry, known, start)
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
                 raise
@@ -93,13 +106,13 @@ class JobRunner:
             return RunOutcome.ENDED
 
     async def _run(
-        self, entry: QueueEntry, known: Job | None, after_attempts: int | None
+        self, entry: QueueEntry, known: Job | None, start: Callable[[Job], Awaitable[Outcome]]
     ) -> RunOutcome:
         job = known or await self._writer.load(entry.job_id)
         if job is None:
             await entry.ack()
             return RunOutcome.ENDED
-        outcome = await self._start(job, after_attempts)
+        outcome = await start(job)
         job = outcome.job or job
         lease = self._lease_on(entry)
         if job.end is None:
@@ -107,10 +120,12 @@ class JobRunner:
                 return RunOutcome.LOST  # also where an earlier attempt was this actor's
             self._leases[job.id] = lease
             try:
-                job = await self._attempt(job, lease)
+                with about(job):
+                    job = await self._attempt(job, lease)
             finally:
                 del self._leases[job.id]
-        return await self._settle(job, lease.entry)
+        with about(job):
+            return await self._settle(job, lease.entry)
 
     def take_delivery(self, entry: QueueEntry) -> bool:
         """The entry was delivered again: True if its job runs here, and goes on with this entry."""
@@ -119,13 +134,16 @@ class JobRunner:
             lease.entry = entry
         return lease is not None
 
-    async def _start(self, job: Job, after_attempts: int | None) -> Outcome:
+    async def _start(
+        self, job: Job, *, after_attempts: int | None, given_at: datetime | None
+    ) -> Outcome:
         command = Start(
             self._actor,
             max_attempts=self._max_attempts,
             max_attempts_total=self._max_attempts_total,
             now=self._now(),
             after_attempts=after_attempts,
+            given_at=given_at if self._is_traced else None,
         )
         return await self._writer.execute(command, job)
 
@@ -151,6 +169,7 @@ class JobRunner:
             report_progress=self._report_progress,
             limits=self._limits,
             now=self._now,
+            name=TraceIds.of(job).attempt_link(job.attempts) if self._is_traced else "",
         )
         return await attempt.run(lease)
 

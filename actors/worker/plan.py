@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,10 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.reports import ImageReady, LatentReady
 from engine.webui.compiler import compile_parameters
-from engine.webui.infotext import infotext
+from engine.webui.infotext.hashes import NO_HASHES, network_hashes
+from engine.webui.infotext.writing import infotext
 from engine.webui.parameters import parse_parameters
+from engine.webui.passes import Pass
 from events.job import Job
 from events.types import Flavour
 from settings.version import VERSION
@@ -50,7 +52,7 @@ def planner(
         request, own = job.submitted.request, _limits_of(job, limits)
         if job.submitted.flavour is Flavour.WORKFLOW:
             return Plan(request.get("prompt"), None, pnginfo_of(request.get("extra_data")), own)
-        parameters = parse_parameters(request)
+        parameters = parse_parameters(request, _compatibility_of(job))
         compiled = compile_parameters(
             parameters,
             catalogue,
@@ -58,15 +60,31 @@ def planner(
             default_checkpoint=default_checkpoint,
             skip=frozenset(image.index for image in job.images),
         )
+        hashes = NO_HASHES
+        if not job.submitted.bare:
+            hashes = network_hashes(catalogue.models, *_networks(compiled.passes))
         return Plan(
             compiled.prompt,
             compiled.first_index,
             {},
             own,
-            describe=lambda index: infotext(parameters, compiled, index, version=VERSION),
+            describe=lambda index: infotext(
+                parameters, compiled, index, version=VERSION, hashes=hashes
+            ),
         )
 
     return plan
+
+
+def _networks(passes: Sequence[Pass]) -> tuple[set[str], set[str]]:
+    """The LoRAs of passes, and the texts that may name embeddings."""
+    loras = {each.name for pass_ in passes for each in pass_.loras}
+    return loras, {text for pass_ in passes for text in (pass_.prompt, pass_.negative_prompt)}
+
+
+def _compatibility_of(job: Job) -> str:
+    terms = job.submitted.terms
+    return (terms and terms.compatibility) or "comfyui"
 
 
 def _limits_of(job: Job, limits: Limits) -> Limits:

@@ -33,6 +33,8 @@ SHORT: dict[str, Any] = {
     "idle_timeout_s": 1.0,
     "silence_timeout_s": 1.5,
     "body_grace_s": 0.5,
+    "stream_keep_alive_s": 0.5,
+    "max_streams": 20,
     "max_connections": 600,
     "max_connections_per_address": 100,
 }

@@ -111,6 +111,7 @@ async def run_until_all_agrees(server: NatsServer, data: Path) -> None:
             callbacks=JetStreamCallbackQueue(bus),
             read_model=model,
             requeue_period_s=1,
+            most_images_told=8,
         )
         work = [asyncio.create_task(router.run()), asyncio.create_task(project(model, log))]
 

@@ -50,7 +50,7 @@ async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench)
     engine = ScriptedEngine([Errored(CheckpointUnavailable("no such checkpoint: x.safetensors"))])
     assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
     job = await bench.job(job_id)
-    assert job.end == Failed(message="no such checkpoint: x.safetensors")
+    assert job.end == Failed(message="no such checkpoint: x.safetensors", code="model_unavailable")
 
 
 async def test_a_job_whose_node_fails_is_not_tried_again(bench: Bench) -> None:
@@ -58,7 +58,9 @@ async def test_a_job_whose_node_fails_is_not_tried_again(bench: Bench) -> None:
     entry = await bench.entry()
     engine = ScriptedEngine([Errored(NodeFailed("8", "VAEDecode", "ValueError: no"))])
     assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
-    assert (await bench.job(job_id)).end == Failed(message="node 8 (VAEDecode): ValueError: no")
+    assert (await bench.job(job_id)).end == Failed(
+        message="node 8 (VAEDecode): ValueError: no", code="node_failed"
+    )
 
 
 async def test_a_job_on_a_faulty_device_is_tried_again_with_no_other(bench: Bench) -> None:
@@ -146,7 +148,7 @@ async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) ->
     assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
     assert engine.orders == []
     text = "The input file 'cat.png' is gone. Upload it again and submit a new job."
-    assert (await bench.job(job_id)).end == Failed(message=text)
+    assert (await bench.job(job_id)).end == Failed(message=text, code="invalid_input")
 
 
 async def test_after_an_engine_has_died_stored_images_are_kept(bench: Bench) -> None:
@@ -182,7 +184,7 @@ async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Be
     assert fresh.orders == []
     reason = "3 of them with no other job on the engine: The engine died: killed"
     end = (await bench.job(job_id)).end
-    assert end == Failed(message=f"Gave up after 4 attempts, {reason}")
+    assert end == Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
 
 
 async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Bench) -> None:
@@ -229,7 +231,7 @@ async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
     engine = ScriptedEngine([Progress(1, 2)], gated=True)
     assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
     end = (await bench.job(job_id)).end
-    assert end == Failed(message="Timed out: the job did not end within 0.5 s.")
+    assert end == Failed(message="Timed out: the job did not end within 0.5 s.", code="timeout")
 
 
 async def test_an_engine_that_does_not_answer_is_killed_and_the_job_tried_again(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Generator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from actors.logs import PACKAGES, FieldsFormatter, set_up_logging
+from actors.logs import PACKAGES, FieldsFormatter, JsonFormatter, set_up_logging
 from engine.errors import NodeFailed
 from events.errors import LogUnavailable
 from events.wire.cloud_events import MalformedEvent, decode
+from telemetry.tracing.log_fields import about
+from tests.support.events import folded, submitted
 
 FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job ended"
 PROMPT = "a portrait of somebody"
@@ -139,3 +145,64 @@ def test_an_error_that_is_its_own_cause_is_told_once() -> None:
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert formatted(error=one).count("other") == 1
+
+
+def as_json(*, error: BaseException | None = None, **fields: object) -> dict[str, Any]:
+    record = logging.makeLogRecord(
+        {"name": "actors.x", "levelname": "INFO", "msg": "ended", **fields}
+    )
+    if error is not None:
+        record.exc_info = (type(error), error, error.__traceback__)
+    text = JsonFormatter().format(record)
+    assert text.isascii()
+    assert "\n" not in text
+    line: dict[str, Any] = json.loads(text)
+    return line
+
+
+def test_a_json_line_has_the_fields_as_members() -> None:
+    line = as_json(action="end", job_id="a", count=3, share=0.5, nothing=None, at=float("inf"))
+    assert datetime.fromisoformat(line.pop("time")).tzinfo is UTC
+    assert line == {
+        "level": "INFO",
+        "logger": "actors.x",
+        "message": "ended",
+        "action": "end",
+        "job_id": "a",
+        "count": 3,
+        "share": 0.5,
+        "nothing": None,
+        "at": "inf",
+    }
+
+
+def test_a_json_line_names_the_job_that_is_worked_on() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    job = replace(folded([submitted()]), traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    with about(job):
+        line, other = as_json(action="end"), as_json(job_id="another")
+    assert line["job_id"] == job.id
+    assert line["endpoint"] == "default"
+    assert line["trace_id"] == trace
+    assert other["job_id"] == "another"
+    assert "trace_id" not in other
+    assert "job_id" not in as_json()
+
+
+def test_an_error_is_in_the_json_line_without_the_values_that_it_repeats() -> None:
+    error = raised(lambda: int(PROMPT))
+    line = as_json(error=error, text=f"x\r\n{FORGED}", long="y" * 9999)
+    assert line["text"] == f"x\r\n{FORGED}"
+    assert len(line["long"]) < 1100
+    assert line["error_lines"][0] == "ValueError"
+    assert PROMPT not in json.dumps(line)
+
+
+def test_a_json_line_is_short_enough_to_be_copied_whole() -> None:
+    error: Exception = RuntimeError("x" * 5000)
+    for _ in range(500):
+        error, cause = RuntimeError('\\ " é' * 50), error
+        error.__cause__ = cause
+    line = as_json(error=error)
+    assert line["error_lines"][-1] == "…"
+    assert len(json.dumps(line)) < 48 * 1024

@@ -7,6 +7,8 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +23,7 @@ from actors.worker.device_turn import DeviceTurn
 from actors.worker.engine_host import EngineDied, Order
 from actors.worker.job import JobRunner, RunOutcome
 from events.memory.queues import MemoryJobQueue
+from tests.support.events import START
 from tests.support.polling import eventually
 
 ORDER = Order("a", 1, {}, None, input_files={}, mark=Path("gone"))
@@ -237,8 +240,8 @@ class Runner:
     def __init__(self) -> None:
         self.end = asyncio.Event()
 
-    async def run(self, *_: object, after_attempts: int) -> RunOutcome:
-        assert after_attempts == 0
+    async def run(self, *_: object, after_attempts: int, given_at: datetime) -> RunOutcome:
+        assert (after_attempts, given_at) == (0, START)
         await self.end.wait()
         return RunOutcome.COMPLETED
 
@@ -250,14 +253,15 @@ async def test_a_job_actor_takes_one_job_at_a_time_and_none_once_it_has_retired(
     process._job_id, process._jobs_run, process._is_retired = None, 0, False
     process._idle = asyncio.Event()
     process.ready = ready  # type: ignore[method-assign]
-    run = asyncio.create_task(process.run("a-job", "1", None, 0))
+    run = asyncio.create_task(process.run("a-job", "1", None, after_attempts=0, given_at=START))
     await eventually(lambda: process._job_id)
-    assert await process.run("another", "2", None, 0) is RunOutcome.BUSY
+    give_another = partial(process.run, "another", "2", None, after_attempts=0, given_at=START)
+    assert await give_another() is RunOutcome.BUSY
     assert not await process.retire()
     runner.end.set()
     assert await run is RunOutcome.COMPLETED
     assert await process.retire()
-    assert await process.run("another", "2", None, 0) is RunOutcome.BUSY
+    assert await give_another() is RunOutcome.BUSY
     assert await process.state() == (None, 1)
 
 

@@ -198,3 +198,77 @@ def test_the_variables_of_secrets_are_taken_out_in_any_case() -> None:
     }
     forget_secrets(environment)
     assert environment == {"DARKROOM_PORT": "5", "PATH": "6"}
+
+
+_PROXY_LINE = (
+    "DARKROOM_CALLBACK_PROXY is a value that is not shown: write the proxy as "
+    "http://host:port or http://user:password@host:port"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("PORT", "http", "DARKROOM_PORT is 'http': a whole number is wanted"),
+        ("PORT", "0", "DARKROOM_PORT is '0': 1 or more is wanted"),
+        ("DOCS", "perhaps", "DARKROOM_DOCS is 'perhaps': true or false is wanted"),
+        ("LOG_FULL_RATIO", "1.5", "DARKROOM_LOG_FULL_RATIO is '1.5': less than 1 is wanted"),
+        ("KEY_RATE_PER_S", "inf", "DARKROOM_KEY_RATE_PER_S is 'inf': a finite number is wanted"),
+        (
+            "CALLBACK_PORTS",
+            "80,x",
+            "DARKROOM_CALLBACK_PORTS, item 2 is 'x': a whole number is wanted",
+        ),
+        (
+            "PRECISION",
+            "f{8}",
+            "DARKROOM_PRECISION is 'f{8}': 'auto', 'float32', 'float16' or 'bfloat16' is wanted",
+        ),
+        (
+            "CALLBACK_PROXY",
+            "http://a:password@",
+            _PROXY_LINE,
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_variable_and_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, line: str
+) -> None:
+    monkeypatch.setenv(f"DARKROOM_{name}", value)
+    with pytest.raises(ValidationError) as refusal:
+        Settings.load()
+    assert Settings.wrong_values(refusal.value) == [line]
+
+
+@pytest.mark.parametrize("variable", sorted(Settings.variables()))
+def test_no_wrong_value_is_told_in_the_words_of_the_validator(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "?{x}")
+    try:
+        Settings.load()
+    except ValidationError as error:
+        [line] = Settings.wrong_values(error)
+        assert not re.search(r"Input should|<class|pydantic|Value error", line)
+
+
+def test_a_variable_that_is_no_setting_is_told_with_the_nearest() -> None:
+    environment = [
+        "DARKROOM_PROT",
+        "darkroom_callback_alow_networks",
+        "DARKROOM_COLOUR",
+        "DARKROOM_PORT",
+        "darkroom_port",
+        "DARKROOM_API_KEY",
+        "PATH",
+        # By which Kubernetes tells of a service named `darkroom` or `darkroom-head-svc`.
+        "DARKROOM_SERVICE_HOST",
+        "DARKROOM_HEAD_SVC_SERVICE_PORT_DASHBOARD",
+        "DARKROOM_HEAD_SVC_PORT_8265_TCP_ADDR",
+        "DARKROOM_HEAD_SVC_PORT",
+    ]
+    assert Settings.unknown_variables(environment) == {
+        "DARKROOM_PROT": "DARKROOM_PORT",
+        "darkroom_callback_alow_networks": "DARKROOM_CALLBACK_ALLOW_NETWORKS",
+        "DARKROOM_COLOUR": None,
+    }

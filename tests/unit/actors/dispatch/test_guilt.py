@@ -24,6 +24,7 @@ from events.job import Job
 from events.log import utc_now
 from events.queue import QueueEntry
 from events.types import Completed, Failed
+from events.wire.progress import JobProgress
 from storage.images import ImageStore
 from tests.support.dispatch import Bench
 from tests.support.polling import eventually
@@ -178,7 +179,7 @@ class GuiltBench(Bench):
         self._images = ImageStore(folder.as_uri())
 
     def runner(self, actor: str) -> JobRunner:
-        async def report_progress(job_id: str, *, done: int, total: int) -> None:
+        async def report_progress(job_id: str, progress: JobProgress) -> None:
             pass
 
         return JobRunner(
@@ -221,7 +222,7 @@ async def test_a_job_that_kills_the_engine_fails_alone(tmp_path: Path) -> None:
     async with bench.working(slots=4):
         [failed, *rest] = await bench.ended(guilty, *neighbours)
     reason = "3 of them with no other job on the engine: The engine died: killed"
-    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}")
+    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
     assert [job.end for job in rest] == [Completed(images=1)] * len(rest)
     assert [job.charged_attempts for job in rest] == [0] * len(rest)
     assert len(bench.engine.deaths) == 4
@@ -266,5 +267,5 @@ async def test_a_job_that_kills_its_actor_comes_to_an_end(tmp_path: Path) -> Non
     async with bench.working(slots=2):
         failed, completed = await bench.ended(deadly, neighbour)
     reason = "3 of them with no other job on the engine: The job's actor died: its process ended"
-    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}")
+    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
     assert completed.end == Completed(images=1)

@@ -82,6 +82,7 @@ async def routing(log: FailingLog, queue: MemoryJobQueue, model: ReadModel) -> A
         callbacks=MemoryCallbackQueue(),
         read_model=model,
         requeue_period_s=0.01,
+        most_images_told=8,
     )
     task = asyncio.create_task(router.run())
     try:

@@ -75,7 +75,7 @@ def test_a_setting_that_no_worker_is_made_from_replaces_none(name: str, value: o
         ("model_load_timeout_s", 60.0),
         ("models_dir", "other-models"),
         ("nats_url", "nats://nats:4222"),
-        ("step_seed_offset", 1),
+        ("step_seed_offset", 2),
         ("step_timeout_s", 60.0),
         ("text_cache_bytes", 1024**2),
     ],
@@ -115,6 +115,7 @@ def test_what_an_endpoint_has_its_workers_made_from_replaces_them(
     [
         ("owner", "alice"),
         ("checkpoint", "a"),
+        ("compatibility", "comfyui"),
         ("checkpoints", ("a",)),
         ("min_workers", 0),
         ("max_workers", 7),

@@ -27,7 +27,7 @@ class FailingMethod:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def remote(self, *_: object) -> None:
+    def remote(self, *_: object, **__: object) -> None:
         raise self._error
 
 

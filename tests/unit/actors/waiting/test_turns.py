@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actors.waiting.turns import Turns, Waiting
@@ -171,6 +171,7 @@ def test_an_owner_whose_jobs_had_all_ended_but_one_has_lost_no_turn(line: Line) 
     assert line.serve(3) == ["a", "b", "b"]
 
 
+@example(steps=[(0, 2), (2, 0), (3, 2), (4, 2), (0, 2)])
 @given(steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=200))
 def test_it_counts_and_offers_what_waits_whatever_happens(steps: list[tuple[int, int]]) -> None:
     """Against a plain list: nothing is lost, doubled, or offered that does not wait."""
@@ -190,9 +191,9 @@ def test_it_counts_and_offers_what_waits_whatever_happens(steps: list[tuple[int,
             line.start(found[0])
         elif action == 3 and line.running[owner]:
             line.end(Waiting("any", owner, 1.0))
-        elif action == 4 and owner not in held:
+        elif action == 4 and (mine or line.running[owner]):  # nobody else is held
             line.turns.hold(owner)
-            held |= {owner} if mine or line.running[owner] else set()
+            held.add(owner)
         elif action == 5:
             line.turns.release(owner)
             held.discard(owner)

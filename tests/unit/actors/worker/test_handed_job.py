@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from actors.worker.job import JobRunner, RunOutcome
+from engine.reports import Finished
 from events.bus.bus import Bus
 from events.decisions import Cancel, Erase, FailAttempt, Start, Submit
 from events.ids import new_id
@@ -17,11 +18,12 @@ from events.job import Job
 from events.log import JobWriter, utc_now
 from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
-from events.types import Cancelled, Completed, Event
+from events.types import Cancelled, Completed, Event, Started
 from storage.images import ImageStore
+from telemetry.tracing.ids import TraceIds
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
-from tests.support.worker import LANE, ScriptedEngine, job_runner, pictures
+from tests.support.worker import LANE, ScriptedEngine, job_runner, picture, pictures
 
 
 class CountingLog(FailingLog):
@@ -47,9 +49,14 @@ class Bench:
         self.engine = ScriptedEngine(pictures(1))
         self.images = ImageStore(folder.as_uri())
 
-    def runner(self) -> JobRunner:
+    def runner(self, *, is_traced: bool = False) -> JobRunner:
         return job_runner(
-            self.engine, log=self.log, images=self.images, bus=cast(Bus, Silence()), lease_renew_s=9
+            self.engine,
+            log=self.log,
+            images=self.images,
+            bus=cast(Bus, Silence()),
+            lease_renew_s=9,
+            is_traced=is_traced,
         )
 
     async def job(self) -> Job:
@@ -133,3 +140,26 @@ async def test_one_that_was_started_since_it_was_handed_out_is_left_to_who_did(
     assert bench.engine.orders == []
     assert await bench.writer.load(job.id) == started
     assert await queue.job_ids() == {job.id}
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_its_events_say_for_its_trace_what_only_that_tells(
+    bench: Bench, queue: MemoryJobQueue, *, is_traced: bool
+) -> None:
+    job, given_at = await bench.job(), utc_now()
+    beside = ("4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",) if is_traced else ()
+    bench.engine.script = [picture(), Finished(1, {"denoise": 0.5}, steps=20, beside=beside)]
+    async with entry_of(job, queue) as entry:
+        await bench.runner(is_traced=is_traced).run(entry, job, given_at=given_at)
+    _, started, _, completed = [event.data for event in await bench.log.read(job.id)]
+    assert isinstance(started, Started)
+    assert isinstance(completed, Completed)
+    assert completed.timing is not None
+    assert completed.timing.steps == 20
+    [order] = bench.engine.orders
+    if is_traced:
+        assert order.name == TraceIds.of(job).attempt_link(1)
+        assert (started.given_at, completed.beside) == (given_at, beside)
+    else:
+        assert order.name == ""
+        assert (started.given_at, completed.beside) == (None, None)

@@ -21,6 +21,7 @@ from events.ids import new_id
 from events.log import JobWriter, utc_now
 from events.memory.queues import MemoryJobQueue
 from events.types import Failed, Flavour
+from events.wire.progress import JobProgress
 from storage.images import ImageStore
 from tests.support.engine.workflows import text_to_image
 from tests.support.events import submitted
@@ -51,7 +52,7 @@ class Bench:
             now=utc_now,
         )
 
-    async def _report(self, job_id: str, *, done: int, total: int) -> None:
+    async def _report(self, job_id: str, progress: JobProgress) -> None:
         pass
 
     async def run(self, *, is_readable: bool = True, **changes: Any) -> tuple[RunOutcome, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from actors.worker.plan import checkpoint_of, plan_text, planner
 from engine.errors import EngineError
@@ -21,6 +23,7 @@ from tests.support.engine.workflows import text_to_image
 from tests.support.events import submitted
 
 CHECKPOINT = "example.safetensors"
+HASHED = "sshs_model_hash"
 
 
 @pytest.fixture
@@ -49,6 +52,17 @@ def test_a_diffusion_image_says_graph_seed_and_parameters(catalogue: Catalogue) 
         "a (red:1.2) circle\nSteps: 20, Sampler: Euler, Schedule type: Automatic, CFG scale: 7, "
         f"Seed: 10, Size: 512x512, Model: example, Version: Darkroom {VERSION}"
     )
+
+
+def test_the_parameters_tell_the_hashes_of_networks(catalogue: Catalogue, tmp_path: Path) -> None:
+    for kind in ("loras", "embeddings"):
+        (tmp_path / kind).mkdir()
+    save_file({"x": np.zeros(1)}, tmp_path / "loras" / "ink.safetensors", {HASHED: "AB" * 32})
+    save_file({"x": np.zeros(1)}, tmp_path / "embeddings" / "bad.safetensors")
+    request = {"prompt": "a <lora:ink:0.5> dog", "negative_prompt": "(bad:1.2)", "seed": 7}
+    text = text_of(catalogue, 0, request=request)["parameters"]
+    digest = hashlib.sha256((tmp_path / "embeddings" / "bad.safetensors").read_bytes()).hexdigest()
+    assert f'Lora hashes: "ink: abababababab", TI hashes: "bad: {digest[:12]}", Version' in text
 
 
 def test_a_workflows_image_has_no_parameters(catalogue: Catalogue) -> None:
@@ -113,3 +127,26 @@ def test_a_job_has_the_limits_that_it_was_accepted_with(
             plan(job_of(flavour=flavour, request=request))
     else:
         assert plan(job_of(flavour=flavour, request=request)).limits == of_worker
+
+
+@pytest.mark.parametrize(
+    ("terms", "request_", "expected"),
+    [
+        (None, {}, "comfyui"),
+        ({}, {}, "comfyui"),
+        ({"compatibility": "webui"}, {}, "webui"),
+        ({"compatibility": "comfyui"}, {}, "comfyui"),
+        ({"compatibility": "webui"}, {"compatibility": "comfyui"}, "comfyui"),
+    ],
+)
+def test_a_request_means_what_it_meant_when_it_was_accepted(
+    catalogue: Catalogue,
+    terms: dict[str, str] | None,
+    request_: dict[str, str],
+    expected: str,
+) -> None:
+    own = None if terms is None else Terms(max_steps=20, max_pixels=2**20, max_cost=0.0, **terms)
+    plan = planner(catalogue, Limits(), CHECKPOINT)
+    made = plan(job_of(request={"prompt": "a cat", "seed": 7, "steps": 9} | request_, terms=own))
+    sampler = "KSampler" if expected == "comfyui" else "WebUISampler"
+    assert sampler in {each["class_type"] for each in made.prompt.values()}

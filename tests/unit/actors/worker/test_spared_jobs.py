@@ -27,6 +27,7 @@ from events.memory.log import MemoryLog
 from events.memory.queues import MemoryJobQueue
 from events.queue import QueueEntry
 from events.types import Cancelled, Completed, Failed
+from events.wire.progress import JobProgress
 from storage.images import ImageStore
 from tests.support.events import submitted
 from tests.support.polling import eventually
@@ -68,7 +69,7 @@ class Bench:
         plan: Callable[[Job], Plan] = lambda _: Plan({"1": {}}, None, {}),
         limits: AttemptLimits = LIMITS,
     ) -> RunOutcome:
-        async def report(_job_id: str, *, done: int, total: int) -> None:
+        async def report(_job_id: str, progress: JobProgress) -> None:
             pass
 
         runner = JobRunner(
@@ -170,7 +171,7 @@ async def test_memory_that_ran_out_beside_others_is_tried_alone(bench: Bench) ->
 
 async def test_memory_that_ran_out_alone_fails_the_job(bench: Bench) -> None:
     assert await bench.attempt(ScriptedEngine([Errored(OutOfMemory())])) is RunOutcome.ENDED
-    assert (await bench.job()).end == Failed(message=str(OutOfMemory()))
+    assert (await bench.job()).end == Failed(message=str(OutOfMemory()), code="out_of_memory")
 
 
 async def test_a_neighbours_load_of_two_minutes_is_waited_for(bench: Bench) -> None:

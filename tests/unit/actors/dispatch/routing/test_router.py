@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start
+from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start, StoreImage
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
 from events.log import utc_now
 from events.types import Failed
 from tests.support.database import database_in
+from tests.support.events import image
 from tests.support.polling import eventually
 from tests.support.routing.bench import LANE, Bench
 
@@ -161,3 +163,59 @@ async def test_what_cannot_be_read_keeps_nothing_else_from_being_put_back(bench:
         for _ in range(3):
             await bench.queue.remove("default", LANE, lost)
             await eventually(lambda: bench.waits(lost))
+
+
+# What callers are called back for before the end.
+
+
+async def test_what_a_caller_asked_for_is_told_of_as_it_happens(bench: Bench) -> None:
+    asked = {"callback_url": ADDRESS, "callback_events": ("started", "image")}
+    stored = StoreImage("a", image(0))
+    async with bench.routing():
+        for commands in ([start()], [start(), stored], COMPLETED):
+            job_id = await bench.job(*commands, **asked)
+            await eventually(lambda job_id=job_id: bench.callbacks_of(job_id))  # type: ignore[misc]
+            await bench.lose_callback(job_id)
+            assert await bench.callbacks.job_ids() == set()
+
+
+async def test_what_nobody_asked_for_is_not_told_of(bench: Bench) -> None:
+    await bench.job(start(), callback_url=ADDRESS, callback_events=("image",))
+    await bench.job(start(), StoreImage("a", image(0)), callback_url=ADDRESS)
+    await bench.job(start(), callback_events=("started",))  # it has no address
+    beyond = StoreImage("a", image(8))
+    await bench.job(start(), beyond, callback_url=ADDRESS, callback_events=("image",))
+    async with bench.routing():
+        await bench.routed()
+    assert await bench.callbacks.job_ids() == set()
+
+
+async def test_an_event_that_comes_while_another_is_told_is_told_too(bench: Bench) -> None:
+    asked = {"callback_url": ADDRESS, "callback_events": ("started", "image")}
+    job_id = await bench.job(start(), **asked)
+    async with bench.routing():
+        await eventually(lambda: bench.callbacks_of(job_id))
+        async with bench.callbacks.due(most_held=10, hold_s=60) as due:
+            [entry] = await due.next(most=10, timeout_s=5)
+            job = await bench.writer.load(job_id)
+            assert job is not None
+            await bench.writer.execute(StoreImage("a", image(0)), job)
+            await bench.routed()
+            await entry.ack()  # what it was has been looked at before the image came
+        assert await bench.callbacks_of(job_id)
+
+
+async def test_a_router_that_starts_anew_reads_once_what_a_caller_asked_for(bench: Bench) -> None:
+    job_id = await bench.job(callback_url=ADDRESS)
+    async with bench.routing():
+        await bench.routed()
+    job = await bench.writer.load(job_id)
+    assert job is not None
+    seen = Counter(bench.log.reads)
+    async with bench.routing():  # it is handed those that were not acknowledged, and what follows
+        await bench.routed()
+        for command in (start(), *(StoreImage("a", image(index)) for index in range(5))):
+            job = (await bench.writer.execute(command, job)).job
+            assert job is not None
+        await bench.routed()
+    assert (bench.log.reads - seen)[job_id] <= 1
