@@ -1,0 +1,1 @@
+"""The console: the page at `/`, in plain files that a browser runs as they are."""

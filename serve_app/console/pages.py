@@ -1,0 +1,71 @@
+"""The page at `/` and its files, all of them from our own origin and known before any request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from fastapi import FastAPI, Request, Response
+
+PATH = "/"
+FILES = "/console"
+_PAGE = "index.html"
+_MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' blob: data:",
+    "connect-src": "'self'",
+    "frame-ancestors": "'none'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    # A browser that knows it makes an error of each text that is used as HTML.
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # Asked for anew each time, and sent only where it has changed: a page never has old parts.
+    "Cache-Control": "no-cache",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Add the page and its files."""
+    for name, content in _contents(files("serve_app.console") / "static"):
+        media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+        _serve(app, PATH if name == _PAGE else f"{FILES}/{name}", content, media_type)
+
+
+def _contents(folder: Traversable, prefix: str = "") -> Iterable[tuple[str, bytes]]:
+    """Each file below the folder: its path there, and what it holds."""
+    for each in sorted(folder.iterdir(), key=lambda each: each.name):
+        if each.is_dir():
+            yield from _contents(each, f"{prefix}{each.name}/")
+        else:
+            yield prefix + each.name, each.read_bytes()
+
+
+def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
+    # Weak, since what is sent may be compressed.
+    etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = _HEADERS | {"ETag": etag}
+
+    async def serve(request: Request) -> Response:
+        known = request.headers.get("if-none-match", "")
+        if etag in {each.strip() for each in known.split(",")}:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
+
+    app.add_api_route(path, serve, include_in_schema=False)

@@ -1,0 +1,53 @@
+// An event stream, read with the key in its header, which a browser's EventSource cannot send.
+
+import { EventParser } from "../pure/sse.js";
+import { ApiError, request } from "./api.js";
+
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 8000;
+const PASSING = new Set([429, 500, 503]);
+
+/**
+ * Calls `onEvent({event, data, id})` with each event until the stream has nothing more (204), `isOver`
+ * says so, or `signal`. It goes on after breaks where it was. Raises ApiError for what no try changes.
+ */
+export async function follow(path, { signal, onEvent, isOver = () => false, onBreak = () => {} }) {
+  let lastId = "";
+  let pause_ms = FIRST_PAUSE_MS;
+  while (!signal.aborted) {
+    try {
+      const headers = lastId ? { "Last-Event-ID": lastId } : {};
+      const answer = await request(path, { signal, headers: { Accept: "text/event-stream", ...headers } });
+      if (answer.status === 204) return;
+      for await (const event of events(answer.body)) {
+        pause_ms = FIRST_PAUSE_MS;
+        lastId = event.id || lastId;
+        onEvent({ ...event, data: JSON.parse(event.data) });
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError && !PASSING.has(error.status)) throw error;
+    }
+    if (isOver()) return;
+    onBreak();
+    await pause(pause_ms, signal);
+    pause_ms = Math.min(pause_ms * 2, LONGEST_PAUSE_MS);
+  }
+}
+
+async function* events(body) {
+  const parser = new EventParser();
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    yield* parser.feed(value);
+  }
+}
+
+function pause(time_ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, time_ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}

@@ -1,0 +1,83 @@
+// Fields of forms, each with its name, a hint, and what the service says is wrong with it.
+
+import { fill, h } from "../lib/dom.js";
+
+let last = 0;
+
+/** A field: its element is `root`, its control `control`, and `complain` shows what is wrong with it. */
+export function field(label, control, { hint, aside } = {}) {
+  const id = `field-${(last += 1)}`;
+  control.id = id;
+  const wrong = h("p", { class: "wrong", id: `${id}-wrong`, hidden: true });
+  const about = [hint && `${id}-hint`, `${id}-wrong`].filter(Boolean).join(" ");
+  control.setAttribute("aria-describedby", about);
+  const root = h(
+    "div",
+    { class: "field" },
+    h("div", { class: "label" }, h("label", { for: id }, label), aside),
+    control.closest(".box") ?? control,
+    hint && h("p", { class: "hint", id: `${id}-hint` }, hint),
+    wrong,
+  );
+  const complain = (text) => {
+    wrong.hidden = !text;
+    fill(wrong, text ?? "");
+    control.toggleAttribute("aria-invalid", Boolean(text));
+    if (text) control.setAttribute("aria-invalid", "true");
+  };
+  return { root, control, complain };
+}
+
+export function text(label, value = "", { hint, ...attributes } = {}) {
+  return field(label, h("input", { type: "text", autocomplete: "off", spellcheck: "false", value, ...attributes }), { hint });
+}
+
+export function number(label, value, { hint, aside, ...attributes } = {}) {
+  return field(label, h("input", { type: "number", value: value ?? "", ...attributes }), { hint, aside });
+}
+
+/** `options`: [[value, text]] or values. One that is chosen and not among them is added. */
+export function choice(label, options, value, { hint, ...attributes } = {}) {
+  const pairs = options.map((each) => (Array.isArray(each) ? each : [each, each]));
+  if (value && !pairs.some(([each]) => each === value)) pairs.unshift([value, `${value} (not here)`]);
+  const control = h(
+    "select",
+    attributes,
+    pairs.map(([each, name]) => h("option", { value: each, selected: each === value }, name)),
+  );
+  return field(label, control, { hint });
+}
+
+/** `ids`: of endpoints, or null where they are not known. */
+export function endpointField(ids, value = "default") {
+  return ids ? choice("Endpoint", ids, value) : text("Endpoint", value);
+}
+
+export function tick(label, isOn, { hint, ...attributes } = {}) {
+  const id = `field-${(last += 1)}`;
+  const control = h("input", { type: "checkbox", id, checked: isOn, "aria-describedby": hint && `${id}-hint`, ...attributes });
+  const root = h("div", { class: "tick" }, control, h("label", { for: id }, label), hint && h("p", { class: "hint", id: `${id}-hint` }, hint));
+  return { root, control, complain: () => {} };
+}
+
+/** The number that a field has; undefined where it is empty. */
+export function numberOf({ control }) {
+  return control.value.trim() === "" ? undefined : Number(control.value);
+}
+
+export function textOf({ control }) {
+  return control.value.trim() || undefined;
+}
+
+/** Shows each error of a refused request at its field. True if all of them have one. */
+export function complainAt(fields, error, { isFocused = true } = {}) {
+  for (const each of Object.values(fields)) each.complain(null);
+  const unplaced = error.fields.filter((each) => {
+    const found = fields[each.field.split(".")[0]];
+    found?.complain(each.message);
+    return !found;
+  });
+  const first = Object.values(fields).find((each) => each.control.hasAttribute("aria-invalid"));
+  if (isFocused) first?.control.focus();
+  return error.fields.length > 0 && unplaced.length === 0;
+}

@@ -1,0 +1,67 @@
+// Submitting a job and watching it, beside the form that it is made in.
+
+import { call, path, withQuery } from "../lib/api.js";
+import { button, fill, h, link } from "../lib/dom.js";
+import { followJob } from "./job_state.js";
+import { empty, problem, toast } from "./notices.js";
+import { stage } from "./stage.js";
+
+/** {root, submit}: `submit(flavour, body, query)` shows the new job. Raises ApiError, Unreachable. */
+export function watcher({ signal, hint }) {
+  const root = h("div", { class: "watch" }, empty("Nothing here yet", hint));
+  let watching = new AbortController();
+  signal.addEventListener("abort", () => watching.abort());
+
+  async function submit(flavour, body, query) {
+    const headers = { "Idempotency-Key": freshName() };
+    const url = withQuery(`${flavour}/v1/generate`, { ...query, preview: true });
+    const job = await twice(() => call(url, { method: "POST", json: body, headers, signal }));
+    watching.abort();
+    watching = new AbortController();
+    watch(job.request_id, watching.signal);
+    return job;
+  }
+
+  async function watch(id, until) {
+    const shown = stage(id);
+    const cancel = button("Cancel", { sign: "stop", onclick: () => cancelJob(id, cancel) });
+    const actions = h("div", { class: "actions" }, cancel, link("Open the job", `#/job/${id}`, { class: "button" }));
+    const trouble = h("div");
+    fill(root, shown.root, actions, trouble);
+    shown.show({ name: "queued", events: [], images: new Map(), asked: 1, message: "" });
+    try {
+      await followJob(id, { signal: until, onChange: shown.show });
+      cancel.remove();
+    } catch (error) {
+      if (!until.aborted) fill(trouble, problem(error));
+    }
+  }
+
+  return { root, submit };
+}
+
+/** Under it a request that is sent twice is one job. */
+function freshName() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Once more where the first answer was lost on the way. */
+async function twice(send) {
+  try {
+    return await send();
+  } catch (error) {
+    if (error.status !== undefined || error.name === "AbortError") throw error;
+    return send();
+  }
+}
+
+export async function cancelJob(id, control) {
+  control.disabled = true;
+  try {
+    const { cancelled } = await call(`${path("v1", "jobs", id)}/cancel`, { method: "POST" });
+    toast(cancelled ? "The job is being cancelled" : "The job had ended before");
+  } catch (error) {
+    control.disabled = false;
+    toast(error.message);
+  }
+}

@@ -1,0 +1,46 @@
+// What jobs were asked for, which the list of them does not have: looked up a few at a time.
+
+import { call, path } from "../lib/api.js";
+import * as session from "../lib/session.js";
+
+const AT_ONCE = 4;
+const kept = new Map();
+
+session.onChange(() => kept.clear());
+
+export class Titles {
+  #signal;
+
+  constructor(signal) {
+    this.#signal = signal;
+  }
+
+  /** The prompt of a job, or the texts in its workflow. */
+  of(job) {
+    return kept.get(job.request_id) ?? "";
+  }
+
+  /** Look up those that are not known. What cannot be read has none. */
+  async load(jobs) {
+    const missing = jobs.filter((job) => !kept.has(job.request_id));
+    const next = async () => {
+      for (let job = missing.shift(); job; job = missing.shift()) await this.#look(job);
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, next));
+  }
+
+  async #look(job) {
+    try {
+      const { request } = await call(path("v1", "jobs", job.request_id), { signal: this.#signal });
+      kept.set(job.request_id, textOf(job, request));
+    } catch (error) {
+      if (error.status === 404) kept.set(job.request_id, "");
+    }
+  }
+}
+
+function textOf(job, request) {
+  if (job.flavour === "diffusion") return request.prompt || "Untitled";
+  const texts = Object.values(request.prompt ?? {}).flatMap(({ inputs }) => [inputs?.text, inputs?.text_g]);
+  return texts.filter((each) => typeof each === "string" && each).join(" · ") || "Workflow";
+}

@@ -1,0 +1,67 @@
+// The caller's input images: dropped here, named by nodes that load images.
+
+import { all, call, path, request } from "../lib/api.js";
+import { fill, h, signButton } from "../lib/dom.js";
+import { dropPlace } from "./drop.js";
+import { confirmed, toast } from "./notices.js";
+
+const SHOWN = 24;
+
+/** {root, load}. `onUpload(name)` is called with each new image, `onUse(name)` with one that is chosen. */
+export function uploads({ signal, onUpload, onUse }) {
+  const list = h("div", { class: "uploads" });
+  const root = h(
+    "section",
+    { class: "card", "aria-labelledby": "uploads" },
+    h("h2", { id: "uploads" }, "Input images"),
+    dropPlace("or drop images here: PNG, JPEG or WebP", { take: send, accept: "image/png,image/jpeg,image/webp,.latent", multiple: true }),
+    list,
+  );
+
+  async function send(file) {
+    const form = new FormData();
+    form.append("image", file);
+    try {
+      const { name } = await call("v1/uploads", { method: "POST", body: form, signal });
+      toast(`${name} is uploaded`);
+      onUpload(name);
+      await load();
+    } catch (error) {
+      if (!signal.aborted) toast(`${file.name}: ${error.message}`);
+    }
+  }
+
+  async function load() {
+    const found = (await all("v1/uploads", "uploads", { signal })).slice(0, SHOWN);
+    fill(list, found.map((each) => entry(each)));
+  }
+
+  function entry({ name, width, height }) {
+    const image = h("img", { alt: "", loading: "lazy" });
+    show(image, name).catch(() => {});
+    const remove = signButton(`Remove ${name}`, "trash", { onclick: () => removeUpload(name) });
+    const use = h("button", { type: "button", class: "chip", onclick: () => onUse(name) }, "Use");
+    return h("div", { class: "upload" }, image, h("span", { title: name }, name), h("span", { class: "hint" }, `${width} × ${height}`), h("div", { class: "presets" }, use, remove));
+  }
+
+  async function show(image, name) {
+    if (name.endsWith(".latent")) return;
+    const answer = await request(path("v1", "uploads", name), { signal });
+    const url = URL.createObjectURL(await answer.blob());
+    image.src = url;
+    signal.addEventListener("abort", () => URL.revokeObjectURL(url));
+  }
+
+  async function removeUpload(name) {
+    if (!(await confirmed(`Remove ${name}?`, "Jobs that were accepted with it still get it.", "Remove"))) return;
+    try {
+      await call(path("v1", "uploads", name), { method: "DELETE" });
+      await load();
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+
+  load().catch((error) => !signal.aborted && toast(error.message));
+  return { root, load };
+}

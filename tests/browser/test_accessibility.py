@@ -1,0 +1,94 @@
+"""Accessibility: axe-core's rules on every page, and all of it without a mouse."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.visitor import Visitor, visit
+from tests.support.service import CHECKPOINT, Service, diffusion, workflow
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+PAGES = ["create", "workflow", "gallery", "endpoints", "keys", "use"]
+
+
+def violations(page: Page, axe: str) -> list[str]:
+    """Each broken rule with where it is. The page's own policy does not hold for this script."""
+    page.evaluate(axe)
+    found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {node['target']} {node.get('failureSummary')}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_breaks_a_rule(
+    browser: Browser, service: Service, axe: str, scheme: str, width: int
+) -> None:
+    id = service.submit("diffusion", diffusion())
+    service.ended(id)
+    size = {"width": width, "height": 850}
+    with visit(browser, service.url, color_scheme=scheme, viewport=size) as visitor:
+        page = visitor.page
+        visitor.open()
+        expect(page.get_by_label("API key")).to_be_visible()
+        broken = violations(page, axe)
+        visitor.sign_in(service.admin_key)
+        for name in [*PAGES, f"job/{id}"]:
+            visitor.open(f"#/{name}")
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            page.wait_for_load_state("networkidle") if name == "use" else page.wait_for_timeout(800)
+            broken += [f"{name}: {each}" for each in violations(page, axe)]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert broken == []
+
+
+def test_a_graph_with_an_error_and_a_dialog_break_no_rule(signed_in: Visitor, axe: str) -> None:
+    signed_in.refusals.add(400)
+    page = signed_in.page
+    signed_in.go("Workflow")
+    graph = workflow()
+    graph["prompt"]["3"]["inputs"]["steps"] = -1
+    page.get_by_label("Workflow as JSON").fill(json.dumps(graph))
+    page.locator(".node.wrong", has_text="KSampler").click()
+    assert violations(page, axe) == []
+    signed_in.go("Keys")
+    page.get_by_role("button", name="New key").click()
+    assert violations(page, axe) == []
+
+
+def test_a_picture_is_made_by_the_keyboard_alone(visitor: Visitor, service: Service) -> None:
+    page, keyboard = visitor.page, visitor.page.keyboard
+    visitor.open()
+    expect(page.get_by_label("API key")).to_be_visible()
+    focus_by_tab(page, "API key")
+    keyboard.type(service.admin_key)
+    keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Create")).to_be_visible()
+    focus_by_tab(page, "Prompt")
+    keyboard.type("a blue square")
+    focus_by_tab(page, "Checkpoint")
+    keyboard.type(CHECKPOINT)
+    focus_by_tab(page, "Steps")
+    keyboard.press("Control+A")
+    keyboard.type("3")
+    keyboard.press("Control+Enter")
+    visitor.completed()
+
+
+def focus_by_tab(page: Page, label: str) -> None:
+    """Press Tab until the control of that name has the focus."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        name = page.evaluate("document.activeElement.labels?.[0]?.textContent")
+        if name == label:
+            return
+    raise AssertionError(f"Tab never comes to {label}")

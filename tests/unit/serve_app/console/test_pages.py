@@ -1,0 +1,122 @@
+"""The console as it is served: all of it is there, is ours, and runs nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+import pytest
+
+from tests.support.edge import Edge, running_edge
+from tests.support.edge_services import URL
+
+STATIC = Path("serve_app/console/static")
+MOST_BYTES = 300_000
+MOST_LINES = 300
+NAMED = re.compile(
+    r'(?:src|href)="([^"#]+)"|^(?:import|export) .*from "([^"]+)";$|^import "([^"]+)";$'
+)
+
+
+def files() -> list[Path]:
+    return sorted(path for path in STATIC.rglob("*") if path.is_file())
+
+
+def named(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        for found in NAMED.finditer(line):
+            yield next(filter(None, found.groups()))
+
+
+async def loaded(anyone: httpx.AsyncClient) -> dict[str, httpx.Response]:
+    """Everything that the page loads, by its URL."""
+    answers: dict[str, httpx.Response] = {}
+    wanted = [f"{URL}/"]
+    while wanted:
+        url = wanted.pop()
+        if url in answers:
+            continue
+        assert url.startswith(f"{URL}/")
+        answers[url] = await anyone.get(url)
+        assert answers[url].status_code == 200, url
+        wanted += [urljoin(url, each) for each in named(answers[url].text)]
+    return answers
+
+
+async def test_the_page_loads_every_file_and_nothing_else(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        answers = await loaded(anyone)
+    paths = {url.removeprefix(f"{URL}/").removeprefix("console/") for url in answers}
+    assert paths - {""} == {str(path.relative_to(STATIC)) for path in files()} - {"index.html"}
+
+
+async def test_it_is_small(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        answers = await loaded(anyone)
+    assert sum(len(each.content) for each in answers.values()) < MOST_BYTES
+
+
+async def test_nothing_of_another_origin_and_no_script_of_another_place_runs(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        answers = await loaded(anyone)
+    for answer in answers.values():
+        policy = answer.headers["Content-Security-Policy"]
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        assert rules == {
+            "default-src": "'none'",
+            "script-src": "'self'",
+            "style-src": "'self'",
+            "img-src": "'self' blob: data:",
+            "connect-src": "'self'",
+            "frame-ancestors": "'none'",
+            "base-uri": "'none'",
+            "form-action": "'none'",
+            "require-trusted-types-for": "'script'",
+            "trusted-types": "'none'",
+        }
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+    page = answers[f"{URL}/"].text
+    assert not re.search(r"<script(?![^>]* src=)|<style|style=|\son\w+=", page)
+
+
+async def test_it_is_sent_only_where_it_has_changed(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        for path in ("/", "/console/app.js"):
+            first = await anyone.get(path)
+            again = await anyone.get(
+                path, headers={"If-None-Match": f'"x", {first.headers["ETag"]}'}
+            )
+            other = await anyone.get(path, headers={"If-None-Match": '"x"'})
+            assert (first.status_code, again.status_code, other.status_code) == (200, 304, 200)
+            assert (again.content, again.headers["ETag"]) == (b"", first.headers["ETag"])
+            assert first.headers["Cache-Control"] == "no-cache"
+
+
+async def test_a_setting_turns_it_off(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, console=False) as edge, edge.client_with(None) as anyone:
+        for path in ("/", "/console/app.js", "/console/index.html"):
+            assert (await anyone.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/console", "/console/", "/console/../app.js", "/console/%2e%2e/pages.py"]
+)
+async def test_there_is_nothing_beside_its_files(edge: Edge, path: str) -> None:
+    async with edge.client_with(None) as anyone:
+        assert (await anyone.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("path", files(), ids=str)
+def test_a_file_is_short_and_makes_no_html_of_texts(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MOST_LINES
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
+    elsewhere = re.findall(r"(?://|https?://)[a-z0-9.-]+\.[a-z]{2,}", text)
+    assert {each.removeprefix("https:").removeprefix("http:") for each in elsewhere} <= {
+        "//www.w3.org",  # a namespace, and a standard that a comment names
+        "//html.spec.whatwg.org",
+    }
