@@ -39,7 +39,7 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
-    async def run(self, *_: object) -> str:
+    async def run(self, *_: object, **_named: object) -> str:
         await asyncio.sleep(600)
         return "completed"
 

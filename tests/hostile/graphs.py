@@ -98,6 +98,67 @@ _NOT_FINITE = node("PolyexponentialScheduler", steps=4, sigma_max=5000, sigma_mi
 _PADDED = {"left": 16384, "top": 16384, "right": 16384, "bottom": 16384, "feathering": 16384}
 
 
+def _grown_masks(count: int, by: int) -> Nodes:
+    solid = node("SolidMask", value=1, width=LARGEST, height=LARGEST)
+    inputs = {"expand": by, "tapered_corners": True}
+    nodes, last = chain("m", count, lambda at: node("GrowMask", mask=[at, 0], **inputs))
+    shown = node("MaskToImage", mask=[last, 0])
+    return {"m": solid, **nodes, "i": shown, "2": save("i")}
+
+
+def _doubled_texts(count: int) -> Nodes:
+    """A text of 2**count characters as the prompt."""
+    join = {"class_type": "StringConcatenate"}
+    nodes, last = chain(
+        "t",
+        count,
+        lambda at: join | {"inputs": {"string_a": [at, 0], "string_b": [at, 0], "delimiter": ""}},
+    )
+    nodes |= {"t": node("PrimitiveString", value="a")} | sampled()
+    nodes["6"]["inputs"]["text"] = [last, 0]
+    return nodes
+
+
+def _tiled(side: int) -> Nodes:
+    """An image decoded in the smallest tiles."""
+    tiles = {"tile_size": 64, "overlap": 64}
+    tiled = node("VAEDecodeTiled", samples=["5", 0], vae=["4", 2], **tiles)
+    return sampled(latent(side)) | {"8": tiled}
+
+
+def _circle(switches: int, links: int) -> Nodes:
+    """Switches that choose each other, and links to them that nothing takes."""
+    circle = {
+        f"s{number}": node("ComfySwitchNode", switch=True, on_true=[f"s{number - 1}", 0])
+        for number in range(1, switches)
+    }
+    circle["s0"] = node("ComfySwitchNode", switch=True, on_true=[f"s{switches - 1}", 0])
+    unknown = {f"u{number}": [f"s{number % switches}", 0] for number in range(links)}
+    return easy() | circle | {"x": node("SaveImage", filename_prefix="x", **unknown)}
+
+
+def _guided() -> Nodes:
+    """A model with every patch that makes more calls of it."""
+    third = node("PerpNeg", model=["4", 0], empty_conditioning=["7", 0], neg_scale=1)
+    attention = node("SelfAttentionGuidance", model=["p", 0], scale=1, blur_sigma=2)
+    perturbed = node("PerturbedAttentionGuidance", model=["a", 0], scale=3)
+    return sampled(model=["g", 0]) | {"p": third, "a": attention, "g": perturbed}
+
+
+def _merged(count: int) -> Nodes:
+    nodes, last = chain(
+        "4", count, lambda at: node("ModelMergeSimple", model1=[at, 0], model2=["4", 0], ratio=0.5)
+    )
+    return sampled(model=[last, 0]) | nodes
+
+
+def _column() -> Nodes:
+    """A column of pixels that becomes as long as an image may have pixels."""
+    to = {"upscale_method": "bilinear", "megapixels": 16, "resolution_steps": 1}
+    scaled = node("ImageScaleToTotalPixels", image=["1", 0], **to)
+    return {"1": blank(1, height=LARGEST), "s": scaled, "2": save("s")}
+
+
 def _samplers(count: int) -> Nodes:
     """Many samplers of one graph, side by side."""
     nodes = sampled(steps=100)
@@ -167,6 +228,18 @@ ATTACKS: tuple[Attack, ...] = (
     workflow("900 ImageInvert", _grown("ImageInvert", 900)),
     workflow("10 paddings by 16384", _grown("ImagePadForOutpaint", 10, **_PADDED)),
     workflow("a padding by 2000", _grown("ImagePadForOutpaint", 3, **dict.fromkeys(_PADDED, 2000))),
+    workflow("20 masks of 4096 squared grown by 16384", _grown_masks(20, 16384)),
+    workflow("a mask of 4096 squared grown by 100", _grown_masks(1, 100)),
+    workflow("900 texts that double", _doubled_texts(900)),
+    workflow("14 texts that double", _doubled_texts(14)),
+    workflow("an image of 4096 squared in the smallest tiles", _tiled(LARGEST)),
+    workflow("900 switches in a circle, and 20,000 links to them", _circle(900, 20_000)),
+    workflow("a model with every kind of guidance", _guided()),
+    workflow("900 models merged in a row", _merged(900)),
+    workflow("8 models merged in a row", _merged(8)),
+    workflow("a column of 16 megapixels", _column()),
+    workflow("10 blurs by 31", _grown("ImageBlur", 10, blur_radius=31, sigma=1.0)),
+    workflow("4 RepeatImageBatch by 16", _grown("RepeatImageBatch", 4, amount=16)),
     workflow("a batch of 4096 images", {"1": blank(1, batch_size=4096), "2": save("1")}),
     workflow("an image of 16384 squared", {"1": blank(16384), "2": save("1")}),
     workflow("cfg that is not a number", sampled(cfg=float("nan"))),

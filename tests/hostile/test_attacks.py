@@ -8,16 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.hostile import forms, graphs, texts, uploads
+from tests.hostile import forms, graphs, streams, texts, uploads
 from tests.hostile.attack import Attack
 from tests.hostile.watch import Watch
 from tests.support.service import diffusion
 
 pytestmark = pytest.mark.timeout(300)
 
-ANSWERS = {200, 201, 202, 400, 404, 413, 415, 422, 429}
+ANSWERS = {200, 201, 202, 400, 404, 410, 413, 415, 422, 429}
 """200 and 201 are for uploads that are plain pictures after all, 404 is for a query that names
-nothing, 415 for a body that is not JSON.
+nothing, 410 for a place in the log that is none, 415 for a body that is not JSON.
 """
 ANSWER_S = 3.0
 ANSWER_BYTES = 1_000_000
@@ -28,7 +28,7 @@ ENGINE_BYTES = 4 * 1024**3
 TRIES = 3
 """What an attack slows down it slows down each time; what the machine's other work does, not."""
 
-ATTACKS = (*graphs.ATTACKS, *forms.ATTACKS, *texts.ATTACKS, *uploads.ATTACKS)
+ATTACKS = (*graphs.ATTACKS, *forms.ATTACKS, *texts.ATTACKS, *uploads.ATTACKS, *streams.ATTACKS)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)

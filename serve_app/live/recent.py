@@ -1,0 +1,89 @@
+"""The last events of the log, whoever's they are, so that a stream can go on where it was."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from events.types import Erased, Event, Submitted
+from serve_app.live.listener import LiveEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """Whose a job is, and where it runs."""
+
+    owner: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEvent:
+    live: LiveEvent
+    """Made once for all who are sent it."""
+    belonging: Belonging
+
+    @property
+    def event(self) -> Event:
+        return self.live.event
+
+
+class RecentEvents:
+    """Every event after `floor` and up to `head`, in the log's order."""
+
+    def __init__(self, *, after: int, most: int) -> None:
+        self.floor = after
+        self.head = after
+        self.begun_at = after
+        """What stands behind it was followed as it came, and is here whatever leaves the log."""
+        self._most = most
+        self._events: deque[RecentEvent] = deque()
+
+    def add(self, recent: RecentEvent) -> None:
+        """Of an erased job nothing else is kept."""
+        if isinstance(recent.event.data, Erased):
+            self._forget(recent.event.job_id)
+        self._events.append(recent)
+        self.head = recent.event.position
+        while len(self._events) > self._most:
+            self.floor = self._events.popleft().event.position
+
+    def pass_to(self, position: int) -> None:
+        """The log is followed up to there; what it had meanwhile is shown to nobody."""
+        self.head = max(self.head, position)
+
+    def reach_back(self, older: Sequence[RecentEvent], *, floor: int) -> None:
+        """Add what stands after `floor` and before all that is here. May be more than `most`.
+
+        Some of `older` may be here already.
+        """
+        erased = {each.event.job_id for each in self._events if isinstance(each.event.data, Erased)}
+        kept = [
+            each
+            for each in older
+            if each.event.position <= self.floor and each.event.job_id not in erased
+        ]
+        self._events.extendleft(reversed(kept))
+        self.floor = floor
+
+    def of(
+        self, owner: str, *, after: int, archived: Sequence[RecentEvent] = ()
+    ) -> list[RecentEvent]:
+        """Those of an owner after a position, with `archived` among them."""
+        found = {each.event.position: each for each in archived}
+        for each in self._events:
+            if each.event.position > after and each.belonging.owner == owner:
+                found[each.event.position] = each
+        return [found[position] for position in sorted(found)]
+
+    def _forget(self, job_id: str) -> None:
+        kept = (each for each in self._events if each.event.job_id != job_id)
+        self._events = deque(kept)
+
+
+def without_request(event: Event) -> Event:
+    """Requests may be large, and no stream shows them."""
+    if not isinstance(event.data, Submitted):
+        return event
+    return replace(event, data=event.data.model_copy(update={"request": {}, "input_files": None}))

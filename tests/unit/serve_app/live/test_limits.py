@@ -1,0 +1,211 @@
+"""What a stream may cost: how many there are, how long they last, how slowly they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from events.wire.progress import JobProgress
+from serve_app.access.api_keys import parse
+from serve_app.live.open_streams import OpenStreams
+from serve_app.refusals import TooManyStreams
+from tests.support.edge import Edge, running_edge
+from tests.support.live.stream import watching
+from tests.unit.serve_app.live.conftest import submit
+
+PATH = "/v1/events"
+
+
+def test_each_owner_and_all_together_have_so_many() -> None:
+    streams = OpenStreams(3, per_owner=2)
+    with streams.hold("alice"), streams.hold("alice"):
+        with pytest.raises(TooManyStreams, match="2 event streams"), streams.hold("alice"):
+            pass
+        with streams.hold("bob"):
+            assert streams.count == 3
+            with (
+                pytest.raises(TooManyStreams, match="3 event streams"),
+                streams.hold("carol"),
+            ):
+                pass
+    assert streams.count == 0
+
+
+def test_0_is_any_number_of_an_owner() -> None:
+    streams = OpenStreams(3, per_owner=0)
+    with streams.hold("alice"), streams.hold("alice"), streams.hold("alice"):
+        assert streams.count == 3
+
+
+async def test_one_too_many_is_refused_and_one_that_ends_makes_room(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, owner_max_streams=1) as edge:
+        key = await edge.key("alice")
+        async with watching(edge.app, PATH, key) as first:
+            await first.began.wait()
+            async with watching(edge.app, PATH, key) as second:
+                await second.end()
+            assert second.status == 429
+            assert b"too_many_streams" in second.body
+            assert second.headers["retry-after"] == "5"
+        async with watching(edge.app, PATH, key) as third:
+            await third.began.wait()
+        assert third.status == 200
+
+
+async def test_a_full_replica_says_so(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, max_streams=1) as edge:
+        async with watching(edge.app, PATH, await edge.key("alice")) as first:
+            await first.began.wait()
+            async with watching(edge.app, PATH, await edge.key("bob")) as second:
+                await second.end()
+        assert second.status == 429
+
+
+async def test_clients_that_vanish_leave_nothing(edge: Edge, key: str) -> None:
+    streams = edge.app.state.replica.streams
+    async with await edge.client() as client, AsyncExitStack() as stack:
+        job_id = await submit(client)
+        for path in [PATH, f"/v1/jobs/{job_id}/events"] * 20:
+            stream = await stack.enter_async_context(watching(edge.app, path, key))
+            await stream.began.wait()
+        assert streams._open.count == 40
+    broadcaster = streams._broadcaster
+    assert streams._open.count == 0
+    assert not broadcaster._by_job
+    assert not broadcaster._by_owner
+
+
+async def test_the_log_is_followed_once_and_not_without_streams(edge: Edge, key: str) -> None:
+    broadcaster = edge.app.state.replica.streams._broadcaster
+    broadcaster._linger_s = 0.0
+    assert broadcaster._follower is None
+    async with watching(edge.app, PATH, key) as first, watching(edge.app, PATH, key) as second:
+        await first.began.wait()
+        follower = broadcaster._follower
+        await second.began.wait()
+        assert broadcaster._follower is follower is not None
+    async with asyncio.timeout(5):
+        await asyncio.wait([follower])
+    assert broadcaster._recent is None
+
+
+async def test_a_silent_stream_says_that_it_is_there(tmp_path: Path) -> None:
+    async with (
+        running_edge(tmp_path, stream_keep_alive_s=0.01) as edge,
+        watching(edge.app, PATH, await edge.key()) as stream,
+    ):
+        assert (await stream.next()).comment == "keep-alive"
+        assert (await stream.next()).comment == "keep-alive"
+
+
+async def test_a_stream_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, stream_max_s=0.05) as edge:
+        async with watching(edge.app, PATH, await edge.key()) as stream:
+            await stream.end()
+        assert stream.is_whole
+
+
+async def test_a_busy_stream_ends_when_its_time_is_over_too(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, stream_max_s=0.05) as edge:
+        async with (
+            await edge.client() as client,
+            watching(edge.app, PATH, await edge.key()) as stream,
+        ):
+            job_id = await submit(client)
+            async with asyncio.timeout(5):
+                while not stream.done.is_set():
+                    edge.progress.tell(job_id, JobProgress(done=1, total=2))
+                    await asyncio.sleep(0.005)
+        assert stream.is_whole
+
+
+async def test_a_revoked_key_ends_its_streams(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, stream_keep_alive_s=0.01, key_cache_s=0.001) as edge:
+        key = await edge.key()
+        async with watching(edge.app, PATH, key) as stream:
+            await stream.next()
+            parsed = parse(key)
+            assert parsed is not None
+            await edge.services.keys.revoke(parsed.id, at=datetime.now(UTC))
+            await stream.end()
+        assert stream.is_whole
+
+
+async def test_who_takes_nothing_is_cut_off(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, stream_send_timeout_s=0.02) as edge:
+        async with (
+            await edge.client() as client,
+            watching(edge.app, PATH, await edge.key()) as stream,
+        ):
+            await stream.began.wait()
+            stream.takes.clear()
+            await submit(client)
+            await stream.end()
+        assert (stream.status, stream.is_whole) == (200, False)
+        assert edge.app.state.replica.streams._open.count == 0
+
+
+async def test_who_falls_behind_is_cut_off_and_goes_on_where_they_were(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, stream_buffer_events=3) as edge:
+        key = await edge.key()
+        async with await edge.client() as client, watching(edge.app, PATH, key) as stream:
+            await stream.began.wait()
+            first = await submit(client)
+            last = await stream.event()
+            stream.takes.clear()
+            jobs = [await submit(client) for _ in range(6)]
+            stream.takes.set()
+            received = [last, *await stream.end()]
+        assert not stream.is_whole
+        async with watching(edge.app, PATH, key, last_event_id=received[-1].id) as stream:
+            received += [await stream.event() for _ in range(7 - len(received))]
+        assert [each.data["subject"] for each in received] == [first, *jobs]
+
+
+async def test_a_replay_may_be_longer_than_what_may_wait(tmp_path: Path) -> None:
+    async with (
+        running_edge(tmp_path, stream_buffer_events=3) as edge,
+        await edge.client() as client,
+    ):
+        jobs = [await submit(client) for _ in range(6)]
+        async with watching(edge.app, f"{PATH}?cursor=0", await edge.key()) as stream:
+            received = [await stream.event() for _ in range(6)]
+            jobs.append(await submit(client))
+            received.append(await stream.event())
+    assert [each.data["subject"] for each in received] == jobs
+
+
+async def test_of_progress_only_the_newest_waits(edge: Edge, key: str) -> None:
+    async with await edge.client() as client, watching(edge.app, PATH, key) as stream:
+        job_id = await submit(client)
+        await stream.event()
+        stream.takes.clear()
+        for done in range(1, 101):
+            edge.progress.tell(job_id, JobProgress(done=done, total=100))
+            await asyncio.sleep(0)
+        stream.takes.set()
+        told = (await stream.event()).data["step"]
+        if told < 100:
+            told = (await stream.event()).data["step"]
+    assert told == 100
+
+
+async def test_a_cursor_that_is_too_old_says_what_to_do(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, stream_replay_events=3) as edge:
+        key = await edge.key()
+        async with await edge.client() as client:
+            for _ in range(5):
+                await submit(client)
+            async with watching(edge.app, f"{PATH}?cursor=1", key) as stream:
+                await stream.end()
+            assert stream.status == 410
+            assert b"GET /v1/jobs" in stream.body
+            async with watching(edge.app, f"{PATH}?cursor=2", key) as stream:
+                ids = [(await stream.event()).id for _ in range(3)]
+                await submit(client)
+                ids.append((await stream.event()).id)
+    assert ids == ["3", "4", "5", "6"]
