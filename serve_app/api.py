@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import Receive, Scope, Send
 
 from serve_app import errors, refused_keys
+from serve_app.api_error import ApiError
+from serve_app.console import pages as console
+from serve_app.live import routes as live
+from serve_app.middleware.rate_limits import POLICY, REMAINING, RateLimits
+from serve_app.middleware.request_ids import HEADER, RequestIds
+from serve_app.middleware.unread_bodies import UnreadBodies
 from serve_app.openapi import pages
-from serve_app.replica import Replica
+from serve_app.openapi.document import finish, operation_id
+from serve_app.replica import Replica, replica_of
 from serve_app.routes import (
     admin_jobs,
     blocked_jobs,
@@ -29,14 +39,16 @@ from serve_app.routes import (
     uploads,
     usage,
 )
-from serve_app.unread_bodies import UnreadBodies
+from settings.http import HttpSettings
 from settings.version import VERSION
+from storage.keys import SAFETENSORS
 
 logger = logging.getLogger(__name__)
 
 _DIRECT_ROUTES = (generate, results)
 _ROUTES = (
     jobs,
+    live,
     blocked_jobs,  # before those of one job, whose id could be read as its name
     admin_jobs,
     callbacks,
@@ -50,6 +62,19 @@ _ROUTES = (
     metrics,
 )
 TITLE = "Darkroom"
+_COMPRESSED_FROM_BYTES = 1000
+_COMPRESSION = 5
+"""zlib's level, of 9."""
+_SENT_BY_PAGES = (
+    "Authorization",
+    "Content-Type",
+    "Idempotency-Key",
+    "If-None-Match",
+    "Last-Event-ID",
+    "Range",
+)
+_READ_BY_PAGES = ("Content-Range", "ETag", "Location", "Retry-After", "Server-Timing")
+"""Headers for which a browser asks whether pages of another origin may have them."""
 _DESCRIPTION = """\
 Asynchronous image generation. Submit a job, get its `request_id` at once, and be called back or
 ask for the result when it has ended.
@@ -57,7 +82,10 @@ ask for the result when it has ended.
 
 
 def create_api(
-    replica: Replica, *, background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    replica: Replica,
+    *,
+    background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    is_in_serve: bool = False,
 ) -> FastAPI:
     """The API of one replica. `background` runs from before the first request to after the last."""
 
@@ -69,8 +97,10 @@ def create_api(
             finally:
                 await replica.stop()
 
-    has_docs = replica.services.http_settings.docs
+    settings = replica.services.http_settings
     app = _Api(
+        are_requests_logged=settings.log_requests,
+        is_in_serve=is_in_serve,
         title=TITLE,
         version=VERSION,
         description=_DESCRIPTION,
@@ -78,14 +108,13 @@ def create_api(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json" if has_docs else None,
+        generate_unique_id_function=operation_id,
+        openapi_url="/openapi.json" if settings.docs else None,
     )
-    if has_docs:
-        pages.install(app)
+    _add_pages(app, settings)
     app.state.replica = replica
-    app.add_middleware(UnreadBodies)
-    errors.install(app, note=replica.metrics.note_refusal)
-    refused_keys.install(app, replica.refusal_log)
+    _add_middleware(app, cors_origins=settings.cors_origins)
+    _add_error_handlers(app, replica)
     for direct in _DIRECT_ROUTES:
         app.router.routes += direct.router.routes
     for module in _ROUTES:
@@ -93,8 +122,75 @@ def create_api(
     return app
 
 
+def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
+    if settings.docs:
+        pages.install(app)
+    if settings.console:
+        console.install(app)
+
+
+def _add_error_handlers(app: FastAPI, replica: Replica) -> None:
+    errors.install(app, note=replica.metrics.note_refusal)
+    app.add_exception_handler(405, _wrong_method)
+    refused_keys.install(app, replica.refusal_log)
+
+
+def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
+    """The last one sees a request first."""
+    app.add_middleware(UnreadBodies)
+    app.add_middleware(RateLimits)
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=_COMPRESSED_FROM_BYTES,
+        compresslevel=_COMPRESSION,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, SAFETENSORS),
+    )
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=[*_SENT_BY_PAGES, HEADER],
+            expose_headers=[*_READ_BY_PAGES, POLICY, REMAINING, HEADER],
+        )
+
+
+def _has_slash(path: str) -> bool:
+    """Pages have relative links, so each is at one path."""
+    return path.endswith("/") and bool(path.strip("/")) and path != f"{pages.PATH}/"
+
+
+async def _wrong_method(request: Request, _error: Exception) -> Response:
+    """Names the methods of every route of this path; the router knows those of one of them."""
+    path = request.scope["path"]
+    allowed = {
+        method
+        for module in (*_DIRECT_ROUTES, *_ROUTES)
+        for route in module.router.routes
+        if isinstance(route, APIRoute) and route.path_regex.match(path)
+        for method in route.methods or ()
+    }
+    headers = {"Allow": ", ".join(sorted(allowed) or ["GET"])}
+    told = ApiError(405, *errors.ROUTING[405], headers=headers)
+    replica_of(request).metrics.note_refusal(told.type)
+    return told.response()
+
+
 class _Api(FastAPI):
+    def __init__(self, *, are_requests_logged: bool, is_in_serve: bool, **options: Any) -> None:
+        super().__init__(**options)
+        # Around everything, for an answer of 500 has an id, too.
+        self._outermost = RequestIds(
+            self._answer, are_requests_logged=are_requests_logged, is_in_serve=is_in_serve
+        )
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A path with a slash behind it is the one without."""
+        if scope["type"] == "http" and _has_slash(path := scope["path"]):
+            scope = {**scope, "path": path[:-1]}
+        await self._outermost(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error that was answered by a 500 is logged here: Serve would write it as it is."""
         try:
             await super().__call__(scope, receive, send)
@@ -105,19 +201,6 @@ class _Api(FastAPI):
             logger.exception("request failed", extra=fields)
 
     def openapi(self) -> dict[str, Any]:
-        """Drops the 422 that FastAPI documents on every route: here it is a 400 in our shape."""
-        if self.openapi_schema is not None:
-            return self.openapi_schema
-        document = super().openapi()
-        _remove_422(document["paths"])
-        for unused in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(unused, None)
-        return document
-
-
-def _remove_422(paths: dict[str, Any]) -> None:
-    for path in paths.values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-            for callback in operation.get("callbacks", {}).values():
-                _remove_422(callback)
+        if self.openapi_schema is None:
+            self.openapi_schema = finish(super().openapi())
+        return self.openapi_schema

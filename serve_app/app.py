@@ -8,6 +8,7 @@ to start. `serve run serve_app.app:build` or a RayService starts the whole syste
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import socket
@@ -38,9 +39,12 @@ from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.logs import set_up_logging
 from actors.roles import ROLES
+from engine.extensions.installed import installed_extensions, log_extensions, nodes_of
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
+from engine.nodes import NODE_TYPES
 from events.bus.bus import Bus
+from events.bus.contents import log_contents
 from events.bus.endpoint_status import ask_status
 from events.bus.health import JetStreamHealth
 from events.bus.progress import ProgressBoard
@@ -56,6 +60,8 @@ from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from serve_app.api import create_api
 from serve_app.endpoints.declared import DeclaredEndpoints, read_declarations
+from serve_app.middleware.request_ids import RequestIdFilter
+from serve_app.operations.setup_warnings import variable_warnings
 from serve_app.replica import Replica
 from serve_app.replica_port import listen_on_node_address
 from serve_app.role_holder import Roles
@@ -63,6 +69,9 @@ from serve_app.services import Services
 from settings.settings import Settings
 from settings.stores import StoreSettings
 from telemetry.edge_metrics import AskAll
+from telemetry.tracing.exporter import open_exporter
+
+logger = logging.getLogger(__name__)
 
 CPU_NODE = {"darkroom_cpu": 0.001}
 """Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
@@ -123,31 +132,38 @@ def _role(name: str, settings: Settings) -> DeploymentActorConfig:
 
 def build_replica(settings: Settings) -> FastAPI:
     """`build_asgi`, in a process of its own."""
-    set_up_logging()
+    set_up_logging(log_format=settings.telemetry.log_format, filters=[RequestIdFilter()])
     listen_on_node_address()
-    return build_asgi(settings)
+    for warning in _variable_warnings():
+        logger.warning("a variable is no setting", extra={"action": "start", "warning": warning})
+    return build_asgi(settings, is_in_serve=True)
 
 
-def build_asgi(settings: Settings) -> FastAPI:
+def build_asgi(settings: Settings, *, is_in_serve: bool = False) -> FastAPI:
     """The HTTP side of one replica. It answers while it still connects in the background."""
     bus = open_bus(settings.log, f"api@{socket.gethostname()}")
     database = Database(settings.stores.effective_database_url)
-    progress = ProgressBoard(bus)
     resolver = Resolver()
     sender = Sender(address_rule(settings), settings=settings.callbacks, resolve=resolver.resolve)
-    services = _services(
-        settings, bus, database, progress=progress, resolve=resolver.resolve, sender=sender
-    )
+    services = _services(settings, bus, database, resolve=resolver.resolve, sender=sender)
 
-    replica = Replica(services, ask_metrics=_asking_all(settings, bus))
+    exporter = open_exporter(settings.telemetry, "api")
+    replica = Replica(
+        services,
+        ask_metrics=_asking_all(settings, bus),
+        exporter=exporter,
+        warnings=_variable_warnings(),
+    )
 
     @asynccontextmanager
     async def background() -> AsyncGenerator[None]:
         tasks = [
             asyncio.create_task(answer_metrics(bus, replica.metrics.encoded)),
             asyncio.create_task(_prepare(database, settings)),
-            asyncio.create_task(progress.run()),
+            asyncio.create_task(services.progress.run()),
         ]
+        if exporter is not None:
+            tasks.append(asyncio.create_task(exporter.run()))
         bus.start()
         try:
             yield
@@ -160,7 +176,7 @@ def build_asgi(settings: Settings) -> FastAPI:
             await sender.close()
             resolver.close()
 
-    return create_api(replica, background=background)
+    return create_api(replica, background=background, is_in_serve=is_in_serve)
 
 
 async def _prepare(database: Database, settings: Settings) -> None:
@@ -174,13 +190,7 @@ async def _prepare(database: Database, settings: Settings) -> None:
 
 
 def _services(
-    settings: Settings,
-    bus: Bus,
-    database: Database,
-    *,
-    progress: ProgressBoard,
-    resolve: Resolve,
-    sender: Sender,
+    settings: Settings, bus: Bus, database: Database, *, resolve: Resolve, sender: Sender
 ) -> Services:
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
     read_model, images = ReadModel(database), open_images(settings.stores)
@@ -202,8 +212,9 @@ def _services(
         images=images,
         removal=archiving.removal(images, read_model, log=log, deliveries=deliveries),
         history=archiving.history(log=log, deliveries=deliveries),
+        log_contents=log_contents(bus),
         hot_jobs=archiving.hot_jobs,
-        catalogue=Catalogue(_models(settings.stores)),
+        catalogue=_catalogue(settings.stores),
         address_rule=address_rule(settings),
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
@@ -211,7 +222,7 @@ def _services(
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         endpoint_status=partial(ask_status, bus),
-        progress=progress.get,
+        progress=ProgressBoard(bus),
     )
 
 
@@ -221,8 +232,15 @@ def _asking_all(settings: Settings, bus: Bus) -> AskAll:
     return partial(ask_metrics, bus, enough=processes, timeout_s=timeout_s)
 
 
-def _models(settings: StoreSettings) -> ModelsFolder:
-    return ModelsFolder(settings.models_dir, timeout_s=settings.models_timeout_s)
+def _variable_warnings() -> tuple[str, ...]:
+    return variable_warnings(Settings.unknown_variables(os.environ))
+
+
+def _catalogue(settings: StoreSettings) -> Catalogue:
+    models = ModelsFolder(settings.models_dir, timeout_s=settings.models_timeout_s)
+    extensions = installed_extensions()
+    log_extensions(extensions)
+    return Catalogue(models, (*NODE_TYPES, *nodes_of(extensions)))
 
 
 def _sample_callback(settings: Settings, keys: ApiKeys, sender: Sender) -> SampleCallback:

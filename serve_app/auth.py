@@ -10,6 +10,8 @@ from fastapi.security.base import SecurityBase
 
 from events.store.records import ApiKey, Scope
 from serve_app.access.permissions import require_scope
+from serve_app.middleware.queries import require_known_query
+from serve_app.middleware.rate_limits import note_limits
 from serve_app.replica import replica_of
 
 
@@ -25,7 +27,9 @@ async def caller(request: Request) -> ApiKey:
 class Requires(SecurityBase):
     """A dependency that gives the caller's key, which must have a scope and be within its rate.
 
-    Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing.
+    After the key it looks at the query, too: whoever has none is told nothing about parameters.
+
+    Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing, RequestValidationError.
 
     Of FastAPI it takes only the base class that describes it in the OpenAPI document: FastAPI's
     `HTTPBearer` would run beside this one on every request.
@@ -39,8 +43,13 @@ class Requires(SecurityBase):
 
     async def __call__(self, request: Request) -> ApiKey:
         key = await caller(request)
-        replica_of(request).rates.take(key)
+        rates = replica_of(request).rates
+        try:
+            rates.take(key)
+        finally:
+            note_limits(request, rates.standings(key))
         require_scope(key, self._scope)
+        require_known_query(request)
         return key
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from serve_app.errors import ApiError
+from serve_app.api_error import ApiError
 
 MAX_DEPTH = 100
 """Levels of nested arrays and objects. The wire form of an event may have up to 200."""

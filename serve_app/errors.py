@@ -5,7 +5,7 @@ The shape is ComfyUI's, so that its clients can read it.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,8 +45,11 @@ from events.errors import (
     ServiceError,
     TextNotStorable,
 )
+from serve_app.api_error import ApiError, not_found, retry_after
 from serve_app.refusals import (
     CallbackHostForbidden,
+    CallbackUrlMissing,
+    CursorGone,
     EndpointChanged,
     EndpointDraining,
     EndpointExists,
@@ -65,6 +68,7 @@ from serve_app.refusals import (
     KeyNotRotatable,
     NameServerUnavailable,
     NoTurn,
+    OtherFlavour,
     QueueFull,
     RateExceeded,
     ScopeMissing,
@@ -73,6 +77,7 @@ from serve_app.refusals import (
     TooManyLogBytes,
     TooManyOpenJobs,
     TooManyResultBytes,
+    TooManyStreams,
     TooManyUploadBytes,
     TooManyWaits,
     TryLater,
@@ -82,50 +87,7 @@ from storage.images import ImageNotFound, ImageStoreUnavailable
 _TOLD_FIELDS = 10
 """The most fields in the text of an error; `extra_info` has more."""
 _MAX_TEXT_CHARS = 500
-
-
-class ApiError(Exception):
-    """An answer from 400 up. `type` is stable, for programs; `message` is for people."""
-
-    def __init__(
-        self,
-        status: int,
-        type: str,
-        message: str,
-        *,
-        details: str = "",
-        extra_info: Mapping[str, Any] | None = None,
-        node_errors: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.type = type
-        self.message = message
-        self.details = details
-        self.extra_info = dict(extra_info or {})
-        self.node_errors = dict(node_errors or {})
-        self.headers = dict(headers or {})
-
-    def response(self) -> Response:
-        error = {
-            "type": self.type,
-            "message": self.message,
-            "details": self.details,
-            "extra_info": self.extra_info,
-        }
-        text = json.dumps({"error": error, "node_errors": self.node_errors}, ensure_ascii=False)
-        # Half of a surrogate pair, which UTF-8 cannot hold, becomes its escape, as JSON has it too.
-        body = text.encode("utf-8", "backslashreplace")
-        return Response(body, self.status, self.headers, media_type="application/json")
-
-
-def retry_after(seconds: int) -> dict[str, str]:
-    return {"Retry-After": str(seconds)}
-
-
-def not_found(message: str) -> ApiError:
-    return ApiError(404, "not_found", message)
+_LIST = re.compile("; (?:known|there are): .*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +124,6 @@ def _bytes(error: TooManyBytes | TooManyUploadBytes) -> dict[str, int]:
     return {"used_bytes": error.used_bytes, "max_bytes": error.max_bytes}
 
 
-def _lacking_scope(error: ScopeMissing) -> ApiError:
-    return ApiError(403, "forbidden", str(error), extra_info={"scope": error.scope})
-
-
 def _refused_graph(error: GraphInvalid) -> ApiError:
     body = error.body()
     return ApiError(400, **body["error"], node_errors=body["node_errors"])
@@ -191,6 +149,8 @@ def _refused_fields(fields: list[dict[str, str]], count: int) -> ApiError:
     """`count`: how many there are in all."""
     shown = [{name: _cut(text) for name, text in each.items()} for each in fields]
     told = [f"{each['field']}: {each['message']}" for each in shown[:_TOLD_FIELDS]]
+    for each in shown[:_TOLD_FIELDS]:  # a list of what there is stands in `details` alone
+        each["message"] = _LIST.sub("", each["message"])
     if count > len(told):
         told.append(f"and {count - len(told)} more")
     return ApiError(
@@ -203,17 +163,18 @@ def _refused_fields(fields: list[dict[str, str]], count: int) -> ApiError:
 
 
 def _cut(text: str) -> str:
+    text = text.removeprefix("Value error, ")  # pydantic's, before words of ours
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}…"
 
 
-_ROUTING = {
+ROUTING = {
     404: ("not_found", "There is nothing at this path."),
     405: ("method_not_allowed", "This path does not take this method."),
 }
 
 
 def _routing(error: HTTPException) -> ApiError:
-    type, message = _ROUTING.get(error.status_code, ("http_error", str(error.detail)))
+    type, message = ROUTING.get(error.status_code, ("http_error", str(error.detail)))
     return ApiError(error.status_code, type, message, headers=error.headers)
 
 
@@ -229,12 +190,15 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     # who calls, and may they
     KeyMissing: _Plain(401, "unauthorized", {"WWW-Authenticate": "Bearer"}),
     KeyInvalid: _Plain(401, "unauthorized", {"WWW-Authenticate": 'Bearer error="invalid_token"'}),
-    ScopeMissing: _lacking_scope,
+    ScopeMissing: lambda error: ApiError(
+        403, "forbidden", str(error), extra_info={"scope": error.scope}
+    ),
     EndpointForbidden: _Plain(403, "forbidden", extra_info={"parameter": "endpoint"}),
     CallbackHostForbidden: _Plain(403, "forbidden", extra_info={"parameter": "callback_url"}),
     # what a caller can change
     TextNotStorable: _Plain(400, "invalid_request"),
     AddressNotAllowed: _Plain(400, "callback_url_not_allowed"),
+    CallbackUrlMissing: _Plain(400, "invalid_request", extra_info={"parameter": "callback_url"}),
     GraphInvalid: _refused_graph,
     ParametersInvalid: _refused_parameters,
     RequestValidationError: _refused_query,
@@ -250,16 +214,16 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     EndpointChanged: _Plain(409, "endpoint_changed"),
     EndpointNotDeletable: _Plain(409, "endpoint_not_deletable"),
     # what is not there
+    CursorGone: _Plain(410, "cursor_gone"),
     HTTPException: _routing,
-    EndpointNotFound: _NOT_FOUND,
-    JobNotFound: _NOT_FOUND,
-    KeyNotFound: _NOT_FOUND,
+    **dict.fromkeys((EndpointNotFound, JobNotFound, KeyNotFound, OtherFlavour), _NOT_FOUND),
     HistoryGone: lambda _error: not_found("There is no such job."),
     ImageNotFound: lambda _error: not_found("There is no such file."),
     # what passes
     RateExceeded: _Plain(429, "rate_exceeded"),
     TooManyOpenJobs: _Plain(429, "too_many_open_jobs"),
     TooManyWaits: _Plain(429, "too_many_waits"),
+    TooManyStreams: _Plain(429, "too_many_streams"),
     TooManyLogBytes: _too_much_kept("too_many_log_bytes"),
     TooManyResultBytes: _too_much_kept("too_many_result_bytes"),
     QueueFull: _Plain(429, "queue_full"),

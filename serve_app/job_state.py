@@ -7,7 +7,7 @@ from events.ids import is_job_id
 from events.job import Job, fold, fold_readable
 from events.store.records import ApiKey
 from events.types import Flavour
-from serve_app.refusals import JobNotFound
+from serve_app.refusals import JobNotFound, OtherFlavour
 from serve_app.services import Services
 
 
@@ -73,12 +73,14 @@ async def owned_job(
 ) -> Job:
     """The job of this key's owner; `with_request` as for `current_job`.
 
-    Raises JobNotFound alike for a job that is unknown, erased, of another flavour or of another
-    owner. Raises what `current_job` raises.
+    Raises JobNotFound alike for a job that is unknown, erased or of another owner, OtherFlavour,
+    and what `current_job` raises.
     """
     job = await owned_or_erased_job(services, job_id, key, with_request=with_request)
-    if job.erased or (flavour is not None and job.submitted.flavour is not flavour):
+    if job.erased:
         raise JobNotFound
+    if flavour is not None and job.submitted.flavour is not flavour:
+        raise OtherFlavour(job.submitted.flavour)
     return job
 
 

@@ -7,12 +7,14 @@ RequestRefused
 │   ├── ScopeMissing            the key lacks the scope of the route
 │   ├── EndpointForbidden       the key may not use this endpoint
 │   └── CallbackHostForbidden   the key may not call this host back
+├── CallbackUrlMissing      nobody to tell of what is asked for
 ├── EndpointNotFound        also for one of another owner
 ├── EndpointExists
 ├── EndpointChanged         it has another revision than the caller said
 ├── EndpointNotDeletable    the default endpoint
 ├── JobNotFound             also for a job of another owner
 ├── JobNotResubmittable     the job has not failed
+├── CursorGone              what follows it is not at hand
 ├── KeyNotFound
 ├── KeyNotRotatable         the key has ended, or has a successor
 ├── IdempotencyConflict     the idempotency key belongs to another request
@@ -25,6 +27,7 @@ RequestRefused
     ├── RateExceeded
     ├── TooManyOpenJobs
     ├── TooManyWaits        of the owner, for results
+    ├── TooManyStreams      of the owner, or in this process
     ├── TooManyBytes        what the owner keeps
     │   ├── TooManyLogBytes
     │   └── TooManyResultBytes
@@ -73,6 +76,10 @@ class CallbackHostForbidden(KeyRefused):
     """The API key may not call this host back."""
 
 
+class CallbackUrlMissing(RequestRefused):
+    """`callback_events` says what a `callback_url` is told of. Add one."""
+
+
 class EndpointNotFound(RequestRefused):
     """There is no such endpoint."""
 
@@ -95,8 +102,25 @@ class JobNotFound(RequestRefused):
     """There is no such job."""
 
 
+class OtherFlavour(JobNotFound):
+    """The caller's job is of the other flavour."""
+
+    def __init__(self, flavour: str) -> None:
+        super().__init__(
+            f"This job is of the {flavour} flavour: its result is at /{flavour}/v1/result, and at "
+            "/v1/jobs/{id}/result as that of any job."
+        )
+
+
 class JobNotResubmittable(RequestRefused):
     """Only a job that has failed can be submitted again."""
+
+
+class CursorGone(RequestRefused):
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why} List your jobs (GET /v1/jobs), and follow from now on, without a cursor."
+        )
 
 
 class KeyNotFound(RequestRefused):
@@ -170,6 +194,15 @@ class TooManyWaits(TryLater):
         message = (
             f"{Limited.OWNER} may have {max_waits} requests that wait for a result, in each HTTP "
             "process. Ask without `wait`, or once another has its answer."
+        )
+        super().__init__(message, retry_after_s=5)
+
+
+class TooManyStreams(TryLater):
+    def __init__(self, whose: str, max_streams: int) -> None:
+        message = (
+            f"{whose} may have {max_streams} event streams open, in each HTTP process. Close one, "
+            "or follow all jobs on one (GET /v1/events)."
         )
         super().__init__(message, retry_after_s=5)
 

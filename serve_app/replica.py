@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from events.job import Job
+from events.log import utc_now
 from events.store.records import KeyLimits
 from serve_app.acceptance.acceptance import Acceptance
 from serve_app.acceptance.withdrawals import Withdrawals
@@ -17,10 +21,15 @@ from serve_app.access.token_buckets import TokenBuckets
 from serve_app.access.waits import Waits
 from serve_app.bodies import Bodies
 from serve_app.checks import Checks
+from serve_app.live.queue_places import QueuePlaces
+from serve_app.live.streams import Streams
+from serve_app.operations.setup_warnings import SetupWarnings
 from serve_app.services import Services
 from serve_app.uploads.store import UploadStore
 from settings.keys import KeySettings
 from telemetry.edge_metrics import AskAll, EdgeMetrics
+from telemetry.tracing.exporter import SpanExporter
+from telemetry.tracing.spans import accept_spans
 
 
 class Replica:
@@ -31,9 +40,14 @@ class Replica:
         services: Services,
         *,
         ask_metrics: AskAll,
+        exporter: SpanExporter | None = None,  # of spans, where traces are wanted
         open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
+        warnings: Sequence[str] = (),
     ) -> None:
+        """`warnings`: what is probably set up otherwise than it was meant, beside models."""
         self.services = services
+        self.setup_warnings = SetupWarnings(services.catalogue.models, warnings)
+        self._exporter = exporter
         self.authenticator = Authenticator(
             services.keys,
             ttl_s=services.key_settings.cache_s,
@@ -41,36 +55,48 @@ class Replica:
         )
         self.metrics = EdgeMetrics(ask_metrics)
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
-        replicas = services.http_settings.replicas or 1
+        http = services.http_settings
+        replicas = http.replicas or 1
         self.rates = Rates(services.owner_settings, replicas=replicas)
         self.waits = Waits(services.owner_settings.max_waits)
         self.callback_tests = TokenBuckets()
         """How often each owner sends a sample callback."""
         self.callback_tests_per_minute = services.callback_settings.tests_per_minute / replicas
         """This replica's part of them."""
-        http = services.http_settings
         self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
-        self.bodies = Bodies(services.http_settings, self._checks)
+        self.bodies = Bodies(http, self._checks)
         self._withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue
         )
         self.acceptance = Acceptance(
             services, self._withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
         )
-        self.upload_store = UploadStore(
-            rows=services.uploads,
-            images=services.images,
-            settings=services.http_settings,
-            owned_bytes=self.acceptance.owned_bytes,
-            max_bytes_of_owner=services.owner_settings.max_upload_bytes,
-        )
+        self.upload_store = _upload_store(services, self.acceptance)
+        self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
+        self.streams = Streams(services, self.queue_places)
+
+    def note_accepted(self, job: Job, *, began: datetime) -> None:
+        """A request was answered that began then. A repeat met a job that was there before it."""
+        if self._exporter is not None and job.submitted_at >= began:
+            self._exporter.add(accept_spans(job, began=began, ended=utc_now()))
 
     async def stop(self) -> None:
+        await self.streams.stop()
         await self.acceptance.stop()
         await self._withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
         self.upload_store.stop()
+
+
+def _upload_store(services: Services, acceptance: Acceptance) -> UploadStore:
+    return UploadStore(
+        rows=services.uploads,
+        images=services.images,
+        settings=services.http_settings,
+        owned_bytes=acceptance.owned_bytes,
+        max_bytes_of_owner=services.owner_settings.max_upload_bytes,
+    )
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:

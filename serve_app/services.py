@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.graph.catalogue import Catalogue
 from events.archive.history import History
 from events.callback_address import AddressRule, Resolve
-from events.log import EventLog, JobWriter
+from events.log import EventLog, JobWriter, LogContents
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.records import ApiKey, Endpoint
 from events.types import CallbackAttempted
+from events.wire.progress import JobProgress
 from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
@@ -42,6 +43,19 @@ class LogHealth(Protocol):
         """None where the log takes writes, else the reason why not. Never raises."""
 
 
+class ProgressBoard(Protocol):
+    """How far running jobs are, as they say it."""
+
+    listeners: list[Callable[[str, JobProgress], None]]
+    """Called with the id and the progress of a job, whenever that is told."""
+
+    def get(self, job_id: str, /) -> JobProgress | None:
+        """None where nothing was heard of it."""
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Services:
     http_settings: HttpSettings
@@ -63,6 +77,8 @@ class Services:
     removal: Removal
     history: History
     """All events of jobs and of their deliveries, in log and archive."""
+    log_contents: LogContents
+    """What the log of jobs holds."""
     hot_jobs: HotJobs
     catalogue: Catalogue
     address_rule: AddressRule
@@ -74,8 +90,7 @@ class Services:
     health: LogHealth
     endpoint_status: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]]
     """What the dispatcher of an endpoint says of it; None where none answers."""
-    progress: Callable[[str], float | None]
-    """Part of a running job's steps that is done, 0..1; None where nothing was heard of it."""
+    progress: ProgressBoard
 
     @property
     def log(self) -> EventLog:

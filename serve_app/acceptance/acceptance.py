@@ -13,10 +13,10 @@ from engine.graph.cost import Cost
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import derived_id, lane_of, new_id
-from events.job import Job
+from events.job import Job, sizes_of
 from events.job_cost import JobCost
 from events.store.records import ApiKey, Endpoint
-from events.types import Submitted, sizes_of
+from events.types import Submitted
 from serve_app.acceptance.callback_check import CallbackCheck
 from serve_app.acceptance.checker import Checker, checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
@@ -30,6 +30,7 @@ from serve_app.endpoints.used import UsedEndpoints, job_timeout_s, terms_of
 from serve_app.job_state import current_job, ended_job
 from serve_app.refusals import IdempotencyConflict, RequestRefused
 from serve_app.services import Services
+from telemetry.tracing.log_fields import about
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Acceptance:
         """
         job_id = self._job_id(request)
         try:
-            submitted = await self._check(request)
+            submitted = await self.check(request)
             job = await self._store(job_id, submitted, request)
         except _REFUSALS:
             key = request.idempotency_key
@@ -106,7 +107,8 @@ class Acceptance:
         secret = self._services.secret
         return derived_id(secret, request.key.owner, request.idempotency_key)
 
-    async def _check(self, request: GenerateRequest) -> Submitted:
+    async def check(self, request: GenerateRequest) -> Submitted:
+        """What would be stored of a request. Raises what `accept` raises of it."""
         services = self._services
         endpoint = await self.endpoints.for_job(request.endpoint, request.key)
         if request.callback_url is not None:
@@ -115,11 +117,9 @@ class Acceptance:
         run = partial(self._checks.run, request.key.owner, is_quick=request.is_quick_to_check)
         checked = await run(checker.check, request.flavour, request.content)
         await self._require_room(endpoint)
+        require_files = partial(run, checker.require_files)
         input_files = await resolve_input_files(
-            services.uploads,
-            request.key.owner,
-            checked=checked,
-            check=partial(run, checker.require_files),
+            services.uploads, request.key.owner, checked=checked, check=require_files
         )
         if input_files is not None:
             checked = await run(checker.with_files, checked, sizes_of(input_files))
@@ -133,9 +133,11 @@ class Acceptance:
             fingerprint=request.fingerprint,
             images=checked.images,
             callback_url=request.callback_url,
+            callback_events=request.callback_events,
             deadline_s=job_timeout_s(endpoint, services.dispatch_settings),
             input_files=input_files,
             alone=request.alone or None,
+            preview=request.preview or None,
             bare=True if request.key.limits.embed_metadata is False else None,
             cost=_recorded(checked.cost),
             terms=terms_of(endpoint, services.graph_settings),
@@ -223,7 +225,8 @@ class Acceptance:
             raise OutcomeUnknown(message) from error
         if outcome.added:
             fields = {"action": "accept", "job_id": job_id, "flavour": submitted.flavour}
-            logger.info("job accepted", extra=fields)
+            with about(outcome.job):
+                logger.info("job accepted", extra=fields)
         return outcome.job
 
 

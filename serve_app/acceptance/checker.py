@@ -19,9 +19,12 @@ from engine.graph.seeds import resolve_seeds
 from engine.graph.validation import validate
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters, with_seed
+from engine.webui.sampler_names import Compatibility
 from events.store.records import Endpoint
 from events.types import Flavour
+from serve_app.acceptance.expansion import expanded
 from serve_app.acceptance.text_budget import require_text_budget
+from serve_app.acceptance.workflow_file import workflow_members
 from settings.graph import GraphSettings
 
 _FIELD_OF_LIMIT = {
@@ -56,6 +59,8 @@ class Checker:
     limits: Limits
     default_checkpoint: str | None
     """If None, it is the first of the models folder."""
+    compatibility: Compatibility
+    """Of a diffusion request that names none."""
     max_request_chars: int
     max_extra_data_bytes: int
     max_metadata_bytes: int
@@ -66,7 +71,7 @@ class Checker:
 
     def _workflow(self, body: Any) -> CheckedRequest:
         """Members that a run does not need, such as `client_id`, are accepted and not recorded."""
-        members = body if isinstance(body, dict) else {}
+        members = workflow_members(body, self.catalogue)
         pnginfo = pnginfo_of(members.get("extra_data"))
         require_size(pnginfo, self.max_extra_data_bytes)
         require_text_budget(members.get("prompt"), self.max_request_chars)
@@ -91,8 +96,8 @@ class Checker:
         validate(checked.request["prompt"], self.catalogue, self.limits, known)
 
     def _diffusion(self, body: Any) -> CheckedRequest:
-        given = parse_parameters(body)
-        parameters = with_seed(given, draw_seed)
+        given = parse_parameters(body, self.compatibility)
+        parameters = with_seed(expanded(given, self.catalogue.models), draw_seed)
         default = self.default_checkpoint
         if default is None and given.checkpoint is None:
             default = self._first_checkpoint()
@@ -106,6 +111,9 @@ class Checker:
             raise _too_costly(error) from error
         self._require_metadata(graph)
         recorded = parameters.recorded()
+        if body.get("compatibility") is None:
+            # One of the job's terms, and no member that a worker of an older version would refuse.
+            del recorded["compatibility"]
         if given.checkpoint is None:
             # The default may have changed by the time the job is repeated.
             recorded["sd_model_checkpoint"] = default
@@ -150,6 +158,7 @@ def checker_for(
         catalogue=catalogue,
         limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
         default_checkpoint=endpoint.checkpoint or default_checkpoint or None,
+        compatibility=endpoint.compatibility or settings.compatibility,
         max_request_chars=settings.max_request_chars,
         max_extra_data_bytes=settings.max_extra_data_bytes,
         max_metadata_bytes=settings.max_metadata_bytes,

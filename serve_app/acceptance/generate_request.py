@@ -22,12 +22,15 @@ class GenerateRequest:
     flavour: Flavour
     key: ApiKey
     endpoint: str
-    callback_url: str | None
-    alone: bool
-    idempotency_key: str | None
     body: bytes
     content: Any
-    traceparent: str | None
+    callback_url: str | None = None
+    callback_events: tuple[str, ...] | None = None
+    """What the caller is told of before the end; None is nothing."""
+    alone: bool = False
+    preview: bool = False
+    idempotency_key: str | None = None
+    traceparent: str | None = None
     fingerprint: str = field(init=False)
     """Tells a repeat from another request. It covers all that a caller sends, before any seed is
     drawn.
@@ -35,8 +38,9 @@ class GenerateRequest:
 
     def __post_init__(self) -> None:
         callback = "" if self.callback_url is None else f"={self.callback_url}"
-        alone = ["alone"] if self.alone else []
-        text = "\0".join((self.flavour, self.endpoint, callback, *alone))
+        asked = [name for name in ("alone", "preview") if getattr(self, name)]
+        asked += self.callback_events or ()
+        text = "\0".join((self.flavour, self.endpoint, callback, *asked))
         said = text.encode("utf-8", "surrogatepass") + b"\0" + self.body
         object.__setattr__(self, "fingerprint", hashlib.sha256(said).hexdigest())
 

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from events.ids import ENDPOINT_ID
+from events.log import utc_now
 from events.store.records import ApiKey, KeyLimits, Scope
 from events.types import Priority
 from serve_app.openapi.request_bodies import model_body
@@ -35,6 +36,12 @@ def _in_utc(time: datetime) -> datetime:
         return time.astimezone(UTC)
     except OverflowError as error:
         raise ValueError("is before the year 1") from error
+
+
+def _not_past(time: datetime) -> datetime:
+    if time <= utc_now():
+        raise ValueError("is past; such a key would never work")
+    return time
 
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
@@ -110,7 +117,7 @@ class NewKey(Members):
     owner: Name = Field(description="Whose jobs these are: keys of one owner share them")
     name: Name | None = Field(default=None, description="To tell keys apart; else the owner")
     scopes: Scopes = frozenset(USUAL_SCOPES)
-    expires_at: Expiry | None = None
+    expires_at: Annotated[Expiry, AfterValidator(_not_past)] | None = None
     limits: Limits = Limits()
 
 
@@ -137,7 +144,7 @@ _EXAMPLE: dict[str, Any] = {
     "scopes": ["cancel", "generate", "read"],
     "state": "live",
     "created_at": "2026-01-31T12:00:00Z",
-    "expires_at": "2026-04-30T12:00:00Z",
+    "expires_at": "2099-12-31T12:00:00Z",
     "limits": {
         "rate_per_s": 20,
         "burst": 40,

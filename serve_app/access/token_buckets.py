@@ -43,6 +43,11 @@ class TokenBuckets:
         wait_s = self._full_after_one(name, rate_per_s) - self._clock() - burst / rate_per_s
         return math.ceil(wait_s - _ROUNDING_S) if wait_s > _ROUNDING_S else 0
 
+    def left(self, name: str, *, rate_per_s: float, burst: float) -> float:
+        """How many tokens there are. Takes none."""
+        missing_s = self._full_after_one(name, rate_per_s) - self._clock() - 1 / rate_per_s
+        return max(0.0, burst - max(0.0, missing_s - _ROUNDING_S) * rate_per_s)
+
     def _full_after_one(self, name: str, rate_per_s: float) -> float:
         now = self._clock()
         return max(self._full_at.get(name, now), now) + 1 / rate_per_s

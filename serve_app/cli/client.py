@@ -13,7 +13,6 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-_FLAVOURS = ("workflow", "diffusion")
 _JOBS = {False: "/v1/jobs", True: "/v1/admin/jobs"}
 """The path of jobs: those of the key's owner, and of every owner (True)."""
 _ENDPOINTS = "/v1/endpoints"
@@ -22,6 +21,14 @@ _POLL_S = 0.2
 
 class ClientError(Exception):
     """The service does not answer, or refuses the request; the message says which."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C, while a job is waited for."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.request_id = request_id
 
 
 class Client:
@@ -52,14 +59,12 @@ class Client:
         self, request_id: str, flavour: str | None = None, *, wait_s: float = 0
     ) -> dict[str, Any]:
         """The result body, of either flavour where none is given. Raises ClientError."""
-        query = {"request_id": request_id, "wait": str(wait_s)}
-        flavours = (flavour,) if flavour else _FLAVOURS
-        for each in flavours[:-1]:
-            try:
-                return self._call("GET", f"/{each}/v1/result", params=query)
-            except ClientError:
-                continue
-        return self._call("GET", f"/{flavours[-1]}/v1/result", params=query)
+        query = {"wait": str(wait_s)}
+        if flavour is None:
+            path = f"{_job_path(request_id, every_owner=False)}/result"
+            return self._call("GET", path, params=query)
+        query["request_id"] = request_id
+        return self._call("GET", f"/{flavour}/v1/result", params=query)
 
     def save(self, result: dict[str, Any], folder: Path) -> list[Path]:
         """Download the finished files of `result`. Returns their paths."""
@@ -126,6 +131,9 @@ class Client:
         try:
             answer = self._http.request(method, path, **options)
             body: dict[str, Any] = answer.json()
+        except httpx.ConnectError as error:
+            text = f"No service answers at {self._http.base_url} ({error}): start it or give --url."
+            raise ClientError(text) from error
         except (httpx.TransportError, ValueError) as error:
             raise ClientError(f"{self._http.base_url}: {error}") from error
         if answer.is_error:
@@ -136,9 +144,19 @@ class Client:
 def run_job(
     client: Client, flavour: str, body: dict[str, Any], *, console: Console, **query: str
 ) -> dict[str, Any]:
-    """Submit, show the progress, return the result of the ended job. Raises ClientError."""
+    """Submit, show the progress, return the result of the ended job.
+
+    Raises ClientError, Interrupted.
+    """
     accepted = client.submit(flavour, body, **query)
     request_id = accepted["request_id"]
+    try:
+        return _follow(client, flavour, request_id, console=console)
+    except KeyboardInterrupt:
+        raise Interrupted(request_id) from None
+
+
+def _follow(client: Client, flavour: str, request_id: str, *, console: Console) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
         bar = bars.add_task(f"{flavour} {request_id}", total=1.0)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from events.log import utc_now
-from events.store.records import KeyLimits, Scope
+from events.store.records import ApiKey, KeyLimits, Scope
 from events.types import Priority
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import mint
 from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits
 from serve_app.access.rotation import rotate
-from serve_app.cli.admin_key import replace_admin_key
-from serve_app.cli.database import with_keys
+from serve_app.cli.admin_key import (
+    ADMIN_KEY_FILE,
+    CALLBACK_SECRET_FILE,
+    replace_admin_key,
+    with_keys,
+)
 from serve_app.cli.terminal import console, fail
 from serve_app.local.embedded import with_secret
 from serve_app.refusals import RequestRefused
@@ -29,6 +34,8 @@ from settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, rotate and revoke API keys.")
 
+_ID_CHARS = 12
+_STATE_CHARS = 7
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -119,7 +126,11 @@ def _limits(**values: Any) -> KeyLimits:
 def list_keys() -> None:
     """Every key, without its secret."""
     now = utc_now()
-    table = Table("id", "owner", "name", "scopes", "created", "expires", "state")
+    id_column = Column("id", no_wrap=True, min_width=_ID_CHARS)
+    state_column = Column("state", no_wrap=True, min_width=_STATE_CHARS)
+    table = Table(
+        id_column, "owner", "name", "scopes", "limits", "created", "expires", state_column
+    )
     for key in asyncio.run(with_keys(Settings.load().stores, lambda store: store.all())):
         expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
         table.add_row(
@@ -127,6 +138,7 @@ def list_keys() -> None:
             escape(key.owner),
             escape(key.name),
             " ".join(sorted(key.scopes)),
+            escape(_shown_limits(key)),
             f"{key.created_at:%Y-%m-%d}",
             expires,
             KeyInfo.of(key, now=now).state,
@@ -154,7 +166,12 @@ def rotate_key(
     except RequestRefused as error:
         fail(str(error))
     _show_once(settings, text, key.id)
-    replace_admin_key(settings.stores, key_id, text)
+    if replace_admin_key(settings.stores, key_id, text):
+        folder = settings.stores.data_dir
+        console.print(
+            f"They are in {folder / ADMIN_KEY_FILE} and {folder / CALLBACK_SECRET_FILE}, too.",
+            soft_wrap=True,
+        )
 
 
 @app.command("revoke")
@@ -165,6 +182,15 @@ def revoke_key(key_id: str) -> None:
     ):
         fail(f"no live key has the id {key_id}")
     console.print(f"{key_id} is revoked.")
+
+
+def _shown_limits(key: ApiKey) -> str:
+    """Those of its own; for others the settings hold."""
+    given = {name: value for name, value in asdict(key.limits).items() if value is not None}
+    return " ".join(
+        f"{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in given.items()
+    )
 
 
 def _show_once(settings: Settings, text: str, key_id: str) -> None:

@@ -10,15 +10,16 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from events.store.records import StoredEndpoint
+from serve_app.openapi.request_bodies import EXAMPLE_CHECKPOINT
 
 _EXAMPLE: dict[str, Any] = {
     "id": "portraits",
     "owner": "alice",
     "revision": 3,
     "state": "open",
-    "checkpoint": "example.safetensors",
-    "checkpoints": ["example.safetensors"],
-    "gpus": 1,
+    "checkpoint": EXAMPLE_CHECKPOINT,
+    "checkpoints": [EXAMPLE_CHECKPOINT],
+    "gpus": 0,
     "cpus": 1,
     "min_workers": 0,
     "max_workers": 2,
@@ -61,6 +62,7 @@ class EndpointInfo(BaseModel):
     precision: str | None = None
     channels_last: bool | None = None
     compiler: str | None = None
+    compatibility: str | None = None
 
     @classmethod
     def of(cls, stored: StoredEndpoint, /, **more: Any) -> Self:

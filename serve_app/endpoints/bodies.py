@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from events.ids import ENDPOINT_ID
-from events.store.records import Precision
+from events.store.records import Compatibility, Precision
 from serve_app.access.key_bodies import Members, Name
-from serve_app.openapi.request_bodies import model_body
+from serve_app.openapi.request_bodies import EXAMPLE_CHECKPOINT, model_body
 
 _DAY_S = 86400.0
 _LONGEST_LIST = 100
@@ -120,6 +120,9 @@ class EndpointMembers(Members):
     compiler: Literal["inductor"] | None = Field(
         default=None, description="Of torch.compile, for UNets; usually none"
     )
+    compatibility: Compatibility | None = Field(
+        default=None, description="Whose meaning diffusion requests have that name none"
+    )
 
     def given(self) -> dict[str, Any]:
         """The members of an `Endpoint` that the body has, null ones among them."""
@@ -150,13 +153,12 @@ class EndpointChanges(EndpointMembers):
 
 _EXAMPLE: dict[str, Any] = {
     "id": "portraits",
-    "checkpoint": "example.safetensors",
-    "checkpoints": ["example.safetensors"],
-    "gpus": 1,
-    "labels": {"ray.io/accelerator-type": "in(L4,A10G)"},
+    "checkpoint": EXAMPLE_CHECKPOINT,
+    "checkpoints": [EXAMPLE_CHECKPOINT],
+    "gpus": 0,
     "max_workers": 2,
     "job_timeout_s": 600,
     "max_queued": 1000,
 }
 CREATE_BODY = model_body(NewEndpoint, _EXAMPLE)
-CHANGE_BODY = model_body(EndpointChanges, {"max_workers": 1, "labels": None})
+CHANGE_BODY = model_body(EndpointChanges, {"max_workers": 1})

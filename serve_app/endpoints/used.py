@@ -85,4 +85,5 @@ def terms_of(endpoint: Endpoint, settings: GraphSettings) -> Terms:
         max_cost=limits["max_cost"],
         max_attempts=endpoint.max_attempts,
         queue_timeout_s=endpoint.queue_timeout_s,
+        compatibility=endpoint.compatibility or settings.compatibility,
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import secrets
 import shutil
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -19,20 +18,22 @@ from types import FrameType, TracebackType
 
 from pydantic import SecretStr
 
-from serve_app.local.descendants import descendants, end_processes
 from serve_app.local.folders import make_data_folder, put_logs_away, temporary_folder
 from serve_app.local.haproxy import serve_host
+from serve_app.local.local_ray import LocalRay, has_gpu
+from serve_app.local.log_file import LogFile, Show
 from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.ports import held_port, held_ports
 from serve_app.local.serve_environment import PORTS, configure_serve, haproxy_folder
 from serve_app.local.stale_processes import stop_stale_processes
-from serve_app.local.unused_processes import end_unused_processes
-from settings.endpoint import EndpointSettings
 from settings.graph import MAX_COST_WITHOUT_GPU
 from settings.settings import Settings, forget_secrets
+from settings.stores import StoreSettings
 
 logger = logging.getLogger(__name__)
 
+LOGS = "logs"
+"""In the data folder."""
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
 
@@ -49,19 +50,26 @@ class Running:
     nats: NatsServer | None
     metrics_port: int
     ray_address: str
-    ray_folder: Path
-    """Where Ray keeps its sessions, and so the logs of all processes."""
+    ray_logs: Path
+    """Where Ray has its own logs, and the files that each process writes to."""
 
 
 class Embedded:
     """`with Embedded(settings) as running:` starts everything, and stops it at the end."""
 
     def __init__(
-        self, settings: Settings, *, on_part: Callable[[str], None] = lambda _: None
+        self,
+        settings: Settings,
+        *,
+        on_part: Callable[[str], None] = lambda _: None,
+        show_line: Show | None = None,
     ) -> None:
-        """`on_part` is called with the name of each part before it starts."""
+        """`on_part` is called with the name of each part before it starts, and `show_line`, in a
+        thread of its own, with each line of the log.
+        """
         self._settings = settings
         self._on_part = on_part
+        self._show_line = show_line
         self._stack = ExitStack()
 
     def __enter__(self) -> Running:
@@ -103,12 +111,13 @@ class Embedded:
             nats.start()
             settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
+        self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
-        settings = fitted(settings, has_gpu=_has_gpu())
+        settings = fitted(settings, has_gpu=has_gpu())
         self._on_part("the application")
         self._start_serve(settings)
-        return Running(settings, nats, metrics_port, address, ray_folder)
+        return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
 
     def _temporary_folders(self, data_dir: Path) -> Path:
         """Ray's folder. What an earlier start left there, or still runs there, is ended first."""
@@ -119,7 +128,7 @@ class Embedded:
         def tidy() -> None:
             stop_stale_processes(haproxy_folder(data_dir))
             stop_stale_processes(ray_folder)
-            put_logs_away(ray_folder / "session_latest", data_dir / "logs")
+            put_logs_away(_logs_in(ray_folder), data_dir / LOGS / "ray")
             shutil.rmtree(folder, ignore_errors=True)
 
         tidy()
@@ -127,37 +136,21 @@ class Embedded:
         self._stack.callback(tidy)
         return ray_folder
 
-    def _start_ray(self, settings: Settings, folder: Path, nats: NatsServer | None) -> str:
-        # Before Ray is imported: the import reads the token.
-        _require_token(settings.stores.data_dir / "ray.token")
-        import ray
-
-        # Workers import our packages from the same folder as this process.
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        others = descendants()
-
-        def stop() -> None:
-            started = {each for each in descendants() - others if not nats or each.pid != nats.pid}
-            ray.shutdown()
-            end_processes(started)
-
-        self._stack.callback(stop)
-        ray.init(
-            address="local",
-            namespace="serve",
-            num_gpus=settings.ray.num_gpus,
-            num_cpus=_logical_cpus(settings.default_endpoint),
-            resources={"darkroom_cpu": 1000},
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
+    def _keep_log(self, settings: StoreSettings, ray_folder: Path) -> None:
+        log = LogFile(
+            _logs_in(ray_folder),
+            settings.data_dir / LOGS,
+            max_bytes=settings.log_file_bytes,
+            files=settings.log_files,
+            show=self._show_line,
         )
-        end_unused_processes(descendants() - others)
-        return str(ray.get_runtime_context().gcs_address)
+        self._stack.callback(log.close)
+        log.start()
+
+    def _start_ray(self, settings: Settings, folder: Path, nats: NatsServer | None) -> str:
+        ray = LocalRay(settings, folder, nats)
+        self._stack.callback(ray.stop)
+        return ray.start(self._on_part)
 
     def _start_serve(self, settings: Settings) -> None:
         from ray import serve
@@ -166,17 +159,13 @@ class Embedded:
         from serve_app.app import build_with
 
         options = HTTPOptions(host=serve_host(settings.http), port=settings.http.port)
-        serve.start(http_options=options)
+        with suppress(TimeoutError):  # of its proxies: whoever waits for an answer waits for them
+            serve.start(http_options=options)
         serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
 
 
-def _require_token(path: Path) -> None:
-    """Ray takes commands only with this token, which only its owner may read."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path.absolute()))
-    token_path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-    if not token_path.exists():
-        write_private(token_path, secrets.token_hex(32))
+def _logs_in(ray_folder: Path) -> Path:
+    return ray_folder / "session_latest" / "logs"
 
 
 def with_secret(settings: Settings) -> Settings:
@@ -195,12 +184,6 @@ def with_secret(settings: Settings) -> Settings:
 def _with_nats(settings: Settings, url: str) -> Settings:
     log = settings.log.model_copy(update={"nats_url": SecretStr(url)})
     return settings.model_copy(update={"log": log})
-
-
-def _has_gpu() -> bool:
-    import ray
-
-    return bool(ray.cluster_resources().get("GPU"))
 
 
 def fitted(settings: Settings, *, has_gpu: bool) -> Settings:
@@ -268,8 +251,3 @@ def undisturbed() -> Generator[None]:
 
 def _forget(_number: int, _frame: FrameType | None) -> None:
     pass
-
-
-def _logical_cpus(endpoint: EndpointSettings) -> int:
-    """CPUs for every worker of the endpoint: Ray counts them, and does not measure their use."""
-    return max(os.cpu_count() or 1, math.ceil(endpoint.cpus * endpoint.max_workers))

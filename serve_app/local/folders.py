@@ -61,10 +61,10 @@ def temporary_folder(purpose: Path) -> Path:
     return folder
 
 
-def put_logs_away(session: Path, logs: Path) -> None:
-    """Move the logs of an ended Ray session, if there is one, to `logs`, in the place of older."""
-    found = session / "logs"
+def put_logs_away(found: Path, logs: Path) -> None:
+    """Move the logs of an ended Ray session, if there are any, to `logs`, in the place of older."""
     if found.is_dir():
         shutil.rmtree(logs, ignore_errors=True)
         with suppress(OSError, shutil.Error):  # a disk without room keeps nobody from stopping
+            logs.parent.mkdir(exist_ok=True, mode=0o700)
             shutil.move(found, logs)

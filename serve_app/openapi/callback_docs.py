@@ -7,17 +7,17 @@ from typing import Annotated
 from fastapi import APIRouter, Header
 from starlette.routing import BaseRoute
 
-from events.result import ResultResponse
+from events.wire.callbacks import CallbackBody
 
 
-def callback_routes(operation_id: str) -> list[BaseRoute]:
-    """The route of the receiver, for one generate path: an operation id must be unique."""
+def callback_routes(path: str) -> list[BaseRoute]:
+    """The route of the receiver, for one generate path. `document.finish` names it."""
     router = APIRouter()
     router.add_api_route(
         "{$request.query.callback_url}",
         task_completed,
         methods=["POST"],
-        operation_id=operation_id,
+        operation_id=path,
         response_model=None,
         responses={200: {"description": "Received. Any status from 200 to 299 will do"}},
     )
@@ -25,7 +25,7 @@ def callback_routes(operation_id: str) -> list[BaseRoute]:
 
 
 def task_completed(
-    body: ResultResponse,
+    body: CallbackBody,
     webhook_id: Annotated[str, Header(description="The same on every try: drop repeats by it")],
     webhook_timestamp: Annotated[str, Header(description="Unix time of this try, in seconds")],
     webhook_signature: Annotated[
@@ -36,4 +36,4 @@ def task_completed(
         ),
     ],
 ) -> None:
-    """The job has ended. The body is the result, as the result endpoint answers it."""
+    """The job has ended, or what else `callback_events` asks for. The body is its result then."""

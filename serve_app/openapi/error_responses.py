@@ -32,12 +32,12 @@ _DESCRIPTIONS = {
     408: "The body comes too slowly",
     409: "The idempotency key was used for another request, or the key cannot be rotated, "
     "or the job has not failed, or the endpoint exists, was changed, or cannot be deleted",
-    410: "The URL has expired",
+    410: "The URL has expired, or what follows the cursor is not at hand",
     413: "The body is too large, or the uploads of the owner take too many bytes",
     415: "The body is of another media type",
     416: "The image ends before this range",
-    429: "A limit of the key or its owner is reached (requests, open jobs, bytes, endpoints), or "
-    "the queue is full",
+    429: "A limit of the key or its owner is reached (requests, open jobs, streams, bytes, "
+    "endpoints), or the queue is full",
     500: "An error of the service, or a job that is damaged in the event log",
     503: "The event log, the database, the image store, the models folder or the name server is "
     "away, the log is full, the endpoint is drained, the job has an event of a later version, or "

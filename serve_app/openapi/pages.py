@@ -45,9 +45,15 @@ def install(app: FastAPI) -> None:
     """Add the page and its files. They are those of the package `fastapi-offline`."""
     folder = files("fastapi_offline") / "static"
     _serve(app, PATH, _PAGE.encode(), "text/html")
+    app.add_api_route(f"{PATH}/", _redirect, include_in_schema=False)
     _serve(app, f"{PATH}/start.js", _START.encode(), "text/javascript")
     for name, media_type in _ASSETS.items():
         _serve(app, f"{PATH}/{name}", (folder / name).read_bytes(), media_type)
+
+
+async def _redirect() -> Response:
+    """The files of the page lie beside its path without the slash."""
+    return Response(status_code=307, headers={"Location": f"..{PATH}"})
 
 
 def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:

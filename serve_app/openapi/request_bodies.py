@@ -9,6 +9,9 @@ from pydantic import BaseModel
 from engine.webui.parameters import DiffusionParameters
 from events.types import Flavour
 
+EXAMPLE_CHECKPOINT = "darkroom-shapes.safetensors"
+"""The one that is included, so that examples run."""
+
 _WORKFLOW_SCHEMA: dict[str, Any] = {
     "title": "WorkflowRequest",
     "type": "object",
@@ -42,7 +45,7 @@ _WORKFLOW_EXAMPLE: dict[str, Any] = {
         "3": {
             "class_type": "KSampler",
             "inputs": {
-                "cfg": 8,
+                "cfg": 5,
                 "denoise": 1,
                 "latent_image": ["5", 0],
                 "model": ["4", 0],
@@ -56,15 +59,15 @@ _WORKFLOW_EXAMPLE: dict[str, Any] = {
         },
         "4": {
             "class_type": "CheckpointLoaderSimple",
-            "inputs": {"ckpt_name": "example.safetensors"},
+            "inputs": {"ckpt_name": EXAMPLE_CHECKPOINT},
         },
         "5": {
             "class_type": "EmptyLatentImage",
-            "inputs": {"batch_size": 1, "height": 512, "width": 512},
+            "inputs": {"batch_size": 1, "height": 64, "width": 64},
         },
         "6": {
             "class_type": "CLIPTextEncode",
-            "inputs": {"clip": ["4", 1], "text": "a red circle on a white ground"},
+            "inputs": {"clip": ["4", 1], "text": "a large red circle on white"},
         },
         "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "blurred"}},
         "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
@@ -76,19 +79,19 @@ _WORKFLOW_EXAMPLE: dict[str, Any] = {
 }
 
 _DIFFUSION_EXAMPLE: dict[str, Any] = {
-    "sd_model_checkpoint": "example.safetensors",
-    "prompt": "a red circle on a white ground",
+    "sd_model_checkpoint": EXAMPLE_CHECKPOINT,
+    "prompt": "a large red circle on white",
     "negative_prompt": "",
-    "width": 512,
-    "height": 512,
+    "width": 64,
+    "height": 64,
     "sampler_name": "Euler",
     "scheduler": "Automatic",
     "steps": 20,
-    "cfg_scale": 7,
+    "cfg_scale": 5,
     "batch_size": 1,
     "clip_skip": 1,
     "seed": -1,
-    "override_settings": {"sd_model_checkpoint": "example.safetensors"},
+    "override_settings": {"sd_model_checkpoint": EXAMPLE_CHECKPOINT},
 }
 
 # A bound beside a validator of our own reaches the schema under pydantic's name for it.

@@ -161,7 +161,8 @@ def _of_delivery(data: EventData) -> tuple[str, str]:
         case CallbackAttempted():
             answer = data.error if data.status is None else f"answer {data.status}"
             again = f", again at {data.retry_at:%H:%M:%S}" if data.retry_at else ""
-            text = f"try {data.attempt} took {data.latency_s:.3f} s: {answer}{again}"
+            told = "" if data.about is None else f", to tell of {data.about},"
+            text = f"try {data.attempt}{told} took {data.latency_s:.3f} s: {answer}{again}"
             return role, text
         case CallbackDelivered():
             return role, f"delivered with try {data.attempt}"

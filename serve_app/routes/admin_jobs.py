@@ -23,8 +23,8 @@ from events.store.records import ApiKey
 from events.types import Cancelled, DeadLetter, Failed
 from serve_app.acceptance.resubmission import resubmit
 from serve_app.access.key_bodies import Name
+from serve_app.api_error import ApiError
 from serve_app.auth import AdminKey
-from serve_app.errors import ApiError
 from serve_app.job_end import end_job
 from serve_app.job_state import current_job
 from serve_app.openapi.error_responses import documented
@@ -46,9 +46,6 @@ router = APIRouter(
 class AdminJobSummary(JobSummary):
     owner: str
     key_id: str
-    message: str | None = Field(
-        default=None, description="Why it failed; may name what the request names"
-    )
     dead_letter: DeadLetter | None = Field(
         default=None, description="Why it is a dead letter; absent where it is none"
     )
@@ -217,7 +214,6 @@ def _summary(job: Job) -> AdminJobSummary:
         **summary(job).model_dump(),
         owner=job.submitted.owner,
         key_id=job.submitted.key_id,
-        message=end.message if isinstance(end, Failed | Cancelled) else None,
         dead_letter=end.dead_letter if isinstance(end, Failed) else None,
         attempts=job.attempts,
         dispatch_failures=job.dispatch_failures,

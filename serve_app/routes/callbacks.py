@@ -17,8 +17,8 @@ from events.log import DeliveryWriter, utc_now
 from events.queue import AT_ONCE
 from events.types import CallbackAttempted, CallbackExhausted, Event
 from serve_app.access.permissions import require_callback_host
+from serve_app.api_error import ApiError, retry_after
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.errors import ApiError, retry_after
 from serve_app.job_state import owned_job
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
@@ -44,6 +44,10 @@ class CallbackTry(BaseModel):
     status: int | None = Field(default=None, description="HTTP status of the answer, if any")
     latency_s: float = Field(description="Until the answer, or until it was given up")
     error: str | None = Field(default=None, description="Why there is no status")
+    about: str | None = Field(
+        default=None,
+        description="What it told of before the end: `started`, or `image-` and its index",
+    )
 
 
 class CallbackReport(BaseModel):
@@ -165,6 +169,7 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
     """Of what this version can read."""
     events = list(takewhile(is_readable, events))
     delivery = fold_delivery(events)
+    before_end = None if delivery.is_at_end else delivery.before_end
     if job.submitted.callback_url is None:
         state = CallbackState.NONE
     elif delivery.delivered:
@@ -179,14 +184,20 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
             for event in events
             if isinstance(event.data, CallbackAttempted)
         ],
-        next_try_at=delivery.retry_at,
+        next_try_at=delivery.retry_at if before_end is None else before_end.retry_at,
         withheld_since=None if delivery.ended else delivery.withheld_at,
         message=_last_message(events) if delivery.exhausted else None,
     )
 
 
 def _callback_try(at: datetime, data: CallbackAttempted) -> CallbackTry:
-    return CallbackTry(at=at, status=data.status, latency_s=data.latency_s, error=data.error)
+    return CallbackTry(
+        at=at,
+        status=data.status,
+        latency_s=data.latency_s,
+        error=data.error,
+        about=data.about,
+    )
 
 
 def _last_message(events: Iterable[Event]) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from engine.graph.families import Family, family_of
 from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
+from engine.webui.sampler_names import NEW_SAMPLERS, NEW_SCHEDULERS, follows_timesteps
 from serve_app.auth import READ, ReadKey
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
@@ -23,7 +24,7 @@ router = APIRouter(
     prefix="/v1",
     tags=["catalogue"],
     dependencies=[READ],
-    responses=documented(401, 403, 500, 503),
+    responses=documented(400, 401, 403, 500, 503),
 )
 
 
@@ -77,12 +78,16 @@ async def list_models(replica: ReplicaDep) -> ModelList:
 
 @router.get("/samplers")
 async def list_samplers() -> SamplerList:
+    """The samplers; those that workflows do not know come last."""
     return SamplerList(
         samplers=[
             SamplerItem(
-                name=row.name, label=row.label, aliases=list(row.aliases), automatic=row.automatic
+                name=row.name,
+                label=row.label,
+                aliases=list(row.aliases),
+                automatic=AUTOMATIC if follows_timesteps(row) else row.automatic,
             )
-            for row in SAMPLERS
+            for row in (*SAMPLERS, *NEW_SAMPLERS)
         ]
     )
 
@@ -93,7 +98,7 @@ async def list_schedulers() -> SchedulerList:
     return SchedulerList(
         schedulers=[
             SchedulerItem(name=row.name, label=row.label, aliases=list(row.aliases))
-            for row in SCHEDULERS
+            for row in (*SCHEDULERS, *NEW_SCHEDULERS)
         ]
     )
 

@@ -5,22 +5,33 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from events.decisions import Cancel, Erase
 from events.ids import ENDPOINT_ID, is_job_id
 from events.job import Job
 from events.job_cost import JobCost
-from events.result import ResultResponse, Status, status_of
+from events.result import (
+    ImageResult,
+    JobError,
+    ResultResponse,
+    State,
+    Status,
+    error_of,
+    message_of,
+    result_of,
+    state_of,
+    status_of,
+)
 from events.types import Cancelled, Flavour
+from serve_app.api_error import ApiError
 from serve_app.auth import CancelKey, ReadKey
-from serve_app.errors import ApiError
 from serve_app.job_end import end_job
 from serve_app.job_state import owned_job, owned_or_erased_job
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
-from serve_app.routes.results import result_body
+from serve_app.routes.results import Wait, result_answer, shown_result
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -34,6 +45,11 @@ class JobSummary(BaseModel):
     flavour: Flavour
     endpoint: str
     status: Status = Field(description="0 running, 1 completed, 2 failed")
+    state: State = Field(description="Whether it waits or runs, and how it ended")
+    message: str | None = Field(
+        default=None, description="Why it failed; may name what the request names"
+    )
+    error: JobError | None = Field(default=None, description="The same for programs")
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -43,8 +59,14 @@ class JobSummary(BaseModel):
     )
 
 
+class ListedJob(JobSummary):
+    results: tuple[ImageResult, ...] | None = Field(
+        default=None, description="Its images so far; absent unless they are asked for"
+    )
+
+
 class JobPage(BaseModel):
-    jobs: list[JobSummary] = Field(description="Newest first")
+    jobs: list[ListedJob] = Field(description="Newest first")
     next_cursor: str | None = Field(
         default=None, description="`cursor` of the next page; absent on the last"
     )
@@ -65,6 +87,9 @@ class JobDetail(JobSummary):
     last_failure: str | None = None
     cancel_requested: bool
     callback_url: str | None = None
+    callback_events: list[str] | None = Field(
+        default=None, description="What it is told of before the end"
+    )
     input_files: dict[str, str] | None = Field(
         default=None, description="Digests of the uploads that it takes, by their names"
     )
@@ -90,6 +115,7 @@ async def list_jobs(
     status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
     flavour: Flavour | None = None,
     endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
+    results: Annotated[bool, Query(description="Show the images of each job, too")] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
 ) -> JobPage:
@@ -106,7 +132,15 @@ async def list_jobs(
     )
     page = found[:limit]
     next_cursor = page[-1].id if len(found) > limit else None
-    return JobPage(jobs=[summary(job) for job in page], next_cursor=next_cursor)
+    url_for = replica.services.url_for
+    jobs = [
+        ListedJob(
+            **summary(job).model_dump(),
+            results=result_of(job, url_for).results if results else None,
+        )
+        for job in page
+    ]
+    return JobPage(jobs=jobs, next_cursor=next_cursor)
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
@@ -118,15 +152,31 @@ async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
     return JobDetail(
         **summary(job).model_dump(),
         request=submitted.request,
-        result=result_body(replica.services, job),
+        result=await shown_result(replica, job),
         attempts=job.attempts,
         last_failure=job.last_failure,
         cancel_requested=job.cancel_requested,
         callback_url=submitted.callback_url,
+        callback_events=list(submitted.callback_events or ()) or None,
         input_files={name: file.digest for name, file in files.items()} or None,
         cost=submitted.cost,
         timings=timings(job),
     )
+
+
+@router.get(
+    "/{id}/result",
+    response_model=None,
+    responses={
+        200: {"model": ResultResponse, "description": "The job as it is now"},
+        **documented(404),
+    },
+)
+async def job_result(
+    request: Request, id: str, key: ReadKey, replica: ReplicaDep, *, wait: Wait = 0
+) -> Response:
+    """The state of a job of either flavour."""
+    return await result_answer(replica, request, key, id, flavour=None, wait_s=wait)
 
 
 @router.post("/{id}/cancel", responses=documented(404))
@@ -160,6 +210,9 @@ def summary(job: Job) -> JobSummary:
         flavour=job.submitted.flavour,
         endpoint=job.submitted.endpoint,
         status=status_of(job.end),
+        state=state_of(job),
+        message=message_of(job.end),
+        error=error_of(job.end),
         created_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,

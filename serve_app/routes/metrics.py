@@ -16,10 +16,8 @@ router = APIRouter(
 )
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Of every process that answered in time, a second old at most",
-        "content": {"text/plain": {"schema": {"type": "string"}}},
-    }
+    # Without its media type, for which generators of clients leave a route out.
+    200: {"description": "As text, of every process that answered in time, a second old at most"}
 }
 
 

@@ -15,6 +15,7 @@ from events.store.records import ApiKey
 from events.types import End, Flavour
 from serve_app.auth import ReadKey, caller
 from serve_app.job_state import owned_job
+from serve_app.openapi.document import operation_id
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import Replica, ReplicaDep
 from serve_app.routes.direct_route import DirectRoute
@@ -41,6 +42,7 @@ Wait = Annotated[
 router = APIRouter(
     tags=["results"],
     route_class=DirectRoute,
+    generate_unique_id_function=operation_id,
     responses={
         200: {"model": ResultResponse, "description": "The job as it is now"},
         **documented(400, 401, 403, 404, 500, 503),
@@ -55,7 +57,7 @@ async def workflow_result(
 ) -> Response:
     """The state of a workflow job."""
     flavour = Flavour.WORKFLOW
-    return await _result(replica, request, key, request_id, flavour=flavour, wait_s=wait)
+    return await result_answer(replica, request, key, request_id, flavour=flavour, wait_s=wait)
 
 
 @router.get("/api/v1/diffusion/result", response_model=None)
@@ -65,18 +67,19 @@ async def diffusion_result(
 ) -> Response:
     """The state of a diffusion job."""
     flavour = Flavour.DIFFUSION
-    return await _result(replica, request, key, request_id, flavour=flavour, wait_s=wait)
+    return await result_answer(replica, request, key, request_id, flavour=flavour, wait_s=wait)
 
 
-async def _result(
+async def result_answer(
     replica: Replica,
     request: Request,
     key: ApiKey,
     request_id: str,
     *,
-    flavour: Flavour,
+    flavour: Flavour | None,
     wait_s: float,
 ) -> Response:
+    """The state of a job; `flavour`: the only one that it may have."""
     services = replica.services
     job = await owned_job(services, request_id, key, flavour=flavour, with_request=False)
     wait_s = min(wait_s, services.http_settings.max_wait_s)
@@ -84,17 +87,21 @@ async def _result(
         with replica.waits.hold(key.owner):
             job = await _ended_job(services, request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
-    body = result_body(services, job).body()
+    body = (await shown_result(replica, job)).body()
     headers = {"Cache-Control": "no-store"} | server_timing(job)
     return Response(body, headers=headers, media_type="application/json")
 
 
-def result_body(services: Services, job: Job) -> ResultResponse:
-    """The result, with the progress of a running job."""
-    result = result_of(job, services.url_for)
-    if job.end is not None or job.started_at is None:
+async def shown_result(replica: Replica, job: Job) -> ResultResponse:
+    """The result, with the progress of a job that runs, or the place of one that waits."""
+    result = result_of(job, replica.services.url_for)
+    if job.end is not None:
         return result
-    return result.model_copy(update={"progress": services.progress(job.id)})
+    if job.started_at is None:
+        place = await replica.queue_places.of(job)
+        return result if place is None else result.model_copy(update=place.told())
+    progress = replica.services.progress.get(job.id)
+    return result.model_copy(update={"progress": progress and progress.fraction})
 
 
 async def _ended_job(

@@ -15,11 +15,14 @@ from starlette.requests import ClientDisconnect
 from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import Upload
+from serve_app.api_error import ApiError, not_found
 from serve_app.auth import GenerateKey, ReadKey
 from serve_app.body import too_large, unsupported
-from serve_app.errors import ApiError, not_found
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
+from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.uploads.store import LATENT_SUFFIX
+from storage.keys import PNG, SAFETENSORS
 
 _FIELD = "image"
 _FORM_BYTES = 64 * 1024
@@ -99,6 +102,33 @@ async def list_uploads(
     page = found[:limit]
     next_cursor = page[-1].id if len(found) > limit else None
     return UploadPage(uploads=[_item(upload) for upload in page], next_cursor=next_cursor)
+
+
+@router.get(
+    "/{name}",
+    response_class=Response,
+    # Without its media type, for which generators of clients leave a route out.
+    responses={
+        200: {"description": f"The file as it is kept: `{PNG}`, or a latent, `{SAFETENSORS}`"},
+        206: {"description": "The part of it that Range names"},
+        304: {"description": "The file is the one that If-None-Match names"},
+        **documented(404, 416),
+    },
+)
+async def read_upload(name: str, key: ReadKey, asked: AskedDep, replica: ReplicaDep) -> Response:
+    """An input image or latent as it is kept, or a part of it."""
+    services = replica.services
+    upload = await services.uploads.find(key.owner, name)
+    if upload is None:
+        raise not_found("There is no such upload.")
+    media_type = SAFETENSORS if name.endswith(LATENT_SUFFIX) else PNG
+    return await file_answer(
+        StoredFile(upload.storage_key, upload.digest, upload.size_bytes, media_type),
+        asked,
+        services.images,
+        cache_control="private, no-cache",
+        send_timeout_s=services.http_settings.silence_timeout_s,
+    )
 
 
 @router.delete("/{name}", status_code=204, response_class=Response, responses=documented(404))

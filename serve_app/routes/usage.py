@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from events.store.records import Scope
 from serve_app.auth import ReadKey
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 
-router = APIRouter(prefix="/v1/usage", tags=["keys"], responses=documented(401, 403, 500, 503))
+router = APIRouter(prefix="/v1/usage", tags=["keys"], responses=documented(400, 401, 403, 500, 503))
 
 
 class Amount(BaseModel):
@@ -24,6 +25,8 @@ class Usage(BaseModel):
         json_schema_extra={
             "example": {
                 "owner": "alice",
+                "key_id": "k3v9x1m7q2ab",
+                "scopes": ["cancel", "generate", "read"],
                 "open_jobs": {"used": 3, "limit": 2000},
                 "log_bytes": {"used": 5120, "limit": 536870912},
                 "result_bytes": {"used": 1204224, "limit": 21474836480},
@@ -33,6 +36,8 @@ class Usage(BaseModel):
     )
 
     owner: str
+    key_id: str = Field(description="Of the key that asks")
+    scopes: list[Scope] = Field(description="What that key may do")
     open_jobs: Amount = Field(description="Jobs that wait or run")
     log_bytes: Amount = Field(description="What all jobs take in the event log")
     result_bytes: Amount = Field(description="What the images of all jobs take")
@@ -47,6 +52,8 @@ async def show_usage(key: ReadKey, replica: ReplicaDep) -> Usage:
     open_jobs = await acceptance.open_jobs.of_owner(key.owner)
     return Usage(
         owner=key.owner,
+        key_id=key.id,
+        scopes=sorted(key.scopes),
         open_jobs=Amount(used=open_jobs, limit=limits.max_open_jobs or None),
         log_bytes=Amount(used=kept.log_bytes, limit=limits.max_log_bytes or None),
         result_bytes=Amount(used=kept.result_bytes, limit=limits.max_result_bytes or None),

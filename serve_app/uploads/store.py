@@ -22,7 +22,7 @@ from storage.keys import upload_key
 if TYPE_CHECKING:
     from events.store.uploads import Uploads
 
-_LATENT_SUFFIX = ".latent"
+LATENT_SUFFIX = ".latent"
 
 
 class UploadStore:
@@ -93,6 +93,6 @@ class UploadStore:
 
 def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:
     """What is stored of a file, and its digest. Raises UploadRefused."""
-    read = read_input_latent if name.endswith(_LATENT_SUFFIX) else read_input_image
+    read = read_input_latent if name.endswith(LATENT_SUFFIX) else read_input_image
     file = read(data, max_pixels=max_pixels)
     return file, f"sha256:{hashlib.sha256(file.data).hexdigest()}"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from serve_app.api_error import ApiError
 from serve_app.body import MAX_DEPTH, parse_json
-from serve_app.errors import ApiError
 from tests.support.edge import running_edge
 from tests.support.generate_bodies import CHECKPOINT, GENERATE_PATHS, diffusion_body, workflow_body
 
@@ -121,7 +121,7 @@ class TestSize:
         self, client: httpx.AsyncClient, length: str
     ) -> None:
         headers = {**JSON, "Content-Length": length.encode("latin-1")}
-        answer = await client.post("/diffusion/v1/generate", content=b"{}", headers=headers)
+        answer = await client.post("/diffusion/v1/generate", content=b"[]", headers=headers)
         assert 400 <= answer.status_code < 500
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from events.store.records import Scope
-from serve_app.errors import ApiError
+from serve_app.api_error import ApiError
 from tests.support.edge import Edge
 from tests.support.engine.workflows import node
 from tests.support.generate_bodies import diffusion_body, workflow_body

@@ -17,7 +17,7 @@ from events.store.records import Endpoint, KeyLimits, Scope
 from serve_app.access.api_keys import mint
 from serve_app.api import create_api
 from serve_app.replica import Replica
-from tests.support.edge import ALL_SCOPES, Edge, running_edge
+from tests.support.edge import ALL_SCOPES, Edge, lasting_headers, running_edge
 from tests.support.generate_bodies import diffusion_body
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def assert_refused(
     error = {"type": type, "message": message, "details": "", "extra_info": extra_info or {}}
     assert answer.json() == {"error": error, "node_errors": {}}
     usual = {"content-type": "application/json", "content-length": str(len(answer.content))}
-    assert dict(answer.headers) == usual | (headers or {})
+    assert lasting_headers(answer) == usual | (headers or {})
 
 
 async def limited(edge: Edge, **limits: Any) -> httpx.AsyncClient:

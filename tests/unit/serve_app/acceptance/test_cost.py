@@ -48,6 +48,30 @@ async def test_a_cost_is_answered_recorded_and_shown(edge: Edge, client: httpx.A
     assert (await client.get(f"/v1/jobs/{job_id}")).json()["cost"] == cost
 
 
+@pytest.mark.parametrize(
+    ("flavour", "body"), [("workflow", workflow_body()), ("diffusion", diffusion_body())]
+)
+async def test_what_a_job_would_cost_is_told_without_one(
+    edge: Edge, client: httpx.AsyncClient, flavour: str, body: dict[str, Any]
+) -> None:
+    checked = await client.post(f"/{flavour}/v1/check", json=body)
+    await edge.project()
+    assert (checked.status_code, (await client.get("/v1/jobs")).json()["jobs"]) == (200, [])
+    accepted = (await client.post(f"/{flavour}/v1/generate", json=body)).json()
+    assert checked.json()["cost"] == accepted["cost"]
+    images = len(accepted["results"]) if flavour == "diffusion" else 0
+    assert checked.json()["images"] == images
+
+
+async def test_a_check_refuses_what_is_refused(client: httpx.AsyncClient) -> None:
+    refused = workflow_body(steps=10_000)
+    checked = await client.post("/workflow/v1/check", json=refused)
+    submitted = await client.post(WORKFLOW, json=refused)
+    assert (checked.status_code, checked.json()) == (400, submitted.json())
+    query = {"callback_url": "https://example.com"}
+    assert (await client.post("/workflow/v1/check", params=query)).status_code == 400
+
+
 async def test_a_workflow_beyond_a_limit_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.post(WORKFLOW, json=workflow_body(steps=10_000))
     assert answer.status_code == 400

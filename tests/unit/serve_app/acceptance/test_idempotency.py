@@ -31,7 +31,7 @@ async def test_a_repeat_answers_the_job_as_it_is_now(edge: Edge, client: httpx.A
 
 
 @pytest.mark.parametrize(
-    "change", ["body", "endpoint", "callback_url", "alone", "flavour", "spelling"]
+    "change", ["body", "endpoint", "callback_url", "alone", "preview", "flavour", "spelling"]
 )
 async def test_another_request_is_a_conflict(
     edge: Edge, client: httpx.AsyncClient, change: str
@@ -46,6 +46,7 @@ async def test_another_request_is_a_conflict(
             f"{DIFFUSION}?callback_url=http://127.0.0.1:9000/", json=body, headers=KEY
         ),
         "alone": lambda: client.post(f"{DIFFUSION}?alone=true", json=body, headers=KEY),
+        "preview": lambda: client.post(f"{DIFFUSION}?preview=true", json=body, headers=KEY),
         "flavour": lambda: client.post("/workflow/v1/generate", json=workflow_body(), headers=KEY),
         # The same JSON in other bytes: told by the body as it was sent.
         "spelling": lambda: client.post(DIFFUSION, json=dict(reversed(body.items())), headers=KEY),

@@ -28,7 +28,7 @@ async def test_jobs_are_refused_for_now_and_other_calls_are_answered(
     mount.hang()
     body = body_for(GENERATE_PATHS[path])
     posts = [asyncio.create_task(client.post(path, json=body)) for _ in range(3)]
-    assert (await asyncio.wait_for(client.get("/v1/samplers"), 1)).status_code == 200
+    assert (await client.get("/v1/samplers")).status_code == 200
     assert not any(post.done() for post in posts), "the loop waits for no folder"
     for answer in await asyncio.gather(*posts):
         assert answer.status_code == 503

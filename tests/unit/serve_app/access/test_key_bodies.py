@@ -30,3 +30,10 @@ def test_many_errors_are_counted_by_few(
     with pytest.raises(ValidationError) as refused:
         model.model_validate({"owner": "alice", **body} if model is NewKey else body)
     assert refused.value.error_count() <= 2
+
+
+def test_a_key_that_would_never_work_is_not_made() -> None:
+    past: dict[str, Any] = {"expires_at": "2020-01-01T00:00:00Z"}
+    with pytest.raises(ValidationError, match="is past"):
+        NewKey.model_validate({"owner": "alice", **past})
+    assert KeyChanges.model_validate(past).expires_at is not None  # it ends a key

@@ -10,7 +10,7 @@ from events.errors import DatabaseUnavailable, LogUnavailable
 from events.ids import new_id
 from events.memory.log import MemoryLog
 from events.store.read_model import ReadModel
-from tests.support.edge import Edge
+from tests.support.edge import Edge, lasting_headers
 from tests.support.generate_bodies import diffusion_body
 
 REQUESTS = (
@@ -64,4 +64,4 @@ async def test_it_answers_as_an_unknown_one(
 
 
 def told(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:
-    return answer.status_code, answer.content, dict(answer.headers)
+    return answer.status_code, answer.content, lasting_headers(answer)

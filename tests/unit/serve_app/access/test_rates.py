@@ -175,3 +175,25 @@ def test_without_an_owners_rate_there_is_no_limit() -> None:
 def test_all_replicas_together_grant_an_owners_burst(replicas: int) -> None:
     every = [new_rates(Clock(), replicas=replicas, rate_per_s=8, burst=8) for _ in range(replicas)]
     assert sum(taken_at_once(each, key())[0] for each in every) == 8
+
+
+def left(rates: Rates, **limits: float) -> list[tuple[int, int, int, int]]:
+    mine = key(**limits)
+    rates.take(mine)
+    return [(s.quota, s.window_s, s.left, s.whole_in_s) for s in rates.standings(mine)]
+
+
+def test_what_is_left_of_key_and_owner() -> None:
+    rates = new_rates(Clock(), rate_per_s=2, burst=7)
+    assert left(rates, rate_per_s=0.5, burst=5) == [(5, 10, 4, 2), (7, 4, 6, 1)]
+    assert left(rates) == [(7, 4, 5, 1)]
+    assert left(new_rates(Clock())) == []
+
+
+def test_a_replica_takes_the_others_to_be_used_like_itself() -> None:
+    assert left(new_rates(Clock(), replicas=2, rate_per_s=2, burst=8)) == [(8, 4, 6, 1)]
+    assert left(new_rates(Clock(), replicas=2, rate_per_s=2, burst=1)) == [(1, 1, 0, 1)]
+
+
+def test_a_rate_that_is_next_to_nothing_has_a_time_all_the_same() -> None:
+    assert left(new_rates(Clock(), rate_per_s=5e-324, burst=2))[0][1] == 10**9

@@ -12,9 +12,14 @@ from events.store.records import ApiKey, KeyLimits, Scope
 from events.types import Priority
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import parse
-from serve_app.cli.admin_key import ADMIN_KEY_FILE, ensure_admin_key
-from serve_app.cli.database import with_keys
+from serve_app.cli.admin_key import (
+    ADMIN_KEY_FILE,
+    CALLBACK_SECRET_FILE,
+    ensure_admin_key,
+    with_keys,
+)
 from serve_app.cli.main import app
+from serve_app.cli.terminal import console
 from serve_app.local.embedded import with_secret
 from settings.settings import Settings
 
@@ -92,6 +97,17 @@ def test_the_list_has_every_key_and_no_secret(darkroom: Darkroom) -> None:
     assert listed.count("[red]") == 2
 
 
+def test_the_list_shows_the_limits_that_a_key_has_of_its_own(
+    darkroom: Darkroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "width", 240)
+    darkroom("create", "alice", "--rate", "0.5", "--endpoint", "a", "--endpoint", "b")
+    darkroom("create", "bob")
+    alice, bob = (line for line in darkroom("list").stdout.splitlines() if "│" in line)
+    assert "rate_per_s=0.5 endpoints=a,b" in alice
+    assert "=" not in bob
+
+
 class TestRotate:
     @pytest.mark.parametrize(
         ("grace", "seconds"),
@@ -139,6 +155,10 @@ class TestRotate:
         result = darkroom("rotate", text.split("_")[1])
         assert path.read_text().strip() == result.stdout.split()[0]
         assert path.stat().st_mode & 0o777 == 0o600
+        secret_path = tmp_path / CALLBACK_SECRET_FILE
+        assert secret_path.read_text().strip() == result.stdout.split()[1]
+        assert str(path) in result.stdout
+        assert str(secret_path) in result.stdout
         assert asyncio.run(ensure_admin_key(Settings.load().stores)) is None
 
 

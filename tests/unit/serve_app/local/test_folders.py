@@ -89,13 +89,13 @@ def test_another_users_data_folder_is_refused(
 
 
 def test_logs_of_a_session_take_the_place_of_older_ones(tmp_path: Path) -> None:
-    logs = tmp_path / "data" / "logs"
-    logs.parent.mkdir()
+    logs = tmp_path / "data" / "logs" / "ray"
+    (tmp_path / "data").mkdir()
     for number in (1, 2):
         session = tmp_path / f"session_{number}"
         (session / "logs").mkdir(parents=True)
         (session / "logs" / f"{number}.err").touch()
-        put_logs_away(session, logs)
+        put_logs_away(session / "logs", logs)
         assert [path.name for path in logs.iterdir()] == [f"{number}.err"]
     put_logs_away(tmp_path / "none", logs)
     assert [path.name for path in logs.iterdir()] == ["2.err"]

@@ -39,3 +39,9 @@ async def test_a_setting_turns_it_off(tmp_path: Path) -> None:
     async with running_edge(tmp_path, docs=False) as edge, edge.client_with(None) as anyone:
         for path in ("/docs", "/docs/start.js", "/openapi.json", "/redoc"):
             assert (await anyone.get(path)).status_code == 404
+
+
+async def test_a_slash_behind_its_path_leads_to_it(edge: Edge) -> None:
+    async with edge.client_with(None) as anyone:
+        answer = await anyone.get("/docs/", follow_redirects=True)
+        assert (answer.status_code, answer.url.path) == (200, "/docs")

@@ -2,7 +2,6 @@ from typing import Any
 
 import httpx
 import pytest
-from jsonschema import Draft202012Validator
 
 from events.decisions import Complete, FailDispatch, Quarantine, Submit
 from events.ids import lane_of
@@ -209,11 +208,9 @@ class TestQuarantine:
     async def test_the_example_of_the_document_is_taken(
         self, edge: Edge, client: httpx.AsyncClient, admin: httpx.AsyncClient
     ) -> None:
-        operation = edge.app.openapi()["paths"][f"{JOBS}/{{id}}/quarantine"]["post"]
-        content = operation["requestBody"]["content"]["application/json"]
-        Draft202012Validator(content["schema"]).validate(content["example"])
+        example = edge.example("post", f"{JOBS}/{{id}}/quarantine")
         job_id = await submit(client)
-        answer = await admin.post(f"{JOBS}/{job_id}/quarantine", json=content["example"])
+        answer = await admin.post(f"{JOBS}/{job_id}/quarantine", json=example)
         assert answer.json() == {"quarantined": True}
 
 

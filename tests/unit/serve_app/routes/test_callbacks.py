@@ -70,6 +70,18 @@ class TestTries:
             "next_try_at": "2030-01-01T00:00:00Z",
         }
 
+    async def test_tries_before_the_end_say_of_what_they_told(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        job_id = await submit(client)
+        told = {"about": "started", "is_last": True, "retry_at": None}
+        started = tried(1, 200).model_copy(update=told)
+        image = tried(1, 503).model_copy(update={"about": "image-0"})
+        await record(edge, job_id, started, image)
+        report = (await client.get(f"/v1/jobs/{job_id}/callbacks")).json()
+        assert [each["about"] for each in report["tries"]] == ["started", "image-0"]
+        assert (report["state"], report["next_try_at"]) == ("pending", "2030-01-01T00:00:00Z")
+
     async def test_an_end_says_how_it_ended(self, edge: Edge, client: httpx.AsyncClient) -> None:
         taken, given_up = await submit(client), await submit(client)
         await record(edge, taken, tried(1, 200), CallbackDelivered(attempt=1))

@@ -18,7 +18,7 @@ async def test_models_are_those_of_the_folder(client: httpx.AsyncClient) -> None
 async def test_samplers_and_schedulers_have_both_spellings(client: httpx.AsyncClient) -> None:
     samplers = (await client.get("/v1/samplers")).json()["samplers"]
     assert {"euler", "dpmpp_2m"} <= {each["name"] for each in samplers}
-    assert {"Euler", "DPM++ 2M"} <= {each["label"] for each in samplers}
+    assert {"Euler", "DPM++ 2M", "PLMS"} <= {each["label"] for each in samplers}
     schedulers = (await client.get("/v1/schedulers")).json()["schedulers"]
     assert {"normal", "karras"} <= {each["name"] for each in schedulers}
 

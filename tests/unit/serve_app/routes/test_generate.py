@@ -265,8 +265,8 @@ class TestRefusedParameters:
         }
         assert "samples_format" in error["details"]
 
-    @pytest.mark.parametrize("body", [None, [], "x", 1, {}])
-    async def test_a_body_without_a_prompt_is_refused(
+    @pytest.mark.parametrize("body", [None, [], "x", 1, {"compatibility": "comfyui"}])
+    async def test_a_body_that_is_no_request_is_refused(
         self, client: httpx.AsyncClient, body: Any
     ) -> None:
         answer = await client.post(DIFFUSION, content=json.dumps(body), headers=JSON)
@@ -278,3 +278,13 @@ class TestRefusedParameters:
         answer = await client.post(DIFFUSION, json=body)
         assert answer.status_code == 400
         assert CHECKPOINT in answer.json()["error"]["details"]
+        assert answer.text.count(CHECKPOINT) == 1
+
+    async def test_a_list_of_names_is_told_once(self, client: httpx.AsyncClient) -> None:
+        answer = await client.post(DIFFUSION, json=diffusion_body(sampler_name="Eulr"))
+        assert answer.text.count("DPM++ 2M SDE Heun") == 1
+        graph = workflow_body()
+        graph["prompt"]["3"]["inputs"]["sampler_name"] = "eulr"
+        answer = await client.post(WORKFLOW, json=graph)
+        assert answer.text.count("dpmpp_2m_sde_heun") == 1
+        assert answer.json()["error"]["details"].endswith("sampler_name: 'eulr'")

@@ -54,6 +54,17 @@ class TestList:
             cursor = f"&cursor={page['next_cursor']}"
         assert seen == ids[::-1]
 
+    async def test_it_has_the_images_where_they_are_asked_for(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        id = await submit(client)
+        await edge.run(id)
+        await edge.project()
+        [without] = (await client.get("/v1/jobs")).json()["jobs"]
+        [job] = (await client.get("/v1/jobs?results=true")).json()["jobs"]
+        assert "results" not in without
+        assert job["results"] == (await client.get(f"/v1/jobs/{id}/result")).json()["results"]
+
     async def test_filters_narrow_it(self, edge: Edge, client: httpx.AsyncClient) -> None:
         ended, waiting = await submit(client), await submit(client, "workflow")
         await edge.run(ended)

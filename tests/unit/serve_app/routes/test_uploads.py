@@ -125,6 +125,25 @@ async def test_an_owner_sees_and_removes_only_their_own(
     assert len(await edge.services.uploads.page("bob", limit=2)) == 1
 
 
+async def test_an_upload_is_given_back_as_it_is_kept(edge: Edge, client: httpx.AsyncClient) -> None:
+    uploaded = (await upload(client)).json()
+    answer = await client.get("/v1/uploads/cat.png")
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "image/png")
+    assert f"sha256:{hashlib.sha256(answer.content).hexdigest()}" == uploaded["digest"]
+    assert answer.headers["ETag"] == f'"{uploaded["digest"]}"'
+    known = {"If-None-Match": answer.headers["ETag"]}
+    assert (await client.get("/v1/uploads/cat.png", headers=known)).status_code == 304
+    part = await client.get("/v1/uploads/cat.png", headers={"Range": "bytes=1-3"})
+    assert (part.status_code, part.content) == (206, b"PNG")
+    await upload(client, data=png("blue"))
+    assert (await client.get("/v1/uploads/cat.png")).content != answer.content
+    async with await edge.client("bob") as bob:
+        for name in ("cat.png", "dog.png", "a%00b", "%ED%A0%80"):
+            assert (await bob.get(f"/v1/uploads/{name}")).status_code in {400, 404}
+    await client.delete("/v1/uploads/cat.png")
+    assert (await client.get("/v1/uploads/cat.png")).status_code == 404
+
+
 async def test_the_scopes_are_asked_for(edge: Edge) -> None:
     async with await edge.client(scopes=(Scope.READ,)) as reader:
         assert (await upload(reader)).status_code == 403

@@ -35,9 +35,11 @@ async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge) -> None:
     async with await another_replica(edge).client() as client:
         usage = (await client.get("/v1/usage")).json()
     assert usage.pop("log_bytes")["used"] > 3 * 300
+    assert len(usage.pop("key_id")) == 12
     may_come = sum(job["cost"]["result_bytes"] for job in still_open)
     assert usage == {
         "owner": "alice",
+        "scopes": ["cancel", "generate", "read"],
         "open_jobs": {"used": 2, "limit": 2000},
         "result_bytes": {"used": len(b"pixels") + may_come, "limit": 20 * 2**30},
         "upload_bytes": {"used": 65_536, "limit": 2 * 2**30},

@@ -5,7 +5,8 @@ import httpx
 import pytest
 
 from events.decisions import Cancel, Complete, FailAttempt
-from events.types import Timing
+from events.job_cost import Timing
+from events.wire.progress import JobProgress
 from tests.support.edge import ACTOR, Edge
 from tests.support.generate_bodies import diffusion_body
 
@@ -61,7 +62,7 @@ async def test_a_finished_image_shows_while_the_rest_runs(
     job_id = await submit(client, batch_size=2)
     await edge.start(job_id)
     await edge.store_image(job_id, index=0)
-    edge.progress[job_id] = 0.5
+    edge.progress[job_id] = JobProgress(done=1, total=2)
     body = (await client.get(result_url(job_id))).json()
     assert (body["status"], body["progress"]) == (0, 0.5)
     assert [item["status"] for item in body["results"]] == [1, 0]
@@ -70,7 +71,7 @@ async def test_a_finished_image_shows_while_the_rest_runs(
 async def test_a_failed_job_says_why(edge: Edge, client: httpx.AsyncClient) -> None:
     job_id = await submit(client)
     await edge.start(job_id)
-    edge.progress[job_id] = 0.5
+    edge.progress[job_id] = JobProgress(done=1, total=2)
     await edge.execute(job_id, FailAttempt(actor=ACTOR, message="no memory", final=True))
     body = (await client.get(result_url(job_id))).json()
     assert (body["status"], body["message"]) == (2, "no memory")
@@ -99,7 +100,7 @@ class TestNotFound:
         assert answer.status_code == 404
 
     @pytest.mark.parametrize("projected", [False, True])
-    async def test_another_flavours_and_another_owners_are_alike(
+    async def test_another_owners_is_as_unknown_and_another_flavours_says_where_it_is(
         self, edge: Edge, client: httpx.AsyncClient, projected: bool
     ) -> None:
         job_id = await submit(client)
@@ -111,7 +112,8 @@ class TestNotFound:
         async with await edge.client("bob") as bob:
             owner = await bob.get(result_url(job_id))
         assert flavour.status_code == owner.status_code == 404
-        assert flavour.json() == owner.json() == unknown.json()
+        assert owner.json() == unknown.json()
+        assert "/diffusion/v1/result" in flavour.json()["error"]["message"]
 
     async def test_a_missing_id_is_a_bad_request(self, client: httpx.AsyncClient) -> None:
         answer = await client.get("/diffusion/v1/result")

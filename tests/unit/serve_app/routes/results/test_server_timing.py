@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from events.types import Completed, EventData, Failed, Started, Timing
+from events.job_cost import Timing
+from events.types import Completed, EventData, Failed, Started
 from serve_app.routes.server_timing import server_timing
 from tests.support.events import folded, submitted
 

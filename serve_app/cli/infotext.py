@@ -1,0 +1,52 @@
+"""`darkroom infotext`: the request that a WebUI's generation text describes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+
+from engine.errors import ParametersInvalid
+from engine.webui.infotext.reading import read_infotext
+from engine.webui.parameters import parse_parameters
+from serve_app.cli.terminal import fail, stderr
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+TextOption = Annotated[
+    Path | None,
+    typer.Argument(help="A file with the text, or a PNG that has it; without one, standard input."),
+]
+
+
+def infotext(text: TextOption = None) -> None:
+    """Print the diffusion request that a generation text describes, as JSON.
+
+    Settings that have no part in a request are named on standard error.
+    """
+    try:
+        read = read_infotext(_text(text.read_bytes() if text else sys.stdin.buffer.read()))
+        parse_parameters(read.request)
+    except ParametersInvalid as error:
+        fail("; ".join(f"{each.field} {each.message}" for each in error.fields))
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    if read.left_out:
+        stderr.print(f"left out: {', '.join(read.left_out)}", markup=False)
+    typer.echo(json.dumps(read.request, indent=2))
+
+
+def _text(data: bytes) -> str:
+    """Raises ValueError."""
+    if not data.startswith(_PNG):
+        return data.decode()
+    with Image.open(BytesIO(data)) as image:
+        text = getattr(image, "text", {}).get("parameters")
+    if text is None:
+        raise ValueError("This PNG has no generation text.")
+    return str(text)

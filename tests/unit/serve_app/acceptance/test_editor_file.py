@@ -1,0 +1,205 @@
+"""The file of ComfyUI's editor: taken where what it would run is certain, else refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import ModelsFolder
+from serve_app.acceptance.editor_file import prompt_of
+from tests.support.generate_bodies import CHECKPOINT
+
+GENERATE = "/workflow/v1/generate"
+File = dict[str, Any]
+
+
+def node(id: int, type: str, values: list[Any] | None = None, **links: int | None) -> File:
+    """`links`: of its inputs."""
+    inputs = [{"name": name, "type": "*", "link": link} for name, link in links.items()]
+    return {"id": id, "type": type, "mode": 0, "inputs": inputs, "widgets_values": values or []}
+
+
+def saved() -> File:
+    """As version 0.4 of the format has it."""
+    return {
+        "last_node_id": 9,
+        "version": 0.4,
+        "nodes": [
+            node(1, "Note", ["what this is about"]),
+            node(
+                3,
+                "KSampler",
+                [8566257, "randomize", 4, 5.5, "euler", "normal", 1],
+                model=1,
+                positive=2,
+                negative=3,
+                latent_image=4,
+            ),
+            node(4, "CheckpointLoaderSimple", [CHECKPOINT]),
+            node(5, "EmptyLatentImage", [64, 64, 1]),
+            node(6, "CLIPTextEncode", ["a cat"], clip=5),
+            node(7, "CLIPTextEncode", [""], clip=6),
+            node(8, "VAEDecode", samples=7, vae=8),
+            node(9, "SaveImage", ["darkroom"], images=9),
+        ],
+        "links": [
+            [1, 4, 0, 3, 0, "MODEL"],
+            [2, 6, 0, 3, 1, "CONDITIONING"],
+            [3, 7, 0, 3, 2, "CONDITIONING"],
+            [4, 5, 0, 3, 3, "LATENT"],
+            [5, 4, 1, 6, 0, "CLIP"],
+            [6, 4, 1, 7, 0, "CLIP"],
+            [7, 3, 0, 8, 0, "LATENT"],
+            [8, 4, 2, 8, 1, "VAE"],
+            [9, 8, 0, 9, 0, "IMAGE"],
+        ],
+    }
+
+
+def of(file: File, id: int) -> File:
+    found: File = next(each for each in file["nodes"] if each["id"] == id)
+    return found
+
+
+async def recorded(client: httpx.AsyncClient, body: File) -> File:
+    answer = await client.post(GENERATE, json=body)
+    assert answer.status_code == 202, answer.text
+    job = (await client.get(f"/v1/jobs/{answer.json()['request_id']}")).json()
+    prompt: File = job["request"]["prompt"]
+    return prompt
+
+
+async def test_a_file_becomes_the_graph_that_it_shows(client: httpx.AsyncClient) -> None:
+    prompt = await recorded(client, saved())
+    assert prompt.keys() == {"3", "4", "5", "6", "7", "8", "9"}
+    assert prompt["3"]["inputs"] == {
+        "model": ["4", 0],
+        "positive": ["6", 0],
+        "negative": ["7", 0],
+        "latent_image": ["5", 0],
+        "seed": 8566257,
+        "steps": 4,
+        "cfg": 5.5,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1,
+    }
+
+
+async def test_it_may_be_under_prompt_and_of_version_1(client: httpx.AsyncClient) -> None:
+    names = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
+    newer = saved()
+    newer["links"] = [dict(zip(names, link, strict=True)) for link in newer["links"]]
+    of(newer, 5)["widgets_values"] = {"width": 64, "height": 64, "batch_size": 1}
+    assert await recorded(client, {"prompt": newer, "client_id": "a"}) == (
+        await recorded(client, saved())
+    )
+
+
+async def test_reroutes_and_primitives_are_seen_through(client: httpx.AsyncClient) -> None:
+    file = saved()
+    file["nodes"] += [
+        node(20, "Reroute", None, **{"": 31}),
+        node(21, "Reroute", None, **{"": 1}),
+        node(22, "PrimitiveNode", [7, "fixed"]),
+    ]
+    sampler = of(file, 3)
+    sampler["inputs"][0]["link"] = 30
+    sampler["inputs"].append({"name": "steps", "type": "INT", "link": 32})
+    file["links"] += [[30, 20, 0, 3, 0, "*"], [31, 21, 0, 20, 0, "*"], [32, 22, 0, 3, 4, "INT"]]
+    inputs = (await recorded(client, file))["3"]["inputs"]
+    assert (inputs["model"], inputs["steps"]) == (["4", 0], 7)
+
+
+def test_the_button_beside_a_file_is_no_input(tmp_path: Path) -> None:
+    loads = node(1, "LoadImageMask", ["cat.png", "alpha", "image"], image=None, upload=None)
+    prompt = prompt_of({"nodes": [loads], "links": []}, Catalogue(ModelsFolder(tmp_path)))
+    assert prompt["1"]["inputs"] == {"image": "cat.png", "channel": "alpha"}
+
+
+def muted(file: File) -> None:
+    of(file, 6)["mode"] = 4
+
+
+def with_a_stranger(file: File) -> None:
+    of(file, 6)["type"] = "SomebodysEncoder"
+
+
+def with_a_strange_input(file: File) -> None:
+    of(file, 6)["inputs"].append({"name": "style", "type": "STRING", "link": None})
+
+
+def with_a_value_too_many(file: File) -> None:
+    of(file, 3)["widgets_values"].append("more")
+
+
+def with_too_few_values(file: File) -> None:
+    of(file, 3)["widgets_values"].pop()
+
+
+def with_a_link_from_nowhere(file: File) -> None:
+    file["links"].pop()
+
+
+def with_reroutes_in_a_circle(file: File) -> None:
+    file["nodes"] += [node(20, "Reroute", None, **{"": 40}), node(21, "Reroute", None, **{"": 41})]
+    file["links"] += [[40, 21, 0, 20, 0, "*"], [41, 20, 0, 21, 0, "*"]]
+    of(file, 9)["inputs"][0]["link"] = 40
+
+
+def with_a_primitive_without_a_value(file: File) -> None:
+    file["nodes"].append(node(22, "PrimitiveNode"))
+    file["links"].append([50, 22, 0, 9, 0, "*"])
+    of(file, 9)["inputs"][0]["link"] = 50
+
+
+def with_a_primitive_that_looks_like_a_link(file: File) -> None:
+    with_a_primitive_without_a_value(file)
+    of(file, 22)["widgets_values"] = [["8" * 1000, 0]]
+
+
+def with_what_is_no_node(file: File) -> None:
+    file["nodes"] = [7] * 50_000
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (muted, "node 6 (CLIPTextEncode) is muted or bypassed"),
+        (with_a_stranger, "node 6 (SomebodysEncoder) is of a type that is not known here"),
+        (with_a_strange_input, "node 6 (CLIPTextEncode) has an input 'style' that is not known"),
+        (with_a_value_too_many, "node 3 (KSampler) has more or fewer values than it has here"),
+        (with_too_few_values, "node 3 (KSampler) has more or fewer values than it has here"),
+        (with_a_link_from_nowhere, "a link to node 9 (SaveImage) comes from nowhere"),
+        (with_reroutes_in_a_circle, "a link to node 9 (SaveImage) comes from nowhere"),
+        (with_a_primitive_without_a_value, "node 22 (PrimitiveNode) has no value"),
+        (
+            with_a_primitive_that_looks_like_a_link,
+            "node 22 (PrimitiveNode) has a value that is neither a text nor a number",
+        ),
+        (with_what_is_no_node, "nodes.0 is not as the editor writes it"),
+    ],
+)
+async def test_what_is_not_certain_is_told_in_words(
+    client: httpx.AsyncClient, change: Callable[[File], None], why: str
+) -> None:
+    file = deepcopy(saved())
+    change(file)
+    answer = await client.post(GENERATE, json=file)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "no_prompt")
+    assert error["details"].startswith(why)
+    assert 'save it there with "Save (API Format)"' in error["details"]
+
+
+async def test_a_value_that_does_not_fit_is_an_error_of_its_node(client: httpx.AsyncClient) -> None:
+    file = saved()
+    of(file, 3)["widgets_values"][2] = "many"
+    answer = await client.post(GENERATE, json=file)
+    assert answer.json()["node_errors"]["3"]["errors"][0]["type"] == "invalid_input_type"
