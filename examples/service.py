@@ -102,10 +102,10 @@ class Service:
         self._running.wait(within_s)
         return time.monotonic() - began
 
-    def close(self) -> None:
+    def close(self, *, within_s: float = 30.0) -> None:
         """Stop the service if it runs."""
         if self._process is not None and self._process.poll() is None:
-            self.stop()
+            self.stop(within_s=within_s)
 
     def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `darkroom` with these arguments, on this instance."""

@@ -2,9 +2,11 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 from tests.support.bus import bus, nats_server
+from tests.support.patience import FACTOR
 
 __all__ = ["bus", "nats_server"]
 
@@ -16,3 +18,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: none needs t
 # A busy machine is slow, not wrong.
 settings.register_profile("darkroom", deadline=None)
 settings.load_profile("darkroom")
+
+
+def pytest_report_header() -> str:
+    return f"limits are stretched by {FACTOR:g}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    usual_s = float(config.getoption("timeout") or config.getini("timeout"))
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        limit_s = float(own.args[0]) if own else usual_s
+        item.add_marker(pytest.mark.timeout(FACTOR * limit_s), append=False)

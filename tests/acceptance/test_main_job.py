@@ -114,7 +114,9 @@ def test_a_drawn_seed_is_recorded_and_repeats_the_picture(service: Service) -> N
 def test_both_flavours_give_the_same_pixels(service: Service) -> None:
     graph = workflow(steps=4, seed=7)
     graph["prompt"]["6"]["inputs"]["text"] = "a red circle"
-    flat = service.ended(service.submit("diffusion", diffusion()))["results"][0]
+    flat = service.ended(service.submit("diffusion", diffusion(compatibility="comfyui")))[
+        "results"
+    ][0]
     nodes = service.ended(service.submit("workflow", graph), "workflow")["results"][0]
     pictures = [Image.open(io.BytesIO(service.http.get(i["url"]).content)) for i in (flat, nodes)]
     assert pictures[0].tobytes() == pictures[1].tobytes()
@@ -269,5 +271,5 @@ def test_a_revoked_key_stops_working(service: Service) -> None:
 
 
 def test_secrets_on_disk_are_the_owners_alone(service: Service) -> None:
-    for name in ("admin.key", "secret", "nats/credentials.json", "nats/reader.url"):
+    for name in ("admin.key", "admin.whsec", "secret", "nats/credentials.json", "nats/reader.url"):
         assert (service.data_dir / name).stat().st_mode & 0o077 == 0, name

@@ -77,6 +77,7 @@ async def test_a_row_keeps_all_that_it_is_given(database: Database) -> None:
             precision="bfloat16",
             channels_last=True,
             compiler="inductor",
+            compatibility="comfyui",
             draining=True,
             ends_at=datetime(2026, 3, 1, tzinfo=UTC),
         ),

@@ -261,3 +261,20 @@ async def test_an_endpoint_that_was_forgotten_is_read_again(queue: JobQueue) -> 
             await entries.next(most=1, timeout_s=0.5)
     async with queue.lane("default", LANE) as entries:
         assert (await taken(entries)).job_id == "a-job"
+
+
+async def test_it_knows_how_many_entries_of_the_endpoint_stand_before_one(queue: JobQueue) -> None:
+    await queue.add("default", LANE, "first")
+    await queue.add("other", LANE, "elsewhere")
+    await queue.add("default", LANE + 1, "second")
+    await queue.add("default", LANE, "third")
+    async with queue.lane("default", LANE) as entries:
+        held = await taken(entries)  # it runs, and stands there still
+        assert await queue.ahead("default", LANE, "first") == 0
+        assert await queue.ahead("default", LANE + 1, "second") == 1
+        assert await queue.ahead("default", LANE, "third") == 2
+        assert await queue.ahead("other", LANE, "elsewhere") == 0
+        await held.ack()
+    assert await queue.ahead("default", LANE, "third") == 1
+    assert await queue.ahead("default", LANE, "first") is None
+    assert await queue.ahead("default", LANE, "unknown") is None

@@ -16,12 +16,13 @@ from nats.aio.client import Client
 from events.bus.bus import Bus
 from events.bus.errors import NoAnswer
 from events.bus.jetstream_log import JetStreamLog
+from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import JOBS, QUEUE, event_subject, job_subject
 from events.errors import LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.ids import new_id
 from events.log import Appended, utc_now
 from events.retry import keep_trying
-from events.types import Event
+from events.types import Event, Started
 from tests.support.deploy.nats_cluster import Cluster, Server, nats_cluster
 from tests.support.events import submitted
 from tests.support.polling import eventually
@@ -190,4 +191,80 @@ async def test_every_job_that_is_accepted_while_a_server_dies_is_there_once(
             assert [event.version for event in events] == [1]
     finally:
         other.start()
+        await all_copied(bus)
+
+
+async def test_an_entry_that_is_held_outlives_the_server_that_gave_it(
+    cluster: Cluster, bus: Bus
+) -> None:
+    """Its holder renews and acknowledges it, and nobody else gets it meanwhile."""
+    queue = JetStreamJobQueue(bus, lease_s=20)
+    job_ids = [new_id() for _ in range(10)]
+    for job_id in job_ids:
+        await until_done(partial(queue.add, "default", 3, job_id))
+    async with queue.lane("default", 3) as lane:
+        [held] = await lane.next(most=1, timeout_s=10)
+        dead = await leader(cluster, bus, QUEUE)
+        dead.kill()
+        try:
+            await until_done(held.renew)
+            taken: list[str] = []
+            async with asyncio.timeout(60):
+                while len(taken) < len(job_ids) - 1:
+                    for entry in await until_done(partial(lane.next, most=10, timeout_s=1)):
+                        taken.append(entry.job_id)
+                        await until_done(entry.ack)
+            assert sorted([held.job_id, *taken]) == sorted(job_ids)
+            await until_done(held.ack)
+
+            async def is_empty() -> bool:
+                """An acknowledgement that the dying server took away is asked for again."""
+                for entry in await until_done(partial(lane.next, most=10, timeout_s=1)):
+                    await until_done(entry.ack)
+                return not await until_done(queue.job_ids)
+
+            await eventually(is_empty, within_s=60)
+        finally:
+            dead.start()
+            await all_copied(bus)
+
+
+async def test_two_writers_cannot_both_win_while_the_leader_changes(
+    cluster: Cluster, bus: Bus
+) -> None:
+    log = JetStreamLog(bus, append_timeout_s=5, try_timeout_s=1)
+    job_ids = [new_id() for _ in range(50)]
+
+    async def start(job_id: str, actor: str) -> None:
+        """Until it knows what became of it."""
+        new = Event(
+            id=new_id(),
+            job_id=job_id,
+            version=2,
+            time=utc_now(),
+            data=Started(attempt=1, actor=actor),
+        )
+        while True:
+            try:
+                history = await log.read(job_id)
+                if len(history) > 1:
+                    return
+                await log.append(new, expected=history[0].position)
+            except PASSING:
+                await asyncio.sleep(0.05)
+
+    for job_id in job_ids:
+        first = Event(id=new_id(), job_id=job_id, version=1, time=utc_now(), data=submitted())
+        await until_done(partial(log.append, first, expected=0))
+    dead = await leader(cluster, bus, JOBS)
+    writers = [start(job_id, actor) for job_id in job_ids for actor in ("one", "two")]
+    race = asyncio.gather(*writers)
+    dead.kill()
+    try:
+        await asyncio.wait_for(race, 60)
+        for job_id in job_ids:
+            events = await until_done(partial(log.read, job_id))
+            assert [event.version for event in events] == [1, 2]
+    finally:
+        dead.start()
         await all_copied(bus)

@@ -35,8 +35,10 @@ from events.store.records import Endpoint
 from events.types import Event, Flavour, Submitted
 from events.wire.cloud_events import decode, encode
 from serve_app.acceptance.checker import CheckedRequest, Checker, checker_for
+from serve_app.api_error import ApiError
 from serve_app.body import parse_json
-from serve_app.errors import ANSWERS, ApiError
+from serve_app.endpoints.used import terms_of
+from serve_app.errors import ANSWERS
 from settings.graph import GraphSettings
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY
@@ -107,7 +109,8 @@ def require_idempotent(checked: CheckedRequest, flavour: Flavour, checker: Check
 
 def require_storable(checked: CheckedRequest, flavour: Flavour) -> Job:
     """In the log and in the database; the job as it comes back."""
-    data = submitted(flavour=flavour, request=checked.request, images=checked.images)
+    terms = terms_of(Endpoint("default"), GraphSettings())
+    data = submitted(flavour=flavour, request=checked.request, images=checked.images, terms=terms)
     payload = encode(Event("e", JOB_ID, 1, START, data))
     assert len(payload) < LARGEST_EVENT
     stored = decode(payload).data

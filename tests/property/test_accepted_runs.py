@@ -30,6 +30,7 @@ from events.job import Job
 from events.store.records import Endpoint
 from events.types import Flavour
 from serve_app.acceptance.checker import Checker, checker_for
+from serve_app.endpoints.used import terms_of
 from settings.graph import GraphSettings
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY, Watched
@@ -83,7 +84,8 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
     except (GraphInvalid, ParametersInvalid):
         event("refused")
         return
-    job = Job("j", 1, 1, submitted(flavour=flavour, request=checked.request), START)
+    terms = terms_of(Endpoint("default"), GraphSettings())
+    job = Job("j", 1, 1, submitted(flavour=flavour, request=checked.request, terms=terms), START)
     plan = planner(checker.catalogue, checker.limits, checker.default_checkpoint)(job)
     graph = validate(plan.prompt, checker.catalogue, checker.limits)
     if graph.cost.work > MOST_WORK or graph.cost.live_bytes > MOST_LIVE_BYTES:

@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from jsonschema import Draft202012Validator
 
 from engine.graph.declarations import NodeType
 from engine.nodes import NODE_TYPES
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job, fold
-from events.log import EventLog
 from events.memory.log import MemoryLog
 from events.store.records import Endpoint, Scope
 from events.types import ImageStored
@@ -61,6 +61,14 @@ class Edge(MemoryParts):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url=URL, headers=headers)
+
+    def example(self, method: str, path: str) -> Any:
+        """That of a body in the OpenAPI document, whose schema allows it."""
+        document = self.app.openapi()
+        content = document["paths"][path][method]["requestBody"]["content"]["application/json"]
+        schema = content["schema"] | {"components": document["components"]}
+        Draft202012Validator(schema).validate(content["example"])
+        return content["example"]
 
     async def job(self, job_id: str) -> Job:
         job = fold(await self.log.read(job_id))
@@ -117,11 +125,17 @@ class Edge(MemoryParts):
         assert await read_model.apply(events, expected=position)
 
 
+def lasting_headers(answer: httpx.Response) -> dict[str, str]:
+    """Without those that each request has of its own."""
+    own = {"ratelimit", "ratelimit-policy", "x-request-id"}
+    return {name: value for name, value in answer.headers.items() if name not in own}
+
+
 @asynccontextmanager
 async def running_edge(
     folder: Path,
     *,
-    log: EventLog | None = None,
+    log: MemoryLog | None = None,
     node_types: Sequence[NodeType] = NODE_TYPES,
     open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     **settings: Any,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +19,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
 from events.callback_address import AddressRule
-from events.log import EventLog
+from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.database import Database
@@ -27,6 +27,7 @@ from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
+from events.wire.progress import JobProgress
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
 from settings.settings import Settings
@@ -37,6 +38,8 @@ from tests.support.generate_bodies import CHECKPOINT
 URL = "http://darkroom.test"
 SECRET = b"a secret for the tests"
 URL_FOR = url_for(URL, SECRET)
+RULE = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
+"""127.0.0.0/8 is open to callbacks."""
 
 
 class RecordingJobQueue(MemoryJobQueue):
@@ -97,16 +100,33 @@ class NameServer:
         return self.answers[host]
 
 
+class MemoryProgress(dict[str, JobProgress]):
+    """What jobs are said to have done, by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners: list[Callable[[str, JobProgress], None]] = []
+
+    async def run(self) -> None:
+        pass
+
+    def tell(self, job_id: str, progress: JobProgress) -> None:
+        """What a job actor does while it runs."""
+        self[job_id] = progress
+        for listener in self.listeners:
+            listener(job_id, progress)
+
+
 @dataclass(kw_only=True)
 class MemoryParts:
     """The parts behind the services that a test may look at or change."""
 
-    log: EventLog
+    log: MemoryLog
     queue: RecordingJobQueue = field(default_factory=RecordingJobQueue)
     callback_queue: RecordingCallbackQueue = field(default_factory=RecordingCallbackQueue)
     health: MemoryHealth = field(default_factory=MemoryHealth)
     name_server: NameServer = field(default_factory=NameServer)
-    progress: dict[str, float] = field(default_factory=dict)
+    progress: MemoryProgress = field(default_factory=MemoryProgress)
     statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the dispatcher says of endpoints, by id."""
 
@@ -116,6 +136,10 @@ class MemoryParts:
     async def ask_metrics(self) -> list[bytes]:
         return list(self.said_metrics)
 
+    @property
+    def log_contents(self) -> MemoryLogContents:
+        return MemoryLogContents(self.log)
+
     async def endpoint_status(self, endpoint: str) -> dict[str, Any] | None:
         return self.statuses.get(endpoint)
 
@@ -124,10 +148,8 @@ class MemoryParts:
 async def memory_services(
     folder: Path, parts: MemoryParts, settings: Settings, *, node_types: Sequence[NodeType]
 ) -> AsyncGenerator[Services]:
-    """127.0.0.0/8 is open to callbacks."""
-    rule = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
     sender = Sender(
-        rule, settings=CallbackSettings(timeout_s=1.0), resolve=parts.name_server.resolve
+        RULE, settings=CallbackSettings(timeout_s=1.0), resolve=parts.name_server.resolve
     )
     database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
     await database.prepare()
@@ -135,7 +157,6 @@ async def memory_services(
         parts,
         settings,
         database,
-        rule=rule,
         sender=sender,
         images=ImageStore((folder / "images").as_uri()),
         catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
@@ -149,13 +170,12 @@ def _services(
     settings: Settings,
     database: Database,
     *,
-    rule: AddressRule,
     sender: Sender,
     images: ImageStore,
     catalogue: Catalogue,
 ) -> Services:
     deliveries, read_model, keys = MemoryLog(), ReadModel(database), ApiKeys(database)
-    archiving, signing = open_archive(database, images), SigningSecrets(keys, secret=SECRET, most=3)
+    archiving = open_archive(database, images)
     return Services(
         http_settings=settings.http,
         graph_settings=settings.graph,
@@ -173,16 +193,17 @@ def _services(
         images=images,
         removal=archiving.removal(images, read_model, log=parts.log, deliveries=deliveries),
         history=archiving.history(log=parts.log, deliveries=deliveries),
+        log_contents=parts.log_contents,
         hot_jobs=archiving.hot_jobs,
         catalogue=catalogue,
-        address_rule=rule,
+        address_rule=RULE,
         resolve=parts.name_server.resolve,
         queue=parts.queue,
         callback_queue=parts.callback_queue,
-        send_sample=SampleCallback(sender=sender, secrets=signing, url_for=URL_FOR).send,
+        send_sample=_sample_callback(keys, sender).send,
         health=parts.health,
         endpoint_status=parts.endpoint_status,
-        progress=parts.progress.get,
+        progress=parts.progress,
     )
 
 
@@ -192,3 +213,8 @@ def _models_folder(folder: Path) -> Path:
     (models / "checkpoints").mkdir(parents=True)
     (models / "checkpoints" / CHECKPOINT).touch()
     return models
+
+
+def _sample_callback(keys: ApiKeys, sender: Sender) -> SampleCallback:
+    signing = SigningSecrets(keys, secret=SECRET, most=3)
+    return SampleCallback(sender=sender, secrets=signing, url_for=URL_FOR)

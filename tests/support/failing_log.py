@@ -49,6 +49,12 @@ class FailingLog(MemoryLog):
             events.append(_behind(events, job_id, unknown))
         return events
 
+    @property
+    def last_position(self) -> int:
+        if self.read_error is not None:
+            raise self.read_error
+        return super().last_position
+
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         found = await super().stored(job_ids)
         for job_id in self.unreadable & found.keys():

@@ -8,12 +8,17 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from tests.support.patience import FACTOR
+
 T = TypeVar("T")
 
 
 async def eventually(check: Callable[[], T | Awaitable[T]], *, within_s: float = 180.0) -> T:
-    """The first true answer of `check`; an AssertionError with the last one when time is up."""
-    give_up_at, pause_s = time.monotonic() + within_s, 0.001
+    """The first true answer of `check`; an AssertionError with the last one when time is up.
+
+    A slow machine has more time.
+    """
+    give_up_at, pause_s = time.monotonic() + FACTOR * within_s, 0.001
     while True:
         answer = check()
         if inspect.isawaitable(answer):

@@ -24,11 +24,12 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 import ray
 
 import examples.service
+from tests.support.patience import FACTOR
 from tests.support.subscriber import stored_events
 
 CHECKPOINT = "darkroom-tiny.safetensors"
-READY_TIMEOUT_S = 240.0
-END_TIMEOUT_S = 400.0
+READY_TIMEOUT_S = 240.0 * FACTOR
+END_TIMEOUT_S = 400.0 * FACTOR
 """A busy machine makes two-threaded torch many times slower."""
 
 # Short times, so that what must come back comes back within a test's patience.
@@ -64,8 +65,8 @@ class Service(examples.service.Service):
             time.sleep(0.05)
         self.http.headers["Authorization"] = f"Bearer {self.admin_key}"
 
-    def close(self) -> None:
-        super().close()
+    def close(self, *, within_s: float = 30.0 * FACTOR) -> None:
+        super().close(within_s=within_s)
         self.http.close()
 
     # Calls.

@@ -100,6 +100,7 @@ def job_runner(
     actor: str = "a",
     limits: AttemptLimits = QUICK,
     lease_renew_s: float = LEASE_S / 5,
+    is_traced: bool = False,
 ) -> JobRunner:
     return JobRunner(
         actor=actor,
@@ -113,6 +114,7 @@ def job_runner(
         max_attempts=3,
         max_attempts_total=9,
         now=utc_now,
+        is_traced=is_traced,
     )
 
 

@@ -85,6 +85,27 @@ async def test_jobs_that_ended_and_cooled_are_found(
     assert [job.id for job in old] == [erased]
 
 
+async def test_jobs_that_left_the_log_behind_a_position_are_found(
+    model: ReadModel, history: History, hot_jobs: HotJobs, segments: Segments
+) -> None:
+    first, second, hot, others = (new_id() for _ in range(4))
+    for job_id in (first, second, hot):
+        history.add(job_id, submitted(), Cancelled())
+    history.add(others, submitted(owner="bob"), Cancelled())
+    await model.apply(history.events, expected=0)
+    jobs = {job.id: job for job in await hot_jobs.cool(MORNING, limit=9)}
+    left = [jobs[each] for each in (first, second, others)]
+    assert await written(segments, ref(), archived=left, sources=[])
+
+    async def found(after: int, *, limit: int = 9) -> list[str]:
+        return [id for id, _ in await hot_jobs.left("alice", after=after, limit=limit)]
+
+    assert await found(0) == [first, second]
+    assert await found(0, limit=1) == [first]
+    assert await found(jobs[first].position) == [second]
+    assert await found(jobs[second].position) == []
+
+
 async def test_a_walk_through_old_jobs_goes_on_behind_the_last(
     model: ReadModel, history: History, hot_jobs: HotJobs
 ) -> None:

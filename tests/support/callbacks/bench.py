@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +21,7 @@ from events.decisions import Cancel, Submit
 from events.delivery import fold_delivery
 from events.delivery_policy import SendResult
 from events.ids import new_id
+from events.job import Job
 from events.log import JobWriter
 from events.memory.queues import MemoryCallbackQueue
 from events.store.keys import ApiKeys
@@ -39,6 +42,9 @@ class RecordingSender(Sender):
     def __init__(self) -> None:
         super().__init__(AddressRule(allow_networks=[ip_network("127.0.0.0/8")]), settings=SETTINGS)
         self.sent: list[str] = []
+        self.told: list[str] = []
+        """The ids of what was sent, as they are on the wire."""
+        self.bodies: list[dict[str, Any]] = []
         self.outcomes: list[SendResult | Exception] = []
         """What the next tries come to, one after the other."""
 
@@ -46,6 +52,8 @@ class RecordingSender(Sender):
         if "hostile" in url:
             raise TypeError("nobody foresaw this")
         self.sent.append(url)
+        self.told.append(headers["webhook-id"])
+        self.bodies.append(json.loads(body))
         if self.outcomes:
             outcome = self.outcomes.pop(0)
             if isinstance(outcome, Exception):
@@ -61,6 +69,7 @@ class Bench:
         self.sender = RecordingSender()
         self.registry = CollectorRegistry()
         """Of the metrics."""
+        self.on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None
 
     async def ended_job(self, url: str) -> str:
         job_id = new_id()
@@ -83,7 +92,7 @@ class Bench:
                 secrets=SigningSecrets(ApiKeys(database), secret=b"0" * 16, most=1),
                 allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
                 settings=SETTINGS,
-                metrics=CallbackMetrics(self.registry),
+                metrics=CallbackMetrics(self.registry, on_try=self.on_try),
                 hold_s=0.3,
             )
             task = asyncio.create_task(role.run())

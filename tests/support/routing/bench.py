@@ -70,6 +70,7 @@ class Bench:
             callbacks=self.callbacks,
             read_model=self.read_model,
             requeue_period_s=requeue_period_s,
+            most_images_told=8,
         )
         task = asyncio.create_task(router.run())
         try:

@@ -13,7 +13,8 @@ from benchmarks.harness.latencies import (
     parse_server_timing,
     percentile,
 )
-from events.types import Completed, Started, Timing
+from events.job_cost import Timing
+from events.types import Completed, Started
 from serve_app.routes.server_timing import server_timing
 from tests.support.events import folded, submitted
 

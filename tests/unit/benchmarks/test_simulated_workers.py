@@ -39,8 +39,12 @@ async def test_without_room_jobs_wait() -> None:
 
 async def test_those_that_nobody_needs_are_closed() -> None:
     cluster, demand = SimulatedBench().cluster, Demand(1)
+
+    async def is_empty() -> bool:
+        return not await cluster.workers("worker:")
+
     async with kept(new_pool(cluster, min_workers=0, idle_s=0.01), demand) as pool:
         await eventually(lambda: pool.free.count == 2)
         demand.jobs = 0
         await eventually(lambda: pool.free.count == 0)
-    assert await cluster.workers("worker:") == []
+        await eventually(is_empty)
