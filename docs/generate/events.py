@@ -6,28 +6,42 @@ import ast
 import inspect
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
+
 from docs.generate.tables import field_table, with_definitions
 from events import types
 from events.types import EVENT_TYPES, EventData, JobEvent
 
+REFERENCE = "#/components/schemas/{model}"
+"""Where a schema is found that another one names."""
+
 
 def event_types() -> str:
     """A section for each type: where it is stored, what it means, its fields."""
+    schemas = event_schemas()
+    return "\n\n".join(_section(each, schemas) for each in EVENT_TYPES.values())
+
+
+def event_schemas() -> dict[str, dict[str, Any]]:
+    """JSON Schemas of all events, and of what they hold, by the names of their classes."""
     meanings = _field_docstrings()
-    return "\n\n".join(_section(each, meanings) for each in EVENT_TYPES.values())
+    _, document = models_json_schema(
+        [(each, "validation") for each in EVENT_TYPES.values()], ref_template=REFERENCE
+    )
+    schemas: dict[str, dict[str, Any]] = document["$defs"]
+    for name, schema in schemas.items():
+        _describe(schema, meanings.get(name, {}))
+    return schemas
 
 
-def _section(event: type[EventData], meanings: dict[str, dict[str, str]]) -> str:
+def _section(event: type[EventData], schemas: dict[str, dict[str, Any]]) -> str:
     stream = "JOBS" if issubclass(event, JobEvent) else "DELIVERIES"
-    schema = event.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    for name, each in {event.__name__: schema, **definitions}.items():
-        _describe(each, meanings.get(name, {}))
+    schema = schemas[event.__name__]
     parts = [
         f"### `{event.type_name}`",
         f"`{event.__name__}`, stored in `{stream}`.",
         inspect.cleandoc(event.__doc__ or ""),
-        field_table(with_definitions(schema, definitions)) if event.model_fields else "No fields.",
+        field_table(with_definitions(schema, schemas)) if event.model_fields else "No fields.",
     ]
     return "\n\n".join(filter(None, parts))
 

@@ -19,6 +19,8 @@ OUTSIDE = (
     "deploy/ray-cluster.yaml",
     "examples/demo.py",
     "examples/receiver.py",
+    "examples/subscriber/follow.mjs",
+    "examples/subscriber/follow.py",
     "examples/workflow.json",
     "models/checkpoints/darkroom-shapes.md",
 )

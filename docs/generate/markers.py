@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 
 from docs.generate.events import event_types
+from docs.generate.nodes import nodes
 from docs.generate.routes import http_routes
 from settings.__main__ import markdown as settings_table
 
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "events": event_types,
+    "nodes": nodes,
     "routes": http_routes,
     "settings": settings_table,
 }

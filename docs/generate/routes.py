@@ -48,12 +48,11 @@ def http_routes() -> str:
 
 
 def _operations(document: Schema) -> Iterable[Operation]:
-    found: dict[tuple[str, ...], Operation] = {}
+    found: dict[str, Operation] = {}
     for path, methods in document["paths"].items():
         for method, content in methods.items():
-            tag, summary = content["tags"][0], content["summary"]
-            key = (method, tag, summary, content.get("description", ""))
-            operation = found.setdefault(key, Operation(tag, content))
+            id = content.get("x-twin-of", content["operationId"])
+            operation = found.setdefault(id, Operation(content["tags"][0], content))
             operation.calls.append(f"{method.upper()} {path}")
     return found.values()
 
