@@ -180,25 +180,34 @@ def error_of(end: End | None) -> JobError | None:
 
 def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
     """What a caller is told of `job`."""
-    absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
-    asked_for = job.submitted.images
-    count = max([asked_for, *(image.index + 1 for image in job.images)])
-    stored = {image.index: image for image in job.images}
     return ResultResponse(
         request_id=job.id,
         status=status_of(job.end),
         state=state_of(job),
         message=message_of(job.end),
         error=error_of(job.end),
-        results=tuple(
-            _item(job.id, image, url_for) if (image := stored.get(index)) else absent
-            for index in range(count)
-        ),
+        results=images_of(job, url_for),
         cost=job.submitted.cost,
         created_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
         retry_of=job.submitted.retry_of,
+    )
+
+
+def image_count(job: Job) -> int:
+    """How many images `job` was asked for, or has by now, if that is more."""
+    return max([job.submitted.images, *(image.index + 1 for image in job.images)])
+
+
+def images_of(job: Job, url_for: UrlFor, *, most: int | None = None) -> tuple[ImageResult, ...]:
+    """The images of `job`, in order, present or not; the first ones only, where `most` is given."""
+    absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
+    count = image_count(job) if most is None else min(image_count(job), most)
+    stored = {image.index: image for image in job.images}
+    return tuple(
+        _item(job.id, image, url_for) if (image := stored.get(index)) else absent
+        for index in range(count)
     )
 
 

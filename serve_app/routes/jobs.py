@@ -19,8 +19,9 @@ from events.result import (
     State,
     Status,
     error_of,
+    image_count,
+    images_of,
     message_of,
-    result_of,
     state_of,
     status_of,
 )
@@ -38,6 +39,10 @@ router = APIRouter(
     tags=["jobs"],
     responses=documented(400, 401, 403, 500, 503),
 )
+
+
+_SHOWN_IMAGES = 4
+"""Of each job of a page: 200 jobs may have 51,200."""
 
 
 class JobSummary(BaseModel):
@@ -61,7 +66,11 @@ class JobSummary(BaseModel):
 
 class ListedJob(JobSummary):
     results: tuple[ImageResult, ...] | None = Field(
-        default=None, description="Its images so far; absent unless they are asked for"
+        default=None,
+        description=f"Its first {_SHOWN_IMAGES} images; absent unless they are asked for",
+    )
+    result_count: int | None = Field(
+        default=None, description="How many images it has in all; absent as `results` is"
     )
 
 
@@ -115,7 +124,7 @@ async def list_jobs(
     status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
     flavour: Flavour | None = None,
     endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
-    results: Annotated[bool, Query(description="Show the images of each job, too")] = False,
+    results: Annotated[bool, Query(description="Show the first images of each job, too")] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
 ) -> JobPage:
@@ -136,7 +145,8 @@ async def list_jobs(
     jobs = [
         ListedJob(
             **summary(job).model_dump(),
-            results=result_of(job, url_for).results if results else None,
+            results=images_of(job, url_for, most=_SHOWN_IMAGES) if results else None,
+            result_count=image_count(job) if results else None,
         )
         for job in page
     ]

@@ -100,7 +100,7 @@ def is_made_and_used(service: Service) -> None:
     for job_id in submit(service, 2, steps=2):
         assert service.ended(job_id)["status"] == 1
     until(lambda: shown(service).get("rate_per_s"))
-    assert shown(service)["warm_checkpoints"] == [CHECKPOINT]
+    until(lambda: shown(service)["warm_checkpoints"] == [CHECKPOINT])
 
 
 def is_changed_under_load(service: Service) -> None:

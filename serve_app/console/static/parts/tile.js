@@ -12,7 +12,7 @@ export function tile(job, name) {
     { class: "frame" },
     made.length ? h("img", { src: made[0], alt: "", loading: "lazy", decoding: "async" }) : icon("image"),
     job.state !== "completed" && h("span", { class: `badge ${job.state}`, "aria-hidden": "true" }, state),
-    made.length > 1 && h("span", { class: "count", "aria-hidden": "true" }, made.length),
+    made.length > 0 && job.result_count > 1 && h("span", { class: "count", "aria-hidden": "true" }, job.result_count),
   );
   const when = `${words.ago(job.created_at)}${job.flavour === "workflow" ? " · workflow" : ""}`;
   const spoken = h("span", { class: "unseen" }, state.toLowerCase());

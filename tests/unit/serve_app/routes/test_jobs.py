@@ -64,6 +64,16 @@ class TestList:
         [job] = (await client.get("/v1/jobs?results=true")).json()["jobs"]
         assert "results" not in without
         assert job["results"] == (await client.get(f"/v1/jobs/{id}/result")).json()["results"]
+        assert job["result_count"] == 1
+
+    async def test_it_has_the_first_images_of_a_job_with_many(
+        self, edge: Edge, client: httpx.AsyncClient
+    ) -> None:
+        answer = await client.post("/diffusion/v1/generate", json=diffusion_body(n_iter=9))
+        await edge.project()
+        [job] = (await client.get("/v1/jobs?results=true")).json()["jobs"]
+        assert answer.status_code == 202
+        assert (len(job["results"]), job["result_count"]) == (4, 9)
 
     async def test_filters_narrow_it(self, edge: Edge, client: httpx.AsyncClient) -> None:
         ended, waiting = await submit(client), await submit(client, "workflow")
