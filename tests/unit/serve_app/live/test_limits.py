@@ -79,9 +79,11 @@ async def test_clients_that_vanish_leave_nothing(edge: Edge, key: str) -> None:
     assert not broadcaster._by_owner
 
 
-async def test_the_log_is_followed_once_and_not_without_streams(edge: Edge, key: str) -> None:
+async def test_the_log_is_followed_once_and_not_without_streams(
+    edge: Edge, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.live.broadcaster._LINGER_S", 0.0)
     broadcaster = edge.app.state.replica.streams._broadcaster
-    broadcaster._linger_s = 0.0
     assert broadcaster._follower is None
     async with watching(edge.app, PATH, key) as first, watching(edge.app, PATH, key) as second:
         await first.began.wait()
