@@ -134,6 +134,7 @@ class Broadcaster:
                 listener.end()
 
     async def stop(self) -> None:
+        """End every stream, and follow the log no more."""
         self.end_streams()
         self._forget()
         for task in self._look_ups.values():
