@@ -19,6 +19,7 @@ from actors.assembly import (
     worker_config,
 )
 from actors.callbacks.allowed_hosts import AllowedHosts
+from actors.callbacks.deliverer import Deliverer
 from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
@@ -207,7 +208,7 @@ async def run_callbacks(settings: Settings) -> None:
     # A job whose callback is asked for again may be in the archive.
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     metrics = metering.DeliveryMetrics(settings.telemetry)
-    callbacks = Callbacks(
+    deliverer = Deliverer(
         queue=messaging.callback_queue,
         jobs=history.log,
         deliveries=history.delivery_log,
@@ -218,6 +219,7 @@ async def run_callbacks(settings: Settings) -> None:
         settings=settings.callbacks,
         metrics=metrics.callbacks,
     )
+    callbacks = Callbacks(messaging.callback_queue, deliverer, settings=settings.callbacks)
     await messaging.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(callbacks.run())

@@ -11,7 +11,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import index, itemgetter
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -163,9 +162,9 @@ class Batcher:
         call_rows = sum(each.rows for each in group)
         names = {each.member.stages.name for each in group} - {""}
         for waiting, result in zip(group, results, strict=True):
-            stage = waiting.request.stage
-            end = partial(waiting.member.stages.end, rows=waiting.rows, call_rows=call_rows)
-            end(stage, names=names)
+            waiting.member.stages.end(
+                waiting.request.stage, rows=waiting.rows, call_rows=call_rows, names=names
+            )
             answers.setdefault(waiting.member, []).append((waiting.request, result))
         return answers
 

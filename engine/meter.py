@@ -28,10 +28,9 @@ from engine.graph.declarations import Float, Input, Int, String
 from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
 from engine.nodes import NODE_TYPES
+from engine.nodes.sides import CELL
 
 TYPES = {declared.class_type: declared for declared in NODE_TYPES}
-_CELL = 8
-"""Pixels in a side of a latent's cell."""
 
 
 class Meter:
@@ -102,7 +101,7 @@ def measured(value: Any, shape: Shape) -> Shape:
             height, width = value.samples.shape[-2:]
             mask = value.noise_mask
             held = 0 if mask is None else mask.numel() * mask.element_size()
-            return LatentShape(len(value.samples), width * _CELL, height * _CELL, held)
+            return LatentShape(len(value.samples), width * CELL, height * CELL, held)
         case MaskShape():
             height, width = value.shape[-2:]
             count = math.prod(value.shape[:-2])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
 
+Compatibility: TypeAlias = Literal["webui", "comfyui"]
+"""Whose meaning the parameters of a diffusion request have."""
 MAX_COST_WITHOUT_GPU = 250.0
 """The default of `max_cost` where all work is done by CPUs."""
 
@@ -16,7 +18,7 @@ MAX_COST_WITHOUT_GPU = 250.0
 class GraphSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
-    compatibility: Literal["webui", "comfyui"] = "webui"
+    compatibility: Compatibility = "webui"
     """Whose meaning diffusion requests have that name none: the WebUI's, or that of the same nodes
     in ComfyUI."""
     max_nodes: PositiveInt = 1000

@@ -50,6 +50,7 @@ class CallbackMetrics:
             self._ended.labels(outcome)
 
     def note_try(self, job: Job, result: SendResult) -> None:
+        """Count a try to tell of the job."""
         self._on_try(job, result)
         self._tries.labels(_outcome(result)).inc()
         if result.status is not None:

@@ -35,6 +35,7 @@ from events.delivery import (
 from events.delivery_policy import SendResult
 from events.job import Job, fold
 from events.log import DeliveryWriter, EventLog, utc_now
+from events.persistent_log import PersistentLog
 from events.queue import AT_ONCE, CallbackQueue
 from events.result import UrlFor
 from events.types import CallbackAttempted, DeliveryEvent, Event
@@ -88,8 +89,8 @@ class Deliverer:
         metrics: CallbackMetrics,
     ) -> None:
         self._queue = queue
-        self._jobs = jobs
-        self._writer = DeliveryWriter(deliveries, on_added=metrics.note_event)
+        self._jobs = PersistentLog(jobs)
+        self._writer = DeliveryWriter(PersistentLog(deliveries), on_added=metrics.note_event)
         self._sender = sender
         self._url_for = url_for
         self._secrets = secrets
@@ -109,7 +110,7 @@ class Deliverer:
             due = await self._due(arrival.entry.job_id)
             if due is None:
                 return None
-            retry_at = self._no_later(due, due.retry_at)
+            retry_at = due.retry_at and self._no_later(due, due.retry_at)
             if retry_at is not None and arrival.is_early(retry_at):
                 return await self._park(arrival, due, retry_at)
             with log_fields.about(due.job):
@@ -151,9 +152,9 @@ class Deliverer:
         """When what was not told before the end is given up."""
         return ended_at + timedelta(seconds=self._settings.before_end_s)
 
-    def _no_later(self, due: _Due, until: datetime | None) -> datetime | None:
+    def _no_later(self, due: _Due, until: datetime) -> datetime:
         """What is told before the end does not wait beyond the time at which it is given up."""
-        if until is None or due.message.about is None or due.job.ended_at is None:
+        if due.message.about is None or due.job.ended_at is None:
             return until
         return min(until, self._given_up_at(due.job.ended_at))
 
@@ -161,8 +162,8 @@ class Deliverer:
         self, arrival: Arrival, due: _Due, until: datetime, *, line: str | None = None
     ) -> datetime | None:
         """See `come_to_end`. The end of the job may have been parked, and replaced by this."""
-        until = self._no_later(due, until) or until
-        await self._queue.park(arrival.entry.job_id, until + arrival.ahead, line=line)
+        due_at = self._no_later(due, until) + arrival.ahead
+        await self._queue.park(arrival.entry.job_id, due_at, line=line)
         if due.message.about is None or due.job.end is not None:
             return None
         now = fold(await self._jobs.read(due.job.id))

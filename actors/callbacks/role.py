@@ -34,20 +34,14 @@ import logging
 from collections import Counter
 from datetime import timedelta
 
-from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.arrival import Arrival
 from actors.callbacks.deliverer import Deliverer
-from actors.callbacks.secrets import SigningSecrets
-from actors.callbacks.sender import Sender
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError
-from events.log import EventLog, utc_now
-from events.persistent_log import PersistentLog
+from events.log import utc_now
 from events.queue import AT_ONCE, CallbackQueue, QueueEntry
-from events.result import UrlFor
 from events.retry import keep_trying
 from settings.callbacks import CallbackSettings
 from storage.images import ImageStoreError
-from telemetry.callback_metrics import CallbackMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -59,33 +53,17 @@ _LATER_VERSION_S = 60.0
 class Callbacks:
     def __init__(
         self,
-        *,
         queue: CallbackQueue,
-        jobs: EventLog,
-        deliveries: EventLog,
-        sender: Sender,
-        url_for: UrlFor,
-        secrets: SigningSecrets,
-        allowed_hosts: AllowedHosts,
+        deliverer: Deliverer,
+        *,
         settings: CallbackSettings,
-        metrics: CallbackMetrics,
         hold_s: float = 15.0,
     ) -> None:
         """After `hold_s` the entry of an instance that died goes to another one."""
         self._queue = queue
+        self._deliverer = deliverer
         self._settings = settings
         self._hold_s = hold_s
-        self._deliverer = Deliverer(
-            queue=queue,
-            jobs=PersistentLog(jobs),
-            deliveries=PersistentLog(deliveries),
-            sender=sender,
-            url_for=url_for,
-            secrets=secrets,
-            allowed_hosts=allowed_hosts,
-            settings=settings,
-            metrics=metrics,
-        )
         self._held: dict[str, QueueEntry] = {}
         """By job."""
         self._second: dict[str, QueueEntry] = {}

@@ -15,6 +15,7 @@ class ReportProgress(Protocol):
 
 
 def job_progress(progress: Progress) -> JobProgress:
+    """What an engine reports, in the form in which it is told."""
     return JobProgress(
         done=progress.done,
         total=max(progress.total, 1),

@@ -191,7 +191,7 @@ class _Calls:
             rule=third.rule if third else None,
             third=more[0] if more else (),
             needs_uncond=self.needs_uncond,
-            concat_latent=concat_latent(self.mask, self.clean) if model.inpaints else None,
+            concat_latent=concat_latent(self.mask, clean) if model.inpaints else None,
             needs_parts=is_self_guided(model),
         )
         counted = count()

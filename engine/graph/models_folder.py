@@ -66,6 +66,7 @@ class ModelsFolder:
         return view
 
     def is_there(self) -> bool:
+        """Whether it is a folder at all. Raises ModelsUnavailable."""
         return self.reads.read("root", self.root.is_dir)
 
     def names(self, kind: str) -> tuple[str, ...]:

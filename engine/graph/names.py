@@ -238,7 +238,8 @@ SCHEDULER_OF = {row.name: row for row in SCHEDULERS}
 SAMPLER_OF = {row.name: row for row in SAMPLERS}
 
 
-def _key(spelling: str) -> str:
+def key_of(spelling: str) -> str:
+    """Equal for spellings that differ in case and spaces alone."""
     return " ".join(spelling.casefold().split())
 
 
@@ -246,13 +247,13 @@ def _spellings(row: Sampler | Scheduler) -> tuple[str, ...]:
     return (row.name, row.label, *row.aliases)
 
 
-_SCHEDULER_NAMES = {_key(s): row.name for row in SCHEDULERS for s in _spellings(row)}
+_SCHEDULER_NAMES = {key_of(s): row.name for row in SCHEDULERS for s in _spellings(row)}
 _SAMPLER_NAMES: dict[str, tuple[str, str | None]] = {
-    _key(f"{row.label} {spelling}"): (row.name, scheduler.name)
+    key_of(f"{row.label} {spelling}"): (row.name, scheduler.name)
     for row in SAMPLERS
     for scheduler in SCHEDULERS
     for spelling in (scheduler.label, *scheduler.aliases)
-} | {_key(s): (row.name, None) for row in SAMPLERS for s in _spellings(row)}
+} | {key_of(s): (row.name, None) for row in SAMPLERS for s in _spellings(row)}
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
@@ -260,7 +261,7 @@ def sampler(spelling: str) -> tuple[str, str | None]:
 
     Raises ValueError for an unknown name.
     """
-    found = _SAMPLER_NAMES.get(_key(spelling))
+    found = _SAMPLER_NAMES.get(key_of(spelling))
     if found is None:
         raise ValueError(f"unknown sampler; known: {', '.join(row.label for row in SAMPLERS)}")
     return found
@@ -268,8 +269,8 @@ def sampler(spelling: str) -> tuple[str, str | None]:
 
 def scheduler(spelling: str) -> str | None:
     """The scheduler; None for "Automatic". Raises ValueError for an unknown name."""
-    key = _key(spelling)
-    if key == _key(AUTOMATIC):
+    key = key_of(spelling)
+    if key == key_of(AUTOMATIC):
         return None
     if key not in _SCHEDULER_NAMES:
         known = ", ".join((AUTOMATIC, *(row.label for row in SCHEDULERS)))

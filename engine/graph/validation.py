@@ -6,7 +6,7 @@ value raises nothing but GraphInvalid, and the service has limits of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -210,10 +210,10 @@ def _graph(
     return Graph(tuple(made))
 
 
-def _needed(checked: Mapping[str, CheckedInputs], outputs: list[str]) -> set[str]:
+def _needed(checked: Mapping[str, CheckedInputs], outputs: Iterable[str]) -> set[str]:
     """The nodes that must run: those whose values are literals now need not."""
     needed: set[str] = set()
-    pending = outputs
+    pending = list(outputs)
     while pending:
         node_id = pending.pop()
         if node_id not in needed:

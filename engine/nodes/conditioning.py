@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 from engine.graph import work
 from engine.graph.cost import ConditioningShape, Estimate, ImageShape, saturated
 from engine.graph.declarations import Choice, Float, Input, Int, Link, node
+from engine.nodes.sides import CELL, MAX_SIDE
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Mask
 
-_CELL = 8
-"""Pixels in a side of a latent's cell."""
-_MAX_SIDE = 16384
 _CONDITIONING = Link("CONDITIONING")
 _STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="Its weight relative to the other conditionings.")
 
@@ -66,7 +64,7 @@ def _mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _pixels(default: int, least: int) -> Int:
-    return Int(default, min=least, max=_MAX_SIDE, step=8, tooltip="In pixels.")
+    return Int(default, min=least, max=MAX_SIDE, step=8, tooltip="In pixels.")
 
 
 def _fraction(default: float, step: float = 0.01) -> Float:
@@ -173,7 +171,7 @@ def conditioning_set_area(
     """Limits a conditioning to a rectangle of the image."""
     from engine.diffusion.conditioning.condition import Area
 
-    area = Area(height // _CELL, width // _CELL, y // _CELL, x // _CELL)
+    area = Area(height // CELL, width // CELL, y // CELL, x // CELL)
     return (tuple(each.with_area(area, strength) for each in conditioning),)
 
 

@@ -26,11 +26,13 @@ def is_xl(models: ModelsFolder, checkpoint: str) -> bool:
 
     Raises CheckpointUnavailable, ModelsUnavailable.
     """
-    return family_of(models, checkpoint) in (Family.SDXL, Family.SDXL_REFINER)
+    return checkpoint_family(models, checkpoint) in (Family.SDXL, Family.SDXL_REFINER)
 
 
-def family_of(models: ModelsFolder, checkpoint: str) -> Family | None:
-    """The family of a checkpoint, of folders only whether it is XL; None for what cannot be told.
+def checkpoint_family(models: ModelsFolder, checkpoint: str) -> Family | None:
+    """The family of a checkpoint; None where it cannot be told.
+
+    Of one that is a folder it is told only whether it is SDXL.
 
     Raises CheckpointUnavailable, ModelsUnavailable.
     """

@@ -44,18 +44,18 @@ def named_embeddings(texts: Iterable[str], embeddings: Mapping[str, Path]) -> di
     }
 
 
-def named_lora(models: ModelsFolder, asked: str) -> str:
+def lora_of_file(models: ModelsFolder, asked: str) -> str:
     """The listed name of a LoRA by that of its file. Raises ValueError, ModelsUnavailable."""
     return listed_name(asked, models.names(LORAS))
 
 
-def listed_lora(models: ModelsFolder, asked: str) -> str:
+def lora_of_any_name(models: ModelsFolder, asked: str) -> str:
     """The listed name of a LoRA, by that of its file or by the one that its training gave it.
 
     Raises ValueError with the known names, ModelsUnavailable.
     """
     try:
-        return named_lora(models, asked)
+        return lora_of_file(models, asked)
     except ValueError:
         read = partial(_by_output_name, models.paths(LORAS))
         # Not by `reads`: the lists of models do not stand in line behind many files.

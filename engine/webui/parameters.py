@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     ConfigDict,
@@ -24,6 +24,7 @@ from engine.webui.values import (
     ClipSkip,
     Count,
     Denoise,
+    Emphasis,
     Factor,
     Name,
     Number,
@@ -60,7 +61,7 @@ class OverrideSettings(Strict):
     eta_noise_seed_delta: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
     sgm_noise_multiplier: bool = False
     enable_quantization: bool = False
-    emphasis: Literal["Original", "No norm", "Ignore"] = "Original"
+    emphasis: Emphasis = "Original"
 
     @model_validator(mode="wrap")
     @classmethod

@@ -17,9 +17,14 @@ from engine.graph.models_folder import (
     ModelsFolder,
     pickled_refused,
 )
-from engine.webui.default_size import default_side, family_of, is_xl
+from engine.webui.default_size import checkpoint_family, default_side, is_xl
 from engine.webui.extra_networks import Lora, split_networks
-from engine.webui.model_names import listed_lora, listed_name, named_embeddings, named_lora
+from engine.webui.model_names import (
+    listed_name,
+    lora_of_any_name,
+    lora_of_file,
+    named_embeddings,
+)
 from engine.webui.parameters import DiffusionParameters
 from engine.webui.prompt import read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
@@ -67,7 +72,7 @@ def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFol
     refiner = _listed("refiner_checkpoint", parameters.refiner_checkpoint, known)
     if refiner == pass_.checkpoint:
         return pass_
-    is_alike = family_of(models, refiner) == family_of(models, pass_.checkpoint)
+    is_alike = checkpoint_family(models, refiner) == checkpoint_family(models, pass_.checkpoint)
     return replace(pass_, refiner=refiner, refiner_loras=pass_.loras if is_alike else ())
 
 
@@ -243,7 +248,7 @@ def _split(
     parameters: DiffusionParameters, field: str, catalogue: Catalogue
 ) -> tuple[str, tuple[Lora, ...]]:
     is_webui = parameters.compatibility == "webui"
-    find = partial(listed_lora if is_webui else named_lora, catalogue.models)
+    find = partial(lora_of_any_name if is_webui else lora_of_file, catalogue.models)
     try:
         return split_networks(getattr(parameters, field), find, skips_unknown=is_webui)
     except PromptInvalid as error:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from engine.graph import names
-from engine.graph.names import AUTOMATIC, Sampler, Scheduler
+from engine.graph.names import AUTOMATIC, Sampler, Scheduler, key_of
 
 Compatibility: TypeAlias = Literal["webui", "comfyui"]
 """Whose meaning the parameters of a request have."""
@@ -108,20 +108,21 @@ NEW_SCHEDULERS = tuple(
     if not row.name.startswith("webui_") and row.name != ALIGN_YOUR_STEPS_XL
 )
 """Those whose names ComfyUI does not have."""
-_FOLLOWS_ITS_OWN = {_TIMESTEPS, _TIME_UNIFORM, _ENDS}
+_ALONG_TIMESTEPS = {_TIMESTEPS, _TIME_UNIFORM}
+_FOLLOWS_ITS_OWN = _ALONG_TIMESTEPS | {_ENDS}
 _SAMPLER_HERE = {row.name.removeprefix("webui_"): row.name for row in OWN_SAMPLERS}
 _SCHEDULER_HERE = {row.name.removeprefix("webui_"): row.name for row in OWN_SCHEDULERS}
 _SCHEDULERS_BY_LABEL = {
-    row.label.casefold(): row.name
+    key_of(row.label): row.name
     for row in reversed(OWN_SCHEDULERS)
     if row.name not in _FOLLOWS_ITS_OWN
 }
 _SAMPLERS_BY_LABEL: dict[str, tuple[str, str | None]] = {
-    f"{row.label} {scheduler.label}".casefold(): (row.name, scheduler.name)
+    key_of(f"{row.label} {scheduler.label}"): (row.name, scheduler.name)
     for row in OWN_SAMPLERS
     for scheduler in SCHEDULER_OF.values()
     if scheduler.name not in _FOLLOWS_ITS_OWN
-} | {row.label.casefold(): (row.name, None) for row in OWN_SAMPLERS}
+} | {key_of(row.label): (row.name, None) for row in OWN_SAMPLERS}
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
@@ -129,7 +130,7 @@ def sampler(spelling: str) -> tuple[str, str | None]:
 
     Raises ValueError for an unknown name.
     """
-    if found := _SAMPLERS_BY_LABEL.get(_key(spelling)):
+    if found := _SAMPLERS_BY_LABEL.get(key_of(spelling)):
         name, joined = found
     else:
         try:
@@ -142,7 +143,7 @@ def sampler(spelling: str) -> tuple[str, str | None]:
 
 def scheduler(spelling: str) -> str | None:
     """The scheduler in the WebUI's sense; None for "Automatic". Raises ValueError."""
-    if found := _SCHEDULERS_BY_LABEL.get(_key(spelling)):
+    if found := _SCHEDULERS_BY_LABEL.get(key_of(spelling)):
         return found
     try:
         name = names.scheduler(spelling)
@@ -185,7 +186,7 @@ def asked_scheduler(sampler_spelling: str, scheduler_spelling: str) -> str:
 
 def follows_timesteps(row: Sampler) -> bool:
     """Whether a sampler steps through timesteps, whatever scheduler was asked for."""
-    return row.automatic in (_TIMESTEPS, _TIME_UNIFORM)
+    return row.automatic in _ALONG_TIMESTEPS
 
 
 def sampler_alone(spelling: str) -> str:
@@ -210,12 +211,8 @@ def known_scheduler(spelling: str, compatibility: Compatibility) -> str:
     return spelling
 
 
-def _key(spelling: str) -> str:
-    return " ".join(spelling.casefold().split())
-
-
 def steps_of(scheduler: str, steps: int) -> int:
     """How many steps the schedule of that name has for a number of steps that is asked for."""
-    if scheduler not in (_TIMESTEPS, _TIME_UNIFORM):
+    if scheduler not in _ALONG_TIMESTEPS:
         return steps
     return max(steps, len(range(0, _TRAINED, max(_TRAINED // steps, 1))))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from engine.webui.sampler_names import known_sampler, known_scheduler
 
 SEEDS = 2**64
+Emphasis: TypeAlias = Literal["Original", "No norm", "Ignore"]
+"""Whether the weights of a prompt keep the mean of a chunk, or change it, or have no effect."""
 _MIN_DENOISE = 0.001
 _OWN_VAE = ("", "Automatic", "None")
 _SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")

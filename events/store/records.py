@@ -9,9 +9,8 @@ from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
 from events.types import Priority
-from settings.graph import GraphSettings
+from settings.graph import Compatibility, GraphSettings
 
-Compatibility: TypeAlias = Literal["webui", "comfyui"]
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
 

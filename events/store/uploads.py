@@ -54,6 +54,7 @@ class Uploads:
             return {row.name: Upload(**row._mapping) for row in rows}
 
     async def find(self, owner: str, name: str) -> Upload | None:
+        """The owner's newest file of that name. Raises DatabaseUnavailable."""
         query = sa.select(UPLOADS).where(_labelled(owner, [name])).order_by(UPLOADS.c.id)
         rows = await self._database.fetch(query)
         return Upload(**rows[-1]._mapping) if rows else None

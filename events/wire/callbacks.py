@@ -60,6 +60,7 @@ class CallbackMessage:
         return self.index is not None and self.index >= most_images
 
     def body(self, url_for: UrlFor) -> bytes:
+        """As JSON: the result, and what this tells of where more than the end is asked for."""
         result = result_of(self.job, url_for)
         if not self.job.submitted.callback_events:
             return result.body()

@@ -36,6 +36,7 @@ class JobProgress:
         return min(max(self.done / self.total, 0.0), 1.0)
 
     def encode(self) -> bytes:
+        """As JSON, with the preview in base64; `decode_progress` reads it."""
         said = {name: value for name, value in asdict(self).items() if value is not None}
         if self.preview is not None:
             said["preview"] = b64encode(self.preview).decode()

@@ -65,6 +65,7 @@ class _Uncertain(Exception):
 
 
 def is_of_editor(value: object) -> bool:
+    """Whether it has the form of a file of ComfyUI's editor, and not that of a graph."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("nodes"), list)

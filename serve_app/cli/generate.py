@@ -16,12 +16,13 @@ OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
 KeepOption = Annotated[
     bool, typer.Option("--keep", help="Ctrl-C leaves the job to run on; else it cancels it.")
 ]
-_INTERRUPTED = 130
-"""As shells have it: 128 and the number of SIGINT."""
 PromptArgument = Annotated[str | None, typer.Argument(help="What the picture shows.")]
 WorkflowOption = Annotated[
     Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
 ]
+
+_INTERRUPTED = 130
+"""As shells have it: 128 and the number of SIGINT."""
 
 
 def generate(  # noqa: PLR0917 - typer makes the options from the arguments

@@ -18,13 +18,13 @@ from serve_app.cli.terminal import fail, stderr
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
-TextOption = Annotated[
+TextArgument = Annotated[
     Path | None,
     typer.Argument(help="A file with the text, or a PNG that has it; without one, standard input."),
 ]
 
 
-def infotext(text: TextOption = None) -> None:
+def infotext(text: TextArgument = None) -> None:
     """Print the diffusion request that a generation text describes, as JSON.
 
     Settings that have no part in a request are named on standard error.

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from events.ids import ENDPOINT_ID
-from events.store.records import Compatibility, Precision
+from events.store.records import Precision
 from serve_app.access.key_bodies import Members, Name
 from serve_app.openapi.request_bodies import EXAMPLE_CHECKPOINT, model_body
+from settings.graph import Compatibility
 
 _DAY_S = 86400.0
 _LONGEST_LIST = 100

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager, contextmanager
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventLog, LogContents
 from events.result import Status, UrlFor
-from events.retry import keep_trying, pause
+from events.retry import keep_trying
 from events.types import Event
-from events.wire.cloud_events import decode_stored
 from events.wire.progress import JobProgress
 from serve_app.live.archived import ArchivedEvents
+from serve_app.live.backlog import Backlog
 from serve_app.live.belongings import Belongings, FindJob
 from serve_app.live.listener import Filter, Listener, LiveEvent, Passing
 from serve_app.live.messages import (
@@ -26,7 +26,6 @@ from serve_app.live.messages import (
     status_at,
 )
 from serve_app.live.recent import Belonging, RecentEvent, RecentEvents, without_request
-from serve_app.refusals import CursorGone
 from settings.http import HttpSettings
 
 logger = logging.getLogger(__name__)
@@ -35,8 +34,6 @@ _READ_TIMEOUT_S = 10.0
 _LINGER_S = 30.0
 """How long the log is followed after the last stream has ended: mostly another one comes."""
 _KNOWN_JOBS = 20_000
-_LAG_S = 0.2
-"""The replica of the log that was asked may be so far behind."""
 _AWAY = (DatabaseUnavailable, LogUnavailable)
 
 
@@ -52,17 +49,17 @@ class Broadcaster:
         find_job: FindJob,
         url_for: UrlFor,
         settings: HttpSettings,
-        linger_s: float = _LINGER_S,
     ) -> None:
         """`contents` are those of `log`."""
         self._log = log
         self._contents = contents
-        self._archived = archived
         self._belongings = Belongings(find_job, most=_KNOWN_JOBS)
+        self._backlog = Backlog(
+            contents, archived, keep=self._kept, most=settings.stream_replay_events
+        )
         self._url_for = url_for
         self._most_waiting = settings.stream_buffer_events
         self._most_recent = settings.stream_replay_events
-        self._linger_s = linger_s
         self._by_job: defaultdict[str, set[Listener]] = defaultdict(set)
         self._by_owner: defaultdict[str, set[Listener]] = defaultdict(set)
         self._users = 0
@@ -70,7 +67,7 @@ class Broadcaster:
         """What was followed so far; None while the log is not followed."""
         self._follower: asyncio.Task[None] | None = None
         self._look_ups: dict[str, asyncio.Task[None]] = {}
-        self._changing, self._reaching = asyncio.Lock(), asyncio.Lock()
+        self._changing = asyncio.Lock()
         self._rest: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
@@ -137,6 +134,7 @@ class Broadcaster:
                 listener.end()
 
     async def stop(self) -> None:
+        """End every stream, and follow the log no more."""
         self.end_streams()
         self._forget()
         for task in self._look_ups.values():
@@ -152,7 +150,7 @@ class Broadcaster:
         finally:
             self._users -= 1
             if not self._users:
-                self._rest = asyncio.get_running_loop().call_later(self._linger_s, self._forget)
+                self._rest = asyncio.get_running_loop().call_later(_LINGER_S, self._forget)
 
     async def _followed(self) -> RecentEvents:
         """Raises LogUnavailable."""
@@ -179,7 +177,7 @@ class Broadcaster:
         if follower is not self._follower:
             return
         if not follower.cancelled():
-            fields = {"action": "follow the log"}
+            fields = {"action": "follow_log"}
             logger.error("streams end", extra=fields, exc_info=follower.exception())
         self.end_streams()
         self._forget()
@@ -191,7 +189,7 @@ class Broadcaster:
                     try:
                         await self._tell(event, recent)
                     except Exception:  # one job's error is no other's
-                        fields = {"action": "tell an event", "job_id": event.job_id}
+                        fields = {"action": "tell_event", "job_id": event.job_id}
                         logger.exception("an event is not told", extra=fields)
 
     async def _tell(self, event: Event, recent: RecentEvents) -> None:
@@ -219,57 +217,24 @@ class Broadcaster:
         try:
             return await self._belongings.of(event)
         except (JobUnreadable, ReadTimeout) as error:
-            fields = {"action": "tell an event", "job_id": event.job_id, "error": str(error)}
+            fields = {"action": "tell_event", "job_id": event.job_id, "error": str(error)}
             logger.warning("an event is not told to its owner", extra=fields)
             return None
 
     # What was not followed.
 
     async def _before(self, recent: RecentEvents, owner: str, after: int) -> list[RecentEvent]:
-        """Reach back to `after`. What has left the log is handed back, since it is one owner's."""
-        await self._reach(recent, after)
-        archived = []
-        if after < recent.begun_at:
-            archived = await self._archived.of(owner, after=after, upto=recent.begun_at)
+        """See `Backlog.reach`."""
+        archived = await self._backlog.reach(recent, owner, after)
         if recent is not self._recent:
             raise LogUnavailable("The event log is followed anew. Try again.")
         return archived
 
-    async def _reach(self, recent: RecentEvents, after: int) -> None:
-        """Read what stands between `after` and what is followed; for all streams at once."""
-        async with self._reaching:
-            if after >= recent.floor:
-                if after > recent.head and after > await self._contents.last_sequence():
-                    raise CursorGone("The cursor is not one that was answered here.")
-                return
-            if recent.head - after > self._most_recent:
-                raise CursorGone(
-                    f"More than {self._most_recent:,} events of the service follow this cursor."
-                )
-            older = [
-                RecentEvent(self._live(without_request(event)), belonging)
-                async for event in self._between(after, recent)
-                if (belonging := await self._belonging(event)) is not None
-            ]
-            recent.reach_back(older, floor=after)
-
-    async def _between(self, after: int, recent: RecentEvents) -> AsyncGenerator[Event]:
-        """The floor may rise meanwhile. Raises LogUnavailable."""
-        is_last = False
-        while after < recent.floor:
-            stored = await self._contents.following(after)
-            if not stored:
-                if is_last:
-                    return  # the rest was removed
-                is_last = True
-                await pause(_LAG_S)
-                continue
-            is_last = False
-            for each in stored:
-                event = decode_stored(each.payload, job_id="", position=each.sequence)
-                if is_shown(event):
-                    yield event
-            after = stored[-1].sequence
+    async def _kept(self, event: Event) -> RecentEvent | None:
+        belonging = await self._belonging(event)
+        if belonging is None:
+            return None
+        return RecentEvent(self._live(without_request(event)), belonging)
 
     def _look_up_later(self, job_id: str) -> None:
         if job_id not in self._look_ups:

@@ -93,10 +93,11 @@ class Following:
             news = await self._listener.next(min(left_s, pause_s, keep_alive_s))
             if news is None:
                 return
-            for part in self._parts(news[0]):
+            events, passing = news
+            for part in self._parts(events):
                 yield part
-            if news[1] or not news[0]:
-                yield b"".join(news[1]) or KEEP_ALIVE
+            if passing or not events:
+                yield b"".join(passing) or KEEP_ALIVE
             if now() >= check_at:
                 check_at = now() + keep_alive_s
                 if not await self._may_go_on():
@@ -105,10 +106,11 @@ class Following:
     def _parts(self, events: Sequence[LiveEvent]) -> Generator[bytes]:
         """A few at a time: a reader who went on far back makes nobody wait, and holds no memory."""
         for at in range(0, len(events), _AT_ONCE):
-            if part := self._news(events[at : at + _AT_ONCE]):
+            if part := self._take(events[at : at + _AT_ONCE]):
                 yield part
 
-    def _news(self, events: Iterable[LiveEvent]) -> bytes:
+    def _take(self, events: Iterable[LiveEvent]) -> bytes:
+        """Those that were not sent yet, and what follows from them for the stream."""
         messages = []
         for live in events:
             if not isinstance(live.event.data, Submitted):

@@ -70,6 +70,7 @@ class Listener:
             self._news.set()
 
     def put(self, event: LiveEvent) -> None:
+        """It waits for `next`. Where too many do, `next` raises SlowReader instead."""
         if event.position <= self._after:
             return
         for kind in Passing:

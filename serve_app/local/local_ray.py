@@ -46,6 +46,7 @@ class LocalRay:
         return str(ray.get_runtime_context().gcs_address)
 
     def stop(self) -> None:
+        """End Ray, and every process that was started since this was made but nats-server."""
         import ray
 
         nats_pid = self._nats.pid if self._nats else 0

@@ -23,6 +23,7 @@ def variable_warnings(unknown: Mapping[str, str | None]) -> tuple[str, ...]:
 
 
 def models_warnings(models: ModelsFolder) -> tuple[str, ...]:
+    """Whether the folder is missing, does not answer, or has no checkpoint."""
     try:
         if not models.is_there():
             return (f"The models folder {models.root} (DARKROOM_MODELS_DIR) is missing.",)
@@ -45,6 +46,7 @@ class SetupWarnings:
         self._reading: asyncio.Task[None] | None = None
 
     async def now(self) -> list[str]:
+        """All of them. Waits for a fresh look at the models, but not long."""
         if self._reading is None and time.monotonic() >= self._next_at:
             self._reading = asyncio.create_task(self._refresh())
         if self._reading is not None:

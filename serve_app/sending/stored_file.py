@@ -156,4 +156,5 @@ class _FileAnswer(TimedStream):
         except SlowReader:
             return
         except ImageStoreError as error:
-            logger.warning("a file was cut off while it was sent: %s", error)
+            fields = {"action": "send_file", "error": str(error)}
+            logger.warning("a file was cut off while it was sent", extra=fields)

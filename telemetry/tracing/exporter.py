@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _GATHER_S = 1.0
 _BATCH = 512
 _TIMEOUT_S = 10.0
-_LONGEST_PAUSE_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _MOST_ANSWER_BYTES = 64 * 1024
 _PATH = "/v1/traces"
 _PASSING = frozenset({429, 502, 503, 504})
@@ -100,7 +100,7 @@ class SpanExporter:
     async def _export(self, some: Sequence[Span], client: httpx.AsyncClient) -> None:
         """Returns once they are taken, or are refused for good."""
         body = self._body_of(some, self._resource)
-        pause_s = 1.0
+        pause_s = _FIRST_PAUSE_S
         while (trouble := await self._post(client, body)) is not None:
             fields = {"action": "trace", "error": trouble, "dropped": self._dropped}
             logger.warning("spans wait for their collector", extra=fields)

@@ -40,6 +40,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Span:
+    """A span of a job's trace; see `TraceIds` for its ids."""
+
     trace: str
     id: str
     parent: str | None

@@ -67,9 +67,7 @@ def lines_of(service: Service, job_id: str) -> list[dict[str, Any]]:
 def test_a_job_is_one_trace_and_its_log_lines_name_it(tmp_path: Path) -> None:
     with OtlpReceiver() as collector:
         settings = {"DARKROOM_OTLP_URL": collector.url, "DARKROOM_LOG_FORMAT": "json"}
-        service = Service(tmp_path / "data", **settings)
-        try:
-            service.start()
+        with Service(tmp_path / "data", **settings) as service:
             key, secret = service.command("keys", "create", "admin").stdout.split()
             with Receiver(secret) as receiver:
                 one = submitted(service, key, url=receiver.url, traceparent=SAMPLED)
@@ -78,8 +76,6 @@ def test_a_job_is_one_trace_and_its_log_lines_name_it(tmp_path: Path) -> None:
                 spans = whole_trace(collector, TRACE)
                 beside = whole_trace(collector, other.replace("-", ""))
             lines = [lines_of(service, job_id) for job_id in (one, other)]
-        finally:
-            service.close()
     shown = "\n".join([*tree(spans), "", *tree(beside)])
     (tmp_path / "traces.txt").write_text(shown)  # for whoever wants to see one
     assert ends == [1, 1]

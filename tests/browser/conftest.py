@@ -46,12 +46,8 @@ def pytest_pycollect_makemodule(
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = Service(tmp_path_factory.mktemp("browser") / "data")
-    try:
-        service.start()
+    with Service(tmp_path_factory.mktemp("browser") / "data") as service:
         yield service
-    finally:
-        service.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,8 @@ from tests.support.service import Service
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = Service(tmp_path_factory.mktemp("clients") / "data")
-    try:
-        service.start()
+    with Service(tmp_path_factory.mktemp("clients") / "data") as service:
         yield service
-    finally:
-        service.close()
 
 
 @pytest.fixture(scope="session")

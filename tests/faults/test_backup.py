@@ -15,12 +15,8 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    service = Service(tmp_path / "first")
-    try:
-        service.start()
+    with Service(tmp_path / "first") as service:
         yield service
-    finally:
-        service.close()
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """Schedules: the sigmas that a sampler steps through, chosen within a model's noise levels.
 
-All are float32 on the CPU. They fall from the largest sigma; `sigmas_for` adds the 0 at the end.
+All are float32 on the CPU. They fall from the largest sigma; `sigmas_for` adds a 0 behind those
+that have no end of their own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -83,6 +85,13 @@ def at_beta_quantiles(levels: NoiseLevels, steps: int, first: float, second: flo
     quantiles = 1 - np.linspace(0, 1, steps, endpoint=False)
     indices = stats.beta.ppf(quantiles, first, second) * (len(levels.sigmas) - 1)
     return levels.sigmas[torch.from_numpy(np.rint(indices)).long().unique_consecutive()]
+
+
+def log_interpolated(sigmas: Sequence[float] | Tensor, count: int) -> Tensor:
+    """(count,) from the first to the last of the sigmas, with log sigma interpolated between."""
+    known = np.log(np.asarray(sigmas, dtype=np.float64))
+    places = np.linspace(0, len(known) - 1, count)
+    return torch.from_numpy(np.exp(np.interp(places, np.arange(len(known)), known))).float()
 
 
 def linear_quadratic(levels: NoiseLevels, steps: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from engine.diffusion.samplers.schedules import (
     at_beta_quantiles,
     exponential_between,
     karras_between,
+    log_interpolated,
 )
 
 _TURBO_STEPS = 10
@@ -117,9 +117,7 @@ def aligned(family: str, steps: int, denoise: float) -> Sigmas:
         return Sigmas(torch.empty(0), 0)
     timesteps = _ALIGNED_TIMESTEPS.get(family)
     aligned = STABLE_DIFFUSION.sigmas[list(timesteps)] if timesteps else _ALIGNED_SIGMAS
-    known = np.log(np.asarray(aligned, dtype=np.float64))
-    places = np.linspace(0, len(known) - 1, steps + 1)
-    values = torch.from_numpy(np.exp(np.interp(places, np.arange(len(known)), known))).float()
+    values = log_interpolated(aligned, steps + 1)
     return Sigmas.down_to_zero(values[-(taken + 1) : -1], steps)
 
 

@@ -10,7 +10,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
 from engine.diffusion.samplers.noise_levels import NoiseLevels
-from engine.diffusion.samplers.schedules import exponential_between, normal
+from engine.diffusion.samplers.schedules import exponential_between, log_interpolated, normal
 
 _BETA_SHAPE = 0.6
 _ALIGNED = (14.615, 6.475, 3.861, 2.697, 1.886, 1.396, 0.963, 0.652, 0.399, 0.152, 0.029)
@@ -44,18 +44,12 @@ def align_your_steps(levels: NoiseLevels, steps: int) -> Tensor:  # noqa: ARG001
     """Sabour et al. 2024 (arXiv:2404.14507): the authors' ten steps for Stable Diffusion 1, with
     log sigma interpolated for any other number.
     """
-    return _interpolated(_ALIGNED, steps)
+    return log_interpolated(_ALIGNED, steps)
 
 
 def align_your_steps_xl(levels: NoiseLevels, steps: int) -> Tensor:  # noqa: ARG001  # as all take
     """`align_your_steps` with the authors' sigmas for Stable Diffusion XL."""
-    return _interpolated(_ALIGNED_XL, steps)
-
-
-def _interpolated(sigmas: tuple[float, ...], steps: int) -> Tensor:
-    places = np.linspace(0, len(sigmas) - 1, steps)
-    log_sigmas = np.interp(places, np.arange(len(sigmas)), np.log(sigmas))
-    return torch.from_numpy(np.exp(log_sigmas)).float()
+    return log_interpolated(_ALIGNED_XL, steps)
 
 
 def timesteps(levels: NoiseLevels, steps: int) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from engine.diffusion.text.textual_inversion import Embeddings
 from engine.webui.plain_text import plain_text
 from engine.webui.prompt import Part, Stretch
 from engine.webui.prompt_weights import Section, Segment
+from engine.webui.values import Emphasis
 
 Parts: TypeAlias = Sequence[Part]
 _Spelled: TypeAlias = tuple[tuple[int, ...], str]
@@ -61,8 +62,6 @@ class TextOptions:
     emphasis: Emphasis = "Original"
 
 
-Emphasis: TypeAlias = Literal["Original", "No norm", "Ignore"]
-"""Whether weights keep the mean of a chunk, or change it, or have no effect."""
 _PLAIN = TextOptions()
 
 

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.graph import work
 from engine.graph.cost import BatchShape, Estimate
-from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
-from engine.nodes.sides import MAX_SIDE
+from engine.graph.declarations import Boolean, Choice, Float, Link, node
+from engine.nodes.sides import CELL, CELL_PLACE, PLACE
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Latent, Mask
 
-_PLACE = Int(0, min=0, max=MAX_SIDE, tooltip="In pixels.")
-_CELL = 8
-_CELLS = Int(0, min=0, max=MAX_SIDE, step=_CELL, tooltip="In pixels.")
 _RESIZE = Boolean(False, tooltip="Brings the source to the destination's size.")
 _MASK = Link("MASK", tooltip="Where the source is seen; brought to its size.")
 _MODES = ("normal", "multiply", "screen", "overlay", "soft_light", "difference")
@@ -50,8 +47,8 @@ def _blend_estimate(inputs: Mapping[str, Any]) -> Estimate:
     inputs={
         "destination": Link("IMAGE"),
         "source": Link("IMAGE"),
-        "x": _PLACE,
-        "y": _PLACE,
+        "x": PLACE,
+        "y": PLACE,
         "resize_source": _RESIZE,
     },
     optional={"mask": _MASK},
@@ -82,8 +79,8 @@ def image_composite_masked(
     inputs={
         "destination": Link("LATENT"),
         "source": Link("LATENT"),
-        "x": _CELLS,
-        "y": _CELLS,
+        "x": CELL_PLACE,
+        "y": CELL_PLACE,
         "resize_source": _RESIZE,
     },
     optional={"mask": _MASK},
@@ -104,7 +101,7 @@ def latent_composite_masked(
     """Puts latents over others, as much as a mask says."""
     from engine.diffusion.images.compositing import pasted
 
-    place = {"x": x // _CELL, "y": y // _CELL}
+    place = {"x": x // CELL, "y": y // CELL}
     below, above = destination.samples, source.samples
     found = pasted(below, above, **place, mask=mask, resized=resize_source)
     return (replace(destination, samples=found),)

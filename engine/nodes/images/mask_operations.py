@@ -9,13 +9,12 @@ from engine.batcher import Work
 from engine.graph import work
 from engine.graph.cost import Estimate, ImageShape, MaskShape
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
-from engine.nodes.sides import MAX_SIDE
+from engine.nodes.sides import MAX_SIDE, PLACE
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Mask
 
-_PLACE = Int(0, min=0, max=MAX_SIDE, tooltip="In pixels.")
 _SIDE = Int(512, min=1, max=MAX_SIDE, limit="longest_side", tooltip="In pixels.")
 _OPERATIONS = ("multiply", "add", "subtract", "and", "or", "xor")
 
@@ -96,8 +95,8 @@ def invert_mask(context: Context, mask: Mask) -> tuple[Mask]:
     inputs={
         "destination": Link("MASK"),
         "source": Link("MASK"),
-        "x": _PLACE,
-        "y": _PLACE,
+        "x": PLACE,
+        "y": PLACE,
         "operation": Choice(_OPERATIONS, tooltip="Of each pair of values."),
     },
     outputs=("MASK",),
@@ -115,7 +114,7 @@ def mask_composite(
 
 @node(
     "CropMask",
-    inputs={"mask": Link("MASK"), "x": _PLACE, "y": _PLACE, "width": _SIDE, "height": _SIDE},
+    inputs={"mask": Link("MASK"), "x": PLACE, "y": PLACE, "width": _SIDE, "height": _SIDE},
     outputs=("MASK",),
     category="mask",
     estimate=_crop_estimate,
@@ -154,7 +153,7 @@ def grow_mask(
 
 @node(
     "FeatherMask",
-    inputs={"mask": Link("MASK"), "left": _PLACE, "top": _PLACE, "right": _PLACE, "bottom": _PLACE},
+    inputs={"mask": Link("MASK"), "left": PLACE, "top": PLACE, "right": PLACE, "bottom": PLACE},
     outputs=("MASK",),
     category="mask",
     estimate=_mask_estimate,

@@ -10,7 +10,7 @@ from engine.graph import work
 from engine.graph.cost import Estimate, ImageShape, Scalar, saturated
 from engine.graph.declarations import Choice, Float, Int, Link, node
 from engine.nodes.images.image import METHODS, changed_images
-from engine.nodes.sides import MAX_SIDE
+from engine.nodes.sides import MAX_SIDE, PLACE
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 FLIPS = Choice(("x-axis: vertically", "y-axis: horizontally"))
 ROTATIONS = Choice(("none", "90 degrees", "180 degrees", "270 degrees"), tooltip="Clockwise.")
 _SIDE = Int(512, min=1, max=MAX_SIDE, tooltip="In pixels.")
-_PLACE = Int(0, min=0, max=MAX_SIDE, tooltip="In pixels.")
 _MEGAPIXEL = 1024 * 1024
 
 
@@ -89,8 +88,8 @@ def _total_estimate(inputs: Mapping[str, Any]) -> Estimate:
         "image": Link("IMAGE"),
         "width": _SIDE,
         "height": _SIDE,
-        "x": _PLACE,
-        "y": _PLACE,
+        "x": PLACE,
+        "y": PLACE,
     },
     outputs=("IMAGE",),
     category="image/transform",

@@ -10,13 +10,13 @@ from engine.graph import work
 from engine.graph.cost import BatchShape, Estimate, ImageShape, LatentShape
 from engine.graph.declarations import Int, Link, node
 from engine.graph.tiles import tiled_area, tilings
+from engine.nodes.sides import CELL
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Latent
     from engine.diffusion.images.vae import Vae
 
-_CELL = 8
 _COPIES = 3
 _LEAST_MEGAPIXELS = work.LEAST_MEGAPIXELS / 16
 """A call for a tile takes hardly less time on fewer pixels."""
@@ -31,17 +31,17 @@ _OF_VIDEOS = {
 def _cells(tile_size: int, overlap: int) -> tuple[int, int]:
     """The side of a tile and its overlap, in cells of a latent."""
     overlap = tile_size // 4 if tile_size < 4 * overlap else overlap
-    return tile_size // _CELL, overlap // _CELL
+    return tile_size // CELL, overlap // CELL
 
 
 def _work(batch: BatchShape, inputs: Mapping[str, Any], factor: float) -> float:
     tile, overlap = _cells(inputs["tile_size"], inputs["overlap"])
-    width, height = max(1, batch.width // _CELL), max(1, batch.height // _CELL)
+    width, height = max(1, batch.width // CELL), max(1, batch.height // CELL)
     taken = 0.0
     for wide, high in tilings(tile):
         area = tiled_area(width, height, tile=(wide, high), overlap=overlap)
-        one = ImageShape(1, min(wide, width) * _CELL, min(high, height) * _CELL)
-        tiles = area * _CELL**2 / 1e6 / one.megapixels
+        one = ImageShape(1, min(wide, width) * CELL, min(high, height) * CELL)
+        tiles = area * CELL**2 / 1e6 / one.megapixels
         taken += tiles * max(one.attended_megapixels(), _LEAST_MEGAPIXELS)
     return batch.count * taken * factor
 

@@ -10,15 +10,13 @@ from engine.graph.cost import Estimate, LatentShape
 from engine.graph.declarations import Int, Link, node
 from engine.nodes.images.transforms import FLIPS, ROTATIONS, quarter_turns
 from engine.nodes.latents.latent import changed_latent
-from engine.nodes.sides import MAX_SIDE
+from engine.nodes.sides import CELL, CELL_PLACE, MAX_SIDE
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
 
-_CELL = 8
-_SIDE = Int(512, min=64, max=MAX_SIDE, step=8, tooltip="In pixels.")
-_PLACE = Int(0, min=0, max=MAX_SIDE, step=8, tooltip="In pixels.")
+_SIDE = Int(512, min=64, max=MAX_SIDE, step=CELL, tooltip="In pixels.")
 
 
 def _crop_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -69,7 +67,13 @@ def latent_rotate(context: Context, samples: Latent, rotation: str) -> tuple[Lat
 
 @node(
     "LatentCrop",
-    inputs={"samples": Link("LATENT"), "width": _SIDE, "height": _SIDE, "x": _PLACE, "y": _PLACE},
+    inputs={
+        "samples": Link("LATENT"),
+        "width": _SIDE,
+        "height": _SIDE,
+        "x": CELL_PLACE,
+        "y": CELL_PLACE,
+    },
     outputs=("LATENT",),
     category="latent/transform",
     display_name="Crop Latent",
@@ -81,5 +85,5 @@ def latent_crop(
     """Cuts a part out of latents."""
     from engine.diffusion.images.latent_arithmetic import cut
 
-    cells = {"width": width // _CELL, "height": height // _CELL, "x": x // _CELL, "y": y // _CELL}
+    cells = {"width": width // CELL, "height": height // CELL, "x": x // CELL, "y": y // CELL}
     return (cut(samples, **cells),)

@@ -12,6 +12,7 @@ from engine.graph import work
 from engine.graph.cost import Estimate, LatentShape, saturated
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
 from engine.nodes.samplers.sampling import SEED, k_sampler
+from engine.nodes.sides import CELL
 from engine.webui.sampler_names import (
     SAMPLER_OF,
     SCHEDULER_OF,
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 SAMPLERS = Choice(tuple(SAMPLER_OF), resolve=sampler_alone)
 SCHEDULERS = Choice(tuple(SCHEDULER_OF), resolve=scheduler_alone)
 _TEXTS = ("positive", "negative")
-_CELL = 8
-_NOISE_BYTES = 6 * 16 / _CELL**2
+_NOISE_BYTES = 6 * 16 / CELL**2
 """Of a pixel: six tensors of four channels while two noises are put together."""
 _ANY_SIGMA = 1e9
 _RESIZED = Int(
@@ -178,7 +178,7 @@ def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool
 
     delta = inputs["eta_noise_seed_delta"]
     sides = [inputs.get(f"seed_resize_from_{side}", 0) for side in "hw"]
-    height, width = (side // _CELL for side in sides)
+    height, width = (side // CELL for side in sides)
     return NoiseConfig(
         seed,
         step_seed_offset=None if continues_noise and not delta else delta,

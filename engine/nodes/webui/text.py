@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from engine.batcher import Work
 from engine.graph.cost import ConditioningShape, Estimate, text_tokens
@@ -13,6 +13,7 @@ from engine.nodes.text import encoding_estimate
 from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS
 from engine.webui.prompt import Part, read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
+from engine.webui.values import Emphasis
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -83,9 +84,7 @@ def _conditioning(parts: Sequence[Part]) -> ConditioningShape:
         "makes_plain": Boolean(
             False, tooltip="Typographic and full-width characters become plain ones."
         ),
-        "emphasis": Choice(
-            ("Original", "No norm", "Ignore"), tooltip="Whether weights keep the mean of a chunk."
-        ),
+        "emphasis": Choice(get_args(Emphasis), tooltip="Whether weights keep the mean of a chunk."),
     },
     outputs=("CONDITIONING", "CONDITIONING"),
     category="darkroom",

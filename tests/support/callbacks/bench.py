@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from actors.callbacks.allowed_hosts import AllowedHosts
+from actors.callbacks.deliverer import Deliverer
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -83,7 +84,7 @@ class Bench:
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncGenerator[None]:
         async with database_in(folder) as database:
-            role = Callbacks(
+            deliverer = Deliverer(
                 queue=self.queue,
                 jobs=self.jobs,
                 deliveries=self.deliveries,
@@ -93,8 +94,8 @@ class Bench:
                 allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
                 settings=SETTINGS,
                 metrics=CallbackMetrics(self.registry, on_try=self.on_try),
-                hold_s=0.3,
             )
+            role = Callbacks(self.queue, deliverer, settings=SETTINGS, hold_s=0.3)
             task = asyncio.create_task(role.run())
             try:
                 yield

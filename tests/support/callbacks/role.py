@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from actors.callbacks.allowed_hosts import AllowedHosts
+from actors.callbacks.deliverer import Deliverer
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -123,7 +124,7 @@ class World:
         """Run the role until the end of the context."""
         loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
         sender = Sender(rule or loopback, settings=settings)
-        role = Callbacks(
+        deliverer = Deliverer(
             queue=self.queue,
             jobs=self.jobs,
             deliveries=deliveries or self.deliveries,
@@ -133,8 +134,8 @@ class World:
             allowed_hosts=AllowedHosts(self.keys, default=["*"]),
             settings=settings,
             metrics=CallbackMetrics(CollectorRegistry()),
-            hold_s=1.5,
         )
+        role = Callbacks(self.queue, deliverer, settings=settings, hold_s=1.5)
         task = asyncio.create_task(role.run())
         try:
             yield

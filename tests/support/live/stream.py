@@ -11,7 +11,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-_DEADLINE_S = 10.0
+from tests.support.patience import FACTOR
+
+DEADLINE_S = 10.0 * FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Stream:
         """The application has ended."""
 
     async def next(self) -> Received:
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             return await self._received.get()
 
     async def event(self) -> Received:
@@ -58,7 +60,7 @@ class Stream:
 
     async def end(self) -> list[Received]:
         """What comes until the answer has ended."""
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await self.done.wait()
         return [self._received.get_nowait() for _ in range(self._received.qsize())]
 
@@ -123,7 +125,7 @@ async def watching(
     finally:
         stream.leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S):
                 await task
 
 

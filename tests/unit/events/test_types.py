@@ -40,6 +40,7 @@ from events.types import (
     Terms,
 )
 from events.wire.cloud_events import decode, encode
+from tests.support.events import submitted
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "events"
 
@@ -92,30 +93,28 @@ EXAMPLES: list[EventData] = [
     RedeliveryRequested(),
 ]
 
+_WORKFLOW: dict[str, Any] = {
+    "flavour": Flavour.WORKFLOW,
+    "request": {"prompt": {"1": {"class_type": "LoadImage", "inputs": {"image": "Katze.png"}}}},
+    "images": 0,
+}
+
+
+def _submitted(**added: Any) -> Submitted:
+    request = {"prompt": "a red circle", "seed": 1}
+    return submitted(**({"request": request, "fingerprint": "3f6c"} | added))
+
+
 ADDITIONS: dict[str, EventData] = {
-    "callback_events": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "callback_events": _submitted(
         callback_url="https://example.com/done",
         callback_events=("started", "image"),
     ),
     "about": CallbackAttempted(
         attempt=1, status=200, latency_s=0.25, about="image-3", is_last=True
     ),
-    "input_files": Submitted(
-        flavour=Flavour.WORKFLOW,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": {"1": {"class_type": "LoadImage", "inputs": {"image": "Katze.png"}}}},
-        fingerprint="3f6c",
+    "input_files": _submitted(
+        **_WORKFLOW,
         input_files={"Katze.png": InputFile(key="uploads/2b/9f.png", digest="sha256:9f86d081")},
     ),
     "timing": Completed(
@@ -130,36 +129,14 @@ ADDITIONS: dict[str, EventData] = {
     "given_at": Started(
         attempt=3, actor="job-0199-2", given_at=datetime(2026, 3, 1, 8, 30, 0, 90_000, UTC)
     ),
-    "alone": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "alone": _submitted(
         alone=True,
     ),
-    "bare": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "bare": _submitted(
         bare=True,
     ),
-    "cost": Submitted(
-        flavour=Flavour.WORKFLOW,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": {"1": {"class_type": "LoadImage", "inputs": {"image": "Katze.png"}}}},
-        fingerprint="3f6c",
+    "cost": _submitted(
+        **_WORKFLOW,
         input_files={
             "Katze.png": InputFile(
                 key="uploads/2b/9f.png", digest="sha256:9f86d081", width=512, height=384
@@ -169,50 +146,18 @@ ADDITIONS: dict[str, EventData] = {
             work=1.573, live_bytes=5_505_024, rows=2, tokens=77, outputs=1, result_bytes=589_824
         ),
     ),
-    "retry_of": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "retry_of": _submitted(
         retry_of="0199aaaa-0000-7000-8000-000000000002",
     ),
-    "terms": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "terms": _submitted(
         terms=Terms(
             max_pixels=65536, max_steps=50, max_cost=12.5, max_attempts=2, queue_timeout_s=30.0
         ),
     ),
-    "compatibility": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "compatibility": _submitted(
         terms=Terms(max_pixels=65536, max_steps=50, max_cost=12.5, compatibility="webui"),
     ),
-    "turns": Submitted(
-        flavour=Flavour.DIFFUSION,
-        owner="alice",
-        key_id="k1",
-        endpoint="default",
-        lane=3,
-        request={"prompt": "a red circle", "seed": 1},
-        fingerprint="3f6c",
-        images=1,
+    "turns": _submitted(
         weight=2.5,
         priority=Priority.HIGH,
     ),

@@ -13,7 +13,6 @@ import pytest
 
 from events.types import Completed, Failed, Started
 from telemetry.tracing.exporter import SpanExporter
-from telemetry.tracing.spans import Span
 from tests.support.events import JOB_ID, START, image, submitted
 from tests.support.polling import eventually
 from tests.support.telemetry.traces import Collector, exporter_to, told
@@ -149,25 +148,36 @@ async def answering(answer: bytes | None) -> AsyncGenerator[tuple[str, list[int]
             each.close()
 
 
-async def nothing_is_lost_but_spans(exporter: SpanExporter, spans: list[Span], most: int) -> None:
-    """Whatever the collector does, who tells of jobs never waits, and no more is kept than that."""
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans are sent as they come, and sent again soon."""
+    monkeypatch.setattr("telemetry.tracing.exporter._GATHER_S", 0.0)
+    monkeypatch.setattr("telemetry.tracing.exporter._FIRST_PAUSE_S", 0.01)
+
+
+async def nothing_is_lost_but_spans(url: str, log: pytest.LogCaptureFixture) -> None:
+    """Whatever the collector does, who tells of jobs never waits, and no more is kept."""
+    exporter = SpanExporter(url, role="test", most=5, timeout_s=0.05)
     task = asyncio.create_task(exporter.run())
     try:
         for _ in range(100):
-            exporter.add(spans)
-        await asyncio.sleep(0)
-        assert exporter.waiting == most
+            exporter.add(SPANS)
+        await eventually(lambda: log.messages.count("spans wait for their collector") >= 2)
+        exporter.add(SPANS)
+        assert exporter.waiting == 5
         assert not task.done()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_collector_that_is_not_there_costs_nothing_but_spans() -> None:
+@pytest.mark.usefixtures("at_once")
+async def test_a_collector_that_is_not_there_costs_nothing_but_spans(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with answering(None) as (url, _):
         pass  # nobody listens any more
-    exporter = SpanExporter(url, role="test", most=5, timeout_s=0.05)
-    await nothing_is_lost_but_spans(exporter, SPANS, most=5)
+    await nothing_is_lost_but_spans(url, caplog)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +185,13 @@ async def test_a_collector_that_is_not_there_costs_nothing_but_spans() -> None:
     [None, b"\0" * 100_000, b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n"],
     ids=["silent", "not HTTP", "less than it says"],
 )
-async def test_a_collector_that_answers_badly_is_asked_again(answer: bytes | None) -> None:
+@pytest.mark.usefixtures("at_once")
+async def test_a_collector_that_answers_badly_is_asked_again(
+    answer: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
     async with answering(answer) as (url, came):
-        exporter = SpanExporter(url, role="test", most=5, timeout_s=0.05)
-        await nothing_is_lost_but_spans(exporter, SPANS, most=5)
-        task = asyncio.create_task(exporter.run())
-        try:
-            await eventually(lambda: len(came) >= 2)
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await nothing_is_lost_but_spans(url, caplog)
+    assert len(came) >= 2
 
 
 def test_without_a_collector_nothing_of_it_is_loaded() -> None:

@@ -25,13 +25,14 @@ from events.delivery_policy import SendResult
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.memory.queues import MemoryCallbackQueue
-from events.queue import AT_ONCE
+from events.memory.queues import MemoryCallbackQueue, MemoryEntries
+from events.queue import AT_ONCE, QueueEntry
 from events.types import CallbackAttempted
 from settings.callbacks import CallbackSettings
 from tests.support.callbacks import bench as support
 from tests.support.callbacks.bench import Bench, RecordingSender
 from tests.support.events import image, submitted
+from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 
 URL = "http://127.0.0.1/hook"
@@ -178,13 +179,28 @@ async def test_an_end_that_comes_meanwhile_is_not_forgotten(
     assert job.told() == ["_started", ""]
 
 
-async def test_an_image_that_comes_while_another_is_told_is_told_next(tmp_path: Path) -> None:
+async def test_an_image_that_comes_while_another_is_told_is_told_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = asyncio.Event()
+    take = MemoryEntries.next
+
+    async def watched(entries: MemoryEntries, **options: Any) -> list[QueueEntry]:
+        found = await take(entries, **options)
+        if found:
+            taken.set()
+        return found
+
     class Slow(RecordingSender):
         async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
             if len(self.sent) == 1:
+                taken.clear()
                 await job.goes_on(*IMAGES[1:])
-                await asyncio.sleep(0.01)  # the second entry is taken meanwhile
+                async with asyncio.timeout(5 * FACTOR):
+                    await taken.wait()  # the second entry, while the first is handled
             return await super().send(url, body, headers)
+
+    monkeypatch.setattr(MemoryEntries, "next", watched)
 
     bench = Bench()
     bench.sender = Slow()

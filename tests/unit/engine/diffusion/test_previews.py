@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 
 from engine.diffusion.previews import Previewer, RunPreviews
+from tests.support.polling import eventually
 
 
 def fail() -> bytes:
     raise ValueError("no picture")
 
 
-def idle(previewer: Previewer) -> None:
-    while previewer.is_busy:
-        pass
+async def idle(previewer: Previewer) -> None:
+    await eventually(lambda: not previewer.is_busy)
 
 
-def test_a_run_has_one_in_each_period() -> None:
+async def test_a_run_has_one_in_each_period() -> None:
     now, made = 10.0, list[bytes]()
     previewer = Previewer(2.0, now=lambda: now)
     previews = RunPreviews(previewer, made.append)
@@ -24,11 +24,11 @@ def test_a_run_has_one_in_each_period() -> None:
         now = 10.0 + second
         if previews.wants():
             previews.show(lambda second=second: bytes([second]))
-            idle(previewer)
+            await idle(previewer)
     assert made == [b"\0", b"\2", b"\4"]
 
 
-def test_what_comes_while_one_is_made_is_passed_over() -> None:
+async def test_what_comes_while_one_is_made_is_passed_over() -> None:
     made, go = list[bytes](), threading.Event()
     previewer = Previewer(0.0)
     one, other = (RunPreviews(previewer, made.append) for _ in range(2))
@@ -36,17 +36,17 @@ def test_what_comes_while_one_is_made_is_passed_over() -> None:
     assert not one.wants()
     assert not other.wants()
     go.set()
-    idle(previewer)
+    await idle(previewer)
     assert other.wants()
     assert made == [b"slow"]
 
 
-def test_one_that_fails_is_no_ones_end() -> None:
+async def test_one_that_fails_is_no_ones_end() -> None:
     made: list[bytes] = []
     previewer = Previewer(0.0)
     previews = RunPreviews(previewer, made.append)
     previews.show(fail)
-    idle(previewer)
+    await idle(previewer)
     previews.show(lambda: b"next")
-    idle(previewer)
+    await idle(previewer)
     assert made == [b"next"]

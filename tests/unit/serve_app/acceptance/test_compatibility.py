@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
-from events.store.records import Compatibility, Endpoint, StoredEndpoint
+from events.store.records import Endpoint, StoredEndpoint
 from events.types import Flavour
 from serve_app.acceptance.checker import checker_for
 from serve_app.endpoints.answers import EndpointInfo
 from serve_app.endpoints.bodies import NewEndpoint
 from serve_app.endpoints.used import terms_of
-from settings.graph import GraphSettings
+from settings.graph import Compatibility, GraphSettings
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from events.types import Event
 from serve_app.access.turns import Turns
 from serve_app.live.archived import ArchivedEvents
 from serve_app.refusals import NoTurn
+from tests.support.polling import eventually
 
 
 class Archive:
@@ -40,7 +41,7 @@ async def test_one_owner_waits_for_a_turn_and_lets_another_pass(archive: Archive
     events = archived(archive, timeout_s=30)
     owners = ("alice", "alice", "bob")
     reads = [asyncio.create_task(events.of(owner, after=0, upto=9)) for owner in owners]
-    await asyncio.sleep(0.01)
+    await eventually(lambda: len(archive.reading) == 2)
     assert archive.reading == ["job of alice", "job of bob"]
     archive.go_on.set()
     await asyncio.gather(*reads)

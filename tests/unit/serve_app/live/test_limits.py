@@ -14,7 +14,7 @@ from serve_app.access.api_keys import parse
 from serve_app.live.open_streams import OpenStreams
 from serve_app.refusals import TooManyStreams
 from tests.support.edge import Edge, running_edge
-from tests.support.live.stream import watching
+from tests.support.live.stream import DEADLINE_S, watching
 from tests.unit.serve_app.live.conftest import submit
 
 PATH = "/v1/events"
@@ -79,16 +79,18 @@ async def test_clients_that_vanish_leave_nothing(edge: Edge, key: str) -> None:
     assert not broadcaster._by_owner
 
 
-async def test_the_log_is_followed_once_and_not_without_streams(edge: Edge, key: str) -> None:
+async def test_the_log_is_followed_once_and_not_without_streams(
+    edge: Edge, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.live.broadcaster._LINGER_S", 0.0)
     broadcaster = edge.app.state.replica.streams._broadcaster
-    broadcaster._linger_s = 0.0
     assert broadcaster._follower is None
     async with watching(edge.app, PATH, key) as first, watching(edge.app, PATH, key) as second:
         await first.began.wait()
         follower = broadcaster._follower
         await second.began.wait()
         assert broadcaster._follower is follower is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.wait([follower])
     assert broadcaster._recent is None
 
@@ -116,7 +118,7 @@ async def test_a_busy_stream_ends_when_its_time_is_over_too(tmp_path: Path) -> N
             watching(edge.app, PATH, await edge.key()) as stream,
         ):
             job_id = await submit(client)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 while not stream.done.is_set():
                     edge.progress.tell(job_id, JobProgress(done=1, total=2))
                     await asyncio.sleep(0.005)

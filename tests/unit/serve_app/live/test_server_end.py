@@ -8,7 +8,7 @@ import httpx
 
 from serve_app.live.server_end import ServerEnd
 from tests.support.edge import Edge
-from tests.support.live.stream import watching
+from tests.support.live.stream import DEADLINE_S, watching
 from tests.unit.serve_app.live.conftest import submit
 
 
@@ -55,7 +55,7 @@ async def test_a_server_that_listens_ends_nothing() -> None:
     assert not ended
     server.close()
     await server.wait_closed()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while not ended:  # noqa: ASYNC110 - it is a list
             await asyncio.sleep(0.001)
     end.stop()

@@ -78,6 +78,10 @@ def test_where_there_is_no_session_yet_it_waits(source: Path, made: Made) -> Non
     log = made()
     source.rmdir()
     log.copy()
+    source.mkdir()
+    add(source, FIRST, "began\n")
+    log.copy()
+    assert copied(source) == ["began"]
 
 
 def test_it_is_moved_aside_before_it_grows_large(source: Path, made: Made) -> None:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from serve_app.sending.stored_file import PART_BYTES, AskedDep, StoredFile, file_answer
 from storage.images import ImageNotFound, ImageStore
-from tests.support.live.stream import Stream, watching
+from tests.support.live.stream import DEADLINE_S, Stream, watching
 
 DATA = bytes(range(256)) * (PART_BYTES // 256 * 3) + b"end"
 FILE = StoredFile("folder/0.png", hashlib.sha256(DATA).hexdigest(), len(DATA), "image/png")
@@ -114,6 +114,6 @@ async def take_one_part(reader: Stream) -> None:
     """Let it come on, and take nothing from then on."""
     reader.began.clear()
     reader.takes.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         await reader.began.wait()
     reader.takes.clear()

@@ -1,0 +1,80 @@
+"""What follows a cursor and was there before the log was followed: read once for all streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from events.log import LogContents
+from events.retry import pause
+from events.types import Event
+from events.wire.cloud_events import decode_stored
+from serve_app.live.archived import ArchivedEvents
+from serve_app.live.messages import is_shown
+from serve_app.live.recent import RecentEvent, RecentEvents
+from serve_app.refusals import CursorGone
+
+_LAG_S = 0.2
+"""The replica of the log that was asked may be so far behind."""
+
+Keep = Callable[[Event], Awaitable[RecentEvent | None]]
+"""An event as streams are sent it, with whose it is; None where that cannot be told."""
+
+
+class Backlog:
+    def __init__(
+        self, contents: LogContents, archived: ArchivedEvents, *, keep: Keep, most: int
+    ) -> None:
+        """`most`: how many events of the service a cursor may be behind."""
+        self._contents = contents
+        self._archived = archived
+        self._keep = keep
+        self._most = most
+        self._reaching = asyncio.Lock()
+
+    async def reach(self, recent: RecentEvents, owner: str, after: int) -> list[RecentEvent]:
+        """Add to `recent` what the log has after position `after`.
+
+        What has left the log is handed back, since it is one owner's. Raises CursorGone, and what
+        reading log, database and archive raises.
+        """
+        async with self._reaching:
+            await self._reach_back(recent, after)
+        if after >= recent.begun_at:
+            return []
+        return await self._archived.of(owner, after=after, upto=recent.begun_at)
+
+    async def _reach_back(self, recent: RecentEvents, after: int) -> None:
+        if after >= recent.floor:
+            if after > recent.head and after > await self._contents.last_sequence():
+                raise CursorGone("The cursor is not one that was answered here.")
+            return
+        if recent.head - after > self._most:
+            raise CursorGone(f"More than {self._most:,} events of the service follow this cursor.")
+        older = [
+            kept
+            async for event in self._between(after, recent)
+            if (kept := await self._keep(event)) is not None
+        ]
+        recent.reach_back(older, floor=after)
+
+    async def _between(self, after: int, recent: RecentEvents) -> AsyncGenerator[Event]:
+        """What stands between `after` and the floor, which may rise meanwhile.
+
+        Raises LogUnavailable.
+        """
+        is_last = False
+        while after < recent.floor:
+            stored = await self._contents.following(after)
+            if not stored:
+                if is_last:
+                    return  # the rest was removed
+                is_last = True
+                await pause(_LAG_S)
+                continue
+            is_last = False
+            for each in stored:
+                event = decode_stored(each.payload, job_id="", position=each.sequence)
+                if is_shown(event):
+                    yield event
+            after = stored[-1].sequence
