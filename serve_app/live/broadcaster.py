@@ -266,6 +266,7 @@ class Broadcaster:
                 continue
             is_last = False
             for each in stored:
+                await asyncio.sleep(0)  # requests may be large, and take long to be read
                 event = decode_stored(each.payload, job_id="", position=each.sequence)
                 if is_shown(event):
                     yield event
