@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     ConfigDict,
+    FailFast,
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
@@ -165,7 +166,7 @@ class DiffusionParameters(OwnOfWebUI):
     clip_skip: ClipSkip = 1
     seed: Seed = -1
     eta: Factor | None = None
-    styles: Annotated[tuple[Name, ...], Field(max_length=_MOST_STYLES)] = ()
+    styles: Annotated[tuple[Name, ...], FailFast(), Field(max_length=_MOST_STYLES)] = ()
     """Texts of the operator that are added to the prompts, by their names. They are to be applied
     before a request is compiled."""
     override_settings: OverrideSettings = OverrideSettings()
