@@ -38,7 +38,7 @@ class Meter:
 
     def __init__(self, graph: Graph, limits: Limits, types: NodeTypes = TYPES) -> None:
         self._types = types
-        self._ledger = Ledger(graph, types)
+        self._ledger = Ledger(graph, types, limits)
         most = limits.max_live_bytes and limits.max_live_bytes + graph.overlap_bytes
         self._limits = replace(limits, max_live_bytes=most)
 

@@ -16,6 +16,8 @@ CHUNK_TOKENS = 77
 _CHUNK_CHARS = 75
 _TOKEN_BYTES = 4 * 2048
 """The embedding of a token in float32, as wide as SDXL has it."""
+_LAYERS_BYTES = 8 * 2**20
+"""A copy of the layers of a UNet, without their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +175,17 @@ class ModelShape:
     """So many times more it is called for one of the conditionings, for guidance."""
     third: ConditioningShape | None = None
     """A third conditioning: samplers get all three, whatever the cfg."""
+    filters: int = 0
+    """So often what its layers pass on is filtered. Each one is a copy of all layers."""
 
     @property
     def size_bytes(self) -> int:
-        return bytes_of(self.third)
+        return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES)
 
     @property
     def costs_more(self) -> bool:
         """Whether sampling with it does."""
-        return self.more_calls > 0 or self.third is not None
+        return self.more_calls > 0 or self.third is not None or self.filters > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from engine.errors import TooLarge
 from engine.graph.cost import (
     MOST,
     UNKNOWN_SIDE,
@@ -22,9 +23,9 @@ from engine.graph.cost import (
     model_shape,
     saturated,
 )
-from engine.graph.declarations import Float, Input, Int, NodeType
+from engine.graph.declarations import NodeType, within
 from engine.graph.graph import Graph, Node, run_order
-from engine.graph.limits import Limits
+from engine.graph.limits import Limits, MadeTexts
 
 _UNKNOWN_SIZE = (UNKNOWN_SIDE, UNKNOWN_SIDE)
 COST_TOO_HIGH = "cost_too_high"
@@ -81,8 +82,11 @@ class _Peak:
 class Ledger:
     """What the nodes of a graph that have been started cost, and what is alive of their outputs."""
 
-    def __init__(self, graph: Graph, types: NodeTypes, sizes: FileSizes | None = None) -> None:
+    def __init__(
+        self, graph: Graph, types: NodeTypes, limits: Limits, sizes: FileSizes | None = None
+    ) -> None:
         self._types = types
+        self._texts = MadeTexts(limits)
         self._sizes = sizes or {}
         self._shapes: dict[str, Sequence[Shape]] = {}
         self._consumers = Counter(source for node in graph.nodes for source in node.sources)
@@ -123,8 +127,9 @@ class Ledger:
         return self._shapes[node.id]
 
     def start(self, node: Node) -> None:
-        """Add the cost of a node whose sources have ended."""
+        """Add the cost of a node whose sources have ended. Raises TooLarge for its texts."""
         estimate = self._types[node.class_type].estimated(self._inputs(node))
+        self._note_texts(node, estimate.shapes)
         shapes = self._with_merged(node, self._with_guidance(node, estimate.shapes))
         self._shapes[node.id] = shapes
         self._output_bytes[node.id] = _size(shapes)
@@ -188,6 +193,12 @@ class Ledger:
             for name, shape in zip(outputs, shapes, strict=True)
         ]
 
+    def _note_texts(self, node: Node, shapes: Sequence[Shape]) -> None:
+        """At once, for the next node could double each of them."""
+        values = (each.value for each in shapes if isinstance(each, Scalar))
+        if problem := self._texts.add(values):
+            raise TooLarge(f"node {node.id} ({node.class_type}): {problem}")
+
     def _let_go(self, node_id: str) -> None:
         self._live_bytes -= self._output_bytes[node_id]
         self._merged.pop(node_id, None)
@@ -245,13 +256,6 @@ def _merged_count(shape: Shape) -> int:
             return 0
 
 
-def within(declared: Input, scalar: Scalar) -> Any:
-    """The value, or the end of its range that it goes beyond."""
-    if isinstance(declared, Int | Float) and not isinstance(scalar.value, str):
-        return max(declared.min, min(declared.max, scalar.value))
-    return scalar.value
-
-
 def _size(shapes: Sequence[Shape]) -> int:
     return sum(map(bytes_of, shapes))
 
@@ -267,15 +271,18 @@ def _excess(limit: str, peak: _Peak, *, value: float, most: float) -> Excess:
 def ledger_of(
     graph: Graph, types: NodeTypes, limits: Limits, *, sizes: FileSizes | None = None
 ) -> Ledger | Excess:
-    """The ledger of a graph whose nodes run one by one, or the first limit they go beyond."""
+    """The ledger of a graph whose nodes run one by one, or the first limit they go beyond.
+
+    Raises TooLarge where they make too much text.
+    """
     order = run_order(graph)
-    ledger = Ledger(graph, types, sizes)
+    ledger = Ledger(graph, types, limits, sizes)
     for node in order:
         ledger.start(node)
         ledger.end(node)
     if ledger.excess(limits) is None:
         return ledger
-    return _first_excess(order, Ledger(graph, types, sizes), limits)
+    return _first_excess(order, Ledger(graph, types, limits, sizes), limits)
 
 
 def _first_excess(order: Sequence[Node], ledger: Ledger, limits: Limits) -> Excess:

@@ -164,6 +164,13 @@ def is_value(type_name: str, value: object) -> bool:
     return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
+def within(declared: Input, scalar: Scalar) -> Any:
+    """The value, or the end of its range that it goes beyond."""
+    if isinstance(declared, Int | Float) and not isinstance(scalar.value, str):
+        return max(declared.min, min(declared.max, scalar.value))
+    return scalar.value
+
+
 def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
     """Declare the decorated function as the body of a node; its docstring is the description."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.errors import TooLarge
@@ -9,6 +10,8 @@ from engine.graph.declarations import Int
 
 MAX_SCHEDULE_SIGMAS = 1_000_000
 """The longest schedule that is computed, of which a low denoise leaves the end."""
+_MADE_TEXTS = 16
+"""So many texts of the longest kind may the nodes of a graph make in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,17 @@ class Limits:
                 f"A batch of {count} images of {width} x {height} pixels is too large: at most "
                 f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
             )
+
+
+class MadeTexts:
+    """How much text the nodes of a graph have made so far: each may double what it is given."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = self._left = _MADE_TEXTS * limits.max_text_chars
+
+    def add(self, values: Iterable[object]) -> str | None:
+        """Count those of the values that are texts. Returns what is wrong where it is too much."""
+        self._left -= sum(len(each) for each in values if isinstance(each, str))
+        if self._left >= 0:
+            return None
+        return f"with it the graph makes more than {self._most} characters"

@@ -14,9 +14,8 @@ def tiles_of(
 
 
 def tiled_area(width: int, height: int, *, tile: tuple[int, int], overlap: int) -> int:
-    """What all tiles have together."""
-    rows, columns = _parts(height, tile[1], overlap), _parts(width, tile[0], overlap)
-    return sum(map(_length, rows)) * sum(map(_length, columns))
+    """What all tiles have together. It takes no longer for sides that nobody can make."""
+    return _covered(height, tile[1], overlap) * _covered(width, tile[0], overlap)
 
 
 def tilings(tile: int) -> tuple[tuple[int, int], ...]:
@@ -27,10 +26,15 @@ def tilings(tile: int) -> tuple[tuple[int, int], ...]:
 def _parts(length: int, most: int, overlap: int) -> list[slice]:
     if length <= most:
         return [slice(0, length)]
-    step = max(1, most - overlap)
-    starts = [min(start, length - overlap) for start in range(0, length - overlap, step)]
+    starts = range(0, length - overlap, max(1, most - overlap))
     return [slice(start, min(length, start + most)) for start in starts]
 
 
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
+def _covered(length: int, most: int, overlap: int) -> int:
+    """The lengths of all parts together, without the parts."""
+    if length <= most:
+        return length
+    starts = range(0, length - overlap, max(1, most - overlap))
+    whole = len(range(0, length - most + 1, starts.step))
+    cut = starts[whole:]
+    return whole * most + len(cut) * length - sum(cut)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from engine.graph import work
 from engine.graph.cost import Estimate, model_shape
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
 
@@ -54,6 +55,11 @@ def _self_attention_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return _more_calls(inputs, 2)
 
 
+def _filtered_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    model = model_shape(inputs["model"])
+    return Estimate((replace(model, filters=model.filters + 1),), work=work.LOAD_PART)
+
+
 def _factor(default: float, what: str) -> Float:
     return Float(default, min=0.0, max=10.0, tooltip=f"Factor of {what}.")
 
@@ -73,6 +79,7 @@ def _free_u_inputs(b1: float, b2: float) -> dict[str, Link | Float]:
     inputs=_free_u_inputs(1.1, 1.2),
     outputs=("MODEL",),
     category="model_patches/unet",
+    estimate=_filtered_estimate,
 )
 def free_u(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
@@ -88,6 +95,7 @@ def free_u(
     inputs=_free_u_inputs(1.3, 1.4),
     outputs=("MODEL",),
     category="model_patches/unet",
+    estimate=_filtered_estimate,
 )
 def free_u_v2(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float

@@ -28,8 +28,12 @@ _REMOVED = (
     0xFEFF,
     *range(0xFFF9, 0xFFFD),
 )
+_APART = {each: unicodedata.normalize("NFD", each) for each in "\u0f73\u0f75\u0f81"}
+"""The characters that do not combine themselves, and begin with one that does where they are taken
+apart. That changes no text that is composed."""
 _PLAIN = str.maketrans(
-    dict.fromkeys("\u2028\u2029\x85", "\n")
+    _APART
+    | dict.fromkeys("\u2028\u2029\x85", "\n")
     | dict.fromkeys("\u02bc\u2018\u2019\u201a\u201b", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f", '"')
     | dict.fromkeys(map(chr, _REMOVED))

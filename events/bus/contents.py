@@ -21,7 +21,8 @@ from events.ids import PARTITIONS
 from events.job import Job
 from events.log import StoredEvent
 
-_BATCH = 256
+_BATCH = 64
+"""Messages in memory at once, each of which may be a request of a megabyte."""
 _TRY_TIMEOUT_S = 2.0
 
 

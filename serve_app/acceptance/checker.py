@@ -23,7 +23,7 @@ from engine.webui.sampler_names import Compatibility
 from events.store.records import Endpoint
 from events.types import Flavour
 from serve_app.acceptance.expansion import expanded
-from serve_app.acceptance.text_budget import require_text_budget
+from serve_app.acceptance.text_budget import require_recordable, require_text_budget
 from serve_app.acceptance.workflow_file import workflow_members
 from settings.graph import GraphSettings
 
@@ -77,10 +77,13 @@ class Checker:
         require_text_budget(members.get("prompt"), self.max_request_chars)
         prompt = resolve_seeds(members.get("prompt"), draw_seed)
         graph = validate(prompt, self.catalogue, self.limits)
+        # Each text that came by links stands wherever it is used now.
+        require_text_budget(graph.prompt, self.max_request_chars)
         self._require_metadata(graph, pnginfo)
         recorded: dict[str, Any] = {"prompt": graph.prompt}
         if pnginfo:
             recorded["extra_data"] = {"extra_pnginfo": pnginfo}
+        require_recordable(recorded)
         return CheckedRequest(recorded, images=0, cost=graph.cost, input_files=graph.input_files)
 
     def with_files(self, checked: CheckedRequest, sizes: FileSizes) -> CheckedRequest:

@@ -27,7 +27,8 @@ _SHOWN = 100
 _RUNS = 0
 """The mode of a node that is neither muted nor bypassed."""
 
-Id: TypeAlias = int | str
+Id: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""As a graph has it. Of numbers whoever sends them can choose many that a set mistakes for one."""
 _LINK_MEMBERS = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
 
 
@@ -99,7 +100,7 @@ class _Graph:
 
     def prompt(self) -> dict[str, Any]:
         return {
-            str(node.id): {"class_type": node.type, "inputs": self._inputs(node)}
+            node.id: {"class_type": node.type, "inputs": self._inputs(node)}
             for node in self._nodes.values()
             if node.type not in {_REROUTE, _PRIMITIVE}
         }
@@ -130,7 +131,7 @@ class _Graph:
         if source is None or origin is None:
             raise _Uncertain(f"a link to {where} comes from nowhere")
         if origin.type != _PRIMITIVE:
-            return [str(origin.id), source.origin_slot]
+            return [origin.id, source.origin_slot]
         if not isinstance(origin.widgets_values, list) or not origin.widgets_values:
             raise _Uncertain(f"{_place(origin)} has no value")
         value = origin.widgets_values[0]
@@ -157,7 +158,7 @@ class _Graph:
 
 
 def _place(node: _Node) -> str:
-    return f"node {str(node.id)[:_SHOWN]} ({node.type[:_SHOWN]})"
+    return f"node {node.id[:_SHOWN]} ({node.type[:_SHOWN]})"
 
 
 def _values(node: _Node, declared: NodeType, where: str) -> dict[str, Any]:

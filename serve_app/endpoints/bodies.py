@@ -24,6 +24,13 @@ def _not_cpu_or_gpu(value: Any) -> Any:
     return value
 
 
+def _few(value: Any) -> Any:
+    """Before any of them is looked at: each would be an error of its own."""
+    if isinstance(value, dict) and len(value) > _MOST_NAMES:
+        raise ValueError(f"has {len(value)} names, at most {_MOST_NAMES} are taken")
+    return value
+
+
 Checkpoint = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 ]
@@ -62,14 +69,17 @@ class EndpointMembers(Members):
     cpus: float | None = Field(
         default=None, ge=0.001, le=1024, allow_inf_nan=False, description="Of one worker; usually 1"
     )
-    resources: Annotated[dict[ResourceName, Amount], BeforeValidator(_not_cpu_or_gpu)] | None = (
-        Field(
-            default=None,
-            max_length=_MOST_NAMES,
-            description="Resources of Ray that one worker takes besides. For administrators",
-        )
+    resources: (
+        Annotated[
+            dict[ResourceName, Amount], BeforeValidator(_not_cpu_or_gpu), BeforeValidator(_few)
+        ]
+        | None
+    ) = Field(
+        default=None,
+        max_length=_MOST_NAMES,
+        description="Resources of Ray that one worker takes besides. For administrators",
     )
-    labels: dict[LabelName, LabelValue] | None = Field(
+    labels: Annotated[dict[LabelName, LabelValue], BeforeValidator(_few)] | None = Field(
         default=None,
         max_length=_MOST_NAMES,
         description="Labels of Ray that a worker's node must have, such as "

@@ -74,6 +74,7 @@ class Backlog:
                 continue
             is_last = False
             for each in stored:
+                await asyncio.sleep(0)  # requests may be large, and take long to be read
                 event = decode_stored(each.payload, job_id="", position=each.sequence)
                 if is_shown(event):
                     yield event

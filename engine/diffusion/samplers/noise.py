@@ -14,10 +14,13 @@ import torchsde  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
 from engine.diffusion.images.latents import Latent
+from engine.errors import TooLarge
 
 _PATH_DIGITS = 6
 _SEEDS = 2**64
 _PARALLEL = 1e-3
+_MOST_DRAWS, _MOST_DRAWN = 4096, 2**25
+"""Draws before one that a row takes, and the values of all of them: a tenth of a second or two."""
 
 NoiseSampler: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Gaussian noise of unit variance for the step from one sigma to the next."""
@@ -29,12 +32,21 @@ def shifted(seed: int, by: int) -> int:
 
 
 def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
-    """The noise at the start of sampling; each row takes the draw of its batch index."""
+    """The noise at the start of sampling; each row takes the draw of its batch index.
+
+    Raises TooLarge for an index that is too large. Batches of parts of batches may have any.
+    """
     if latent.batch_index is None:
         return torch.randn(latent.samples.shape, generator=generator, dtype=torch.float32)
-    shape = (1, *latent.samples.shape[1:])
+    shape = torch.Size((1, *latent.samples.shape[1:]))
     wanted, draws = set(latent.batch_index), {}
-    for index in range(max(wanted) + 1):
+    count = max(wanted) + 1
+    if count > _MOST_DRAWS or count * shape.numel() > _MOST_DRAWN:
+        raise TooLarge(
+            f"A latent of this batch is number {count:,} of those that were repeated: its noise is "
+            "too far to be drawn. Take it from fewer batches one after the other."
+        )
+    for index in range(count):
         # One at a time: a draw of several rows gives other numbers unless 16 divides a row's size.
         draw = torch.randn(shape, generator=generator)
         if index in wanted:

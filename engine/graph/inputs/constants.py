@@ -13,10 +13,7 @@ from engine.errors import EngineError
 from engine.graph.declarations import NodeType
 from engine.graph.graph import Source
 from engine.graph.graph_errors import InputError
-from engine.graph.limits import Limits
-
-_MOST_TEXTS = 16
-"""So many texts of the longest kind may be made in all."""
+from engine.graph.limits import Limits, MadeTexts
 
 
 class Constants:
@@ -25,7 +22,7 @@ class Constants:
     def __init__(self, limits: Limits) -> None:
         self._outputs: dict[str, tuple[Any, ...]] = {}
         self._most_chars = limits.max_text_chars
-        self._chars_left = _MOST_TEXTS * limits.max_text_chars
+        self._texts = MadeTexts(limits)
 
     def has(self, source: Source) -> bool:
         """Whether the value of that output is known."""
@@ -44,13 +41,11 @@ class Constants:
         except EngineError as error:
             return InputError("custom_validation_failed", "A node refuses its inputs", str(error))
         chars = sum(len(each) for each in outputs if isinstance(each, str))
-        self._chars_left -= chars
+        problem = self._texts.add(outputs)
         if chars > self._most_chars:
             details = f"it makes {chars} characters, at most {self._most_chars} are taken"
             return InputError("value_bigger_than_max", "A text is too long", details)
-        if self._chars_left < 0:
-            most = _MOST_TEXTS * self._most_chars
-            details = f"with it the graph makes more than {most} characters"
-            return InputError("value_bigger_than_max", "The texts are too long", details)
+        if problem:
+            return InputError("value_bigger_than_max", "The texts are too long", problem)
         self._outputs[node_id] = outputs
         return None

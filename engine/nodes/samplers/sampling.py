@@ -28,6 +28,8 @@ SEED = Int(0, min=0, max=2**64 - 1, tooltip="Starts the noise; the same seed mak
 CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
 _LATENT_COPIES = 8
 """A sampler keeps its latent, the noise, the last estimates and the mask."""
+_FILTER = 0.05
+"""A filter of what the layers of a UNet pass on, as a share of its call."""
 
 
 def require_schedule(literals: Mapping[str, Any]) -> None:
@@ -67,9 +69,9 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     if model.third:
         texts.append(model.third)
         rows += model.third.rows + 2 * model.third.areas + positive.areas + negative.areas
-    control = 1.0 + work.CONTROL * max(each.controls for each in texts)
+    beside = work.CONTROL * max(each.controls for each in texts) + _FILTER * model.filters
     tokens = max(each.tokens for each in texts)
-    call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * control
+    call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * (1.0 + beside)
     taken = max(steps, row.least_steps) if steps else 0
     return Estimate(
         (latent,),

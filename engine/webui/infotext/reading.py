@@ -14,7 +14,7 @@ _NEGATIVE = "Negative prompt:"
 _FIRST_SETTING = "Steps:"
 _LEAST_SETTINGS = 3
 """Lines with fewer of them belong to a prompt."""
-_NAME = re.compile(r"(?:^|[,\n])\s*([A-Z][\w /.-]{0,60}):[ \t]*")
+_NAME = re.compile(r"(?:^|[,\n])[^\S\n]*+([A-Z][\w /.-]{0,60}):[ \t]*")
 _END = re.compile(r"[,\n]|\Z")
 _DECODER = json.JSONDecoder()
 

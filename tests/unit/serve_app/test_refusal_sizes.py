@@ -20,6 +20,7 @@ from tests.support.generate_bodies import diffusion_body, workflow_body
 MAX_BYTES = 512 * 1024
 LARGEST = 200_000
 WORKFLOW, DIFFUSION, KEYS = "/workflow/v1/generate", "/diffusion/v1/generate", "/v1/keys"
+ENDPOINTS = "/v1/endpoints"
 
 
 def many(letter: str) -> dict[str, int]:
@@ -52,6 +53,8 @@ HOSTILE = {
     "key members": (KEYS, {"owner": "a"} | many("x")),
     "scopes": (KEYS, {"owner": "a", "scopes": ["x"] * 100_000}),
     "hosts": (KEYS, {"owner": "a", "limits": {"callback_hosts": [0] * 100_000}}),
+    "labels": (ENDPOINTS, {"id": "a", "labels": many("x")}),
+    "resources": (ENDPOINTS, {"id": "a", "resources": dict.fromkeys(many("x"), "x")}),
     "owner": (KEYS, {"owner": LONG["a"]}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Area, Condition
+from engine.diffusion.images.latent_operations import LatentOperations
 from engine.diffusion.images.latents import Latent, noise_like
 from engine.diffusion.inpainting import fitted_mask, inpainting
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise import shifted, start_noise
 from engine.diffusion.samplers.runge_kutta import euler
 from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
+from engine.errors import TooLarge
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
 from tests.support.engine.latents import all_latents_and_images
 from tests.support.engine.workflows import text_to_image
 
@@ -111,6 +115,20 @@ def test_indices_pick_among_draws_one_after_the_other(side: int) -> None:
     generator = torch.Generator().manual_seed(9)
     draws = [torch.randn((4, side, 7), generator=generator) for _ in range(3)]
     assert torch.equal(picked, torch.stack([draws[2], draws[0], draws[2]]))
+
+
+def test_an_index_that_grew_by_batches_of_batches_is_refused() -> None:
+    """Each time it is repeated, cut and joined it grows eightfold."""
+    operations = LatentOperations(Limits())
+    first = operations.empty(64, 64, 1)
+    latent = operations.joined(first, first)
+    for _ in range(30):
+        last = operations.batch_slice(operations.repeated(latent, 8), 15, 1)
+        latent = operations.joined(first, last)
+    began = time.process_time()
+    with pytest.raises(TooLarge, match="too far to be drawn"):
+        start_noise(latent, torch.Generator().manual_seed(9))
+    assert time.process_time() - began < 0.5
 
 
 def test_the_seed_after_the_largest_is_the_first() -> None:

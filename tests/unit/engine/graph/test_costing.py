@@ -262,14 +262,12 @@ def test_a_schedule_that_is_too_long_is_refused(catalogue: Catalogue) -> None:
     assert "10,000,000,000 steps, at most 1,000,000 are taken" in refusal.details
 
 
-def test_only_what_patches_a_model_costs_nothing() -> None:
+def test_only_what_patches_a_model_once_costs_nothing() -> None:
     free = {each.class_type for each in NODE_TYPES if not (each.estimate or each.is_pure)}
     assert free == {
         "CLIPSetLastLayer",
         "ComfySwitchNode",
         "DifferentialDiffusion",
-        "FreeU",
-        "FreeU_V2",
         "ModelSamplingContinuousEDM",
         "ModelSamplingContinuousV",
         "ModelSamplingDiscrete",

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from engine.errors import GraphInvalid
+from engine.graph import work
 from engine.graph.catalogue import Catalogue
 from engine.graph.cost import Cost
 from engine.graph.limits import Limits
@@ -92,3 +94,24 @@ def test_other_patches_keep_what_a_model_costs(empty_catalogue: Catalogue) -> No
 def test_a_guider_has_what_its_model_costs_and_a_third_text(empty_catalogue: Catalogue) -> None:
     assert cost_of(advanced(CFG), empty_catalogue).rows == 3
     assert cost_of(advanced(DUAL), empty_catalogue).rows == 3
+
+
+def freed(count: int) -> dict[str, Any]:
+    """FreeU so many times, one behind the other, for one small picture."""
+    patches = {
+        f"f{n}": FREE_U | {"inputs": FREE_U["inputs"] | {"model": [f"f{n - 1}", 0]}}
+        for n in range(1, count + 1)
+    }
+    return text_to_image(model=[f"f{count}", 0]) | patches | {"f0": PAG}
+
+
+def test_each_filter_adds_to_all_calls(empty_catalogue: Catalogue) -> None:
+    costs = [cost_of(freed(count), empty_catalogue).work for count in (0, 1, 2)]
+    sampled = costs[1] - costs[0] - work.LOAD_PART
+    assert sampled > 0
+    assert costs[2] - costs[1] == pytest.approx(sampled + work.LOAD_PART, abs=0.01)
+
+
+def test_as_many_filters_as_there_may_be_nodes_are_refused(empty_catalogue: Catalogue) -> None:
+    with pytest.raises(GraphInvalid, match="The graph costs too much"):
+        cost_of(freed(900), empty_catalogue)

@@ -20,3 +20,9 @@ def test_tiles_cover_every_place(size: tuple[int, int], side: int, overlap: int)
             seen.update(product(range(rows.start, rows.stop), range(columns.start, columns.stop)))
         assert seen.keys() == set(product(range(height), range(width)))
         assert seen.total() == tiled_area(width, height, tile=tile, overlap=overlap)
+
+
+def test_what_no_machine_could_hold_is_measured_at_once() -> None:
+    side = 2**53
+    found = tiled_area(side, side, tile=(8, 8), overlap=2)
+    assert found == ((side - 2) // 6 * 8) ** 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +195,22 @@ def test_characters_become_plain_as_by_ftfy(text: str) -> None:
     assert plain_text(text) == (PLAIN[text] or text)
 
 
-def test_many_combining_characters_in_a_row_take_no_time() -> None:
+@pytest.mark.parametrize("run", ["\u0301" * 30_000 + "\u0316" * 30_000, "\u0f73" * 30_000])
+def test_many_combining_characters_in_a_row_take_no_time(run: str) -> None:
     began = time.process_time()
-    plain = plain_text("a" + "\u0301" * 30_000 + "\u0316" * 30_000 + "b")
+    plain = plain_text(f"a{run}b")
     assert time.process_time() - began < 1.0
     assert len(plain) <= 32
-    assert plain[0] == "\u00e1"
+
+
+def test_those_that_are_kept_are_composed() -> None:
+    assert plain_text("a" + "\u0301" * 30_000)[0] == "\u00e1"
+    assert plain_text("\u0f40\u0f73") == unicodedata.normalize("NFC", "\u0f40\u0f73")
+
+
+def test_every_run_of_combining_characters_is_cut() -> None:
+    """Of each character, also of those that a later Unicode may have."""
+    for code in range(sys.maxunicode + 1):
+        composed = unicodedata.normalize("NFD", chr(code))
+        if unicodedata.combining(composed[0]):
+            assert len(plain_text(chr(code) * 90)) <= 62, hex(code)

@@ -172,3 +172,16 @@ def test_a_mistyped_member_is_told_the_nearest_one(name: str, near: str) -> None
     with pytest.raises(ParametersInvalid) as caught:
         parse_parameters({"prompt": "a", name: 3})
     assert caught.value.fields[0].message == f"is not supported{near}"
+
+
+def test_of_many_mistyped_members_a_few_are_told_the_nearest_one() -> None:
+    """It takes longer than all else, and small bodies are checked on the event loop."""
+    with pytest.raises(ParametersInvalid) as caught:
+        parse_parameters({"prompt": "a"} | {f"seed_resize_from{n}": 3 for n in range(50)})
+    hints = [each.message for each in caught.value.fields if "did you mean" in each.message]
+    assert len(hints) == 5
+
+
+def test_of_many_wrong_styles_the_first_is_told() -> None:
+    """All of them would be told in one call that leaves no other thread a turn."""
+    assert bad_fields({"prompt": "a", "styles": [0] * 100_000}) == {"styles.0": "string_type"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from events.errors import LogUnavailable
 from events.log import StoredEvent
 from events.memory.contents import MemoryLogContents
+from events.types import Event
+from events.wire.cloud_events import decode_stored
 from events.wire.progress import JobProgress
+from serve_app.live import backlog
 from tests.support.edge import Edge, running_edge
 from tests.support.failing_log import FailingLog
 from tests.support.live.stream import DEADLINE_S, watching
@@ -172,3 +176,29 @@ async def test_a_log_that_is_away_gets_503_before_the_stream_begins(
     async with watching(edge.app, PATH, key) as stream:
         await stream.end()
     assert stream.status == 503
+
+
+async def test_others_have_their_turns_while_events_are_read_again(
+    client: httpx.AsyncClient, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of large requests take seconds to be read."""
+    turn, turns = 0, []
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def noted(*args: Any, **options: Any) -> Event:
+        turns.append(turn)
+        return decode_stored(*args, **options)
+
+    monkeypatch.setattr(backlog, "decode_stored", noted)
+    for _ in range(10):
+        await submit(client)
+    counting = asyncio.create_task(count())
+    async with watch(f"{PATH}?cursor=0") as stream:
+        await stream.names(10)
+    counting.cancel()
+    assert len(turns) == len(set(turns)) == 10

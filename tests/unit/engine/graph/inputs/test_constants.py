@@ -105,6 +105,16 @@ def test_a_text_that_doubles_stays_bounded(empty_catalogue: Catalogue) -> None:
     assert errors_of(doubled(900), empty_catalogue)["s16"] == ["value_bigger_than_max"]
 
 
+def test_a_text_that_only_a_run_tells_stays_bounded_too(empty_catalogue: Catalogue) -> None:
+    unknown = {
+        "m": node("GetImageSize", image=["1", 0]),
+        "s0": node("StringSubstring", string="a" * 64, start=0, end=["m", 0]),
+        "3": node("SaveImage", images=["1", 0], filename_prefix=["s900", 0]),
+    }
+    with pytest.raises(GraphInvalid, match=r"s13 .* more than 524288 characters"):
+        graph_of(doubled(900) | image(width=64) | unknown, empty_catalogue)
+
+
 def test_all_texts_together_stay_bounded(empty_catalogue: Catalogue) -> None:
     text = "a" * 30_000
     copies = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def test_settings_may_be_broken_into_lines_and_hold_json() -> None:
     assert read.left_out == {"Extra": '{"a": "b, Seed: 5"}', "Template": "y"}
     for broken in ('{"a": ', "[" * 100_000, '"\\m'):
         assert read_infotext(f"x\nSteps: 2, Sampler: Euler, Y: {broken}").request["steps"] == 2
+
+
+def test_empty_lines_take_no_time() -> None:
+    began = time.process_time()
+    assert read_infotext("x\nSteps: 2" + "\n" * 50_000 + "\n Seed: 7, Eta: 1").request["seed"] == 7
+    assert time.process_time() - began < 1.0
 
 
 def test_texts_and_settings_are_told_apart() -> None:
