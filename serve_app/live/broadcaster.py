@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventLog, LogContents
 from events.result import Status, UrlFor
-from events.retry import keep_trying, pause
+from events.retry import keep_trying
 from events.types import Event
 from events.wire.cloud_events import decode_stored
 from events.wire.progress import JobProgress
@@ -35,8 +35,8 @@ _READ_TIMEOUT_S = 10.0
 _LINGER_S = 30.0
 """How long the log is followed after the last stream has ended: mostly another one comes."""
 _KNOWN_JOBS = 20_000
-_LAG_S = 0.2
-"""The replica of the log that was asked may be so far behind."""
+_TRIES = 3
+"""How often a job is asked for whose events do not come in time. Each try takes long."""
 _AWAY = (DatabaseUnavailable, LogUnavailable)
 
 
@@ -216,12 +216,16 @@ class Broadcaster:
 
     async def _belonging(self, event: Event) -> Belonging | None:
         """None where it cannot be told, which is that job's own trouble."""
-        try:
-            return await self._belongings.of(event)
-        except (JobUnreadable, ReadTimeout) as error:
-            fields = {"action": "tell an event", "job_id": event.job_id, "error": str(error)}
-            logger.warning("an event is not told to its owner", extra=fields)
-            return None
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._belongings.of(event)
+            except (JobUnreadable, ReadTimeout) as error:
+                if tries_left and isinstance(error, ReadTimeout):
+                    continue
+                fields = {"action": "tell an event", "job_id": event.job_id, "error": str(error)}
+                logger.warning("an event is not told to its owner", extra=fields)
+                break
+        return None
 
     # What was not followed.
 
@@ -233,6 +237,8 @@ class Broadcaster:
             archived = await self._archived.of(owner, after=after, upto=recent.begun_at)
         if recent is not self._recent:
             raise LogUnavailable("The event log is followed anew. Try again.")
+        if after < recent.floor:  # so much came meanwhile
+            raise self._too_far()
         return archived
 
     async def _reach(self, recent: RecentEvents, after: int) -> None:
@@ -243,9 +249,7 @@ class Broadcaster:
                     raise CursorGone("The cursor is not one that was answered here.")
                 return
             if recent.head - after > self._most_recent:
-                raise CursorGone(
-                    f"More than {self._most_recent:,} events of the service follow this cursor."
-                )
+                raise self._too_far()
             older = [
                 RecentEvent(self._live(without_request(event)), belonging)
                 async for event in self._between(after, recent)
@@ -253,18 +257,17 @@ class Broadcaster:
             ]
             recent.reach_back(older, floor=after)
 
+    def _too_far(self) -> CursorGone:
+        return CursorGone(
+            f"More than {self._most_recent:,} events of the service follow this cursor."
+        )
+
     async def _between(self, after: int, recent: RecentEvents) -> AsyncGenerator[Event]:
         """The floor may rise meanwhile. Raises LogUnavailable."""
-        is_last = False
         while after < recent.floor:
             stored = await self._contents.following(after)
             if not stored:
-                if is_last:
-                    return  # the rest was removed
-                is_last = True
-                await pause(_LAG_S)
-                continue
-            is_last = False
+                return  # the rest was removed
             for each in stored:
                 event = decode_stored(each.payload, job_id="", position=each.sequence)
                 if is_shown(event):
