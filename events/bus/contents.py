@@ -51,6 +51,9 @@ class JetStreamLogContents:
             count=_BATCH,
             timeout_s=_TRY_TIMEOUT_S,
         )
+        if not messages:  # or the replica lags, or did not answer in time
+            first = await self._bus.first(self._stream, self._subjects.format("*"), after=sequence)
+            messages = [] if first is None else [first]
         return [StoredEvent(each.sequence, each.data) for each in messages]
 
     async def last_sequence(self) -> int:

@@ -36,6 +36,17 @@ class Reads(Connection):
             return None
         return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
 
+    async def first(self, stream: str, subjects: str, *, after: int) -> Message | None:
+        """The first message of a wildcard after `after`, as the stream's leader has it.
+
+        Raises LogUnavailable.
+        """
+        try:
+            raw = await self.call(self._js.get_msg(stream, after + 1, subjects, next=True))
+        except nats.js.errors.APIError:
+            return None
+        return Message(subject=raw.subject or "", data=raw.data or b"", sequence=raw.seq or 0)
+
     async def batch(
         self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
     ) -> list[Message]:

@@ -6,16 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from events.log import LogContents
-from events.retry import pause
 from events.types import Event
 from events.wire.cloud_events import decode_stored
 from serve_app.live.archived import ArchivedEvents
 from serve_app.live.messages import is_shown
 from serve_app.live.recent import RecentEvent, RecentEvents
 from serve_app.refusals import CursorGone
-
-_LAG_S = 0.2
-"""The replica of the log that was asked may be so far behind."""
 
 Keep = Callable[[Event], Awaitable[RecentEvent | None]]
 """An event as streams are sent it, with whose it is; None where that cannot be told."""
@@ -40,9 +36,12 @@ class Backlog:
         """
         async with self._reaching:
             await self._reach_back(recent, after)
-        if after >= recent.begun_at:
-            return []
-        return await self._archived.of(owner, after=after, upto=recent.begun_at)
+        archived = []
+        if after < recent.begun_at:
+            archived = await self._archived.of(owner, after=after, upto=recent.begun_at)
+        if after < recent.floor:  # so much came meanwhile
+            raise self._too_far()
+        return archived
 
     async def _reach_back(self, recent: RecentEvents, after: int) -> None:
         if after >= recent.floor:
@@ -50,7 +49,7 @@ class Backlog:
                 raise CursorGone("The cursor is not one that was answered here.")
             return
         if recent.head - after > self._most:
-            raise CursorGone(f"More than {self._most:,} events of the service follow this cursor.")
+            raise self._too_far()
         older = [
             kept
             async for event in self._between(after, recent)
@@ -63,19 +62,16 @@ class Backlog:
 
         Raises LogUnavailable.
         """
-        is_last = False
         while after < recent.floor:
             stored = await self._contents.following(after)
             if not stored:
-                if is_last:
-                    return  # the rest was removed
-                is_last = True
-                await pause(_LAG_S)
-                continue
-            is_last = False
+                return  # the rest was removed
             for each in stored:
                 await asyncio.sleep(0)  # requests may be large, and take long to be read
                 event = decode_stored(each.payload, job_id="", position=each.sequence)
                 if is_shown(event):
                     yield event
             after = stored[-1].sequence
+
+    def _too_far(self) -> CursorGone:
+        return CursorGone(f"More than {self._most:,} events of the service follow this cursor.")

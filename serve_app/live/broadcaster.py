@@ -34,6 +34,8 @@ _READ_TIMEOUT_S = 10.0
 _LINGER_S = 30.0
 """How long the log is followed after the last stream has ended: mostly another one comes."""
 _KNOWN_JOBS = 20_000
+_TRIES = 3
+"""How often a job is asked for whose events do not come in time. Each try takes long."""
 _AWAY = (DatabaseUnavailable, LogUnavailable)
 
 
@@ -214,12 +216,16 @@ class Broadcaster:
 
     async def _belonging(self, event: Event) -> Belonging | None:
         """None where it cannot be told, which is that job's own trouble."""
-        try:
-            return await self._belongings.of(event)
-        except (JobUnreadable, ReadTimeout) as error:
-            fields = {"action": "tell_event", "job_id": event.job_id, "error": str(error)}
-            logger.warning("an event is not told to its owner", extra=fields)
-            return None
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._belongings.of(event)
+            except (JobUnreadable, ReadTimeout) as error:
+                if tries_left and isinstance(error, ReadTimeout):
+                    continue
+                fields = {"action": "tell_event", "job_id": event.job_id, "error": str(error)}
+                logger.warning("an event is not told to its owner", extra=fields)
+                break
+        return None
 
     # What was not followed.
 

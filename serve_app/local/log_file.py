@@ -56,7 +56,8 @@ class LogFile:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._file.close()
+        with suppress(OSError):  # what a full disk did not take is lost
+            self._file.close()
 
     def _follow(self) -> None:
         pause_s = 0.0
@@ -95,5 +96,6 @@ class LogFile:
     def _write(self, line: str) -> None:
         self._file.handle(logging.makeLogRecord({"msg": line}))
         if self._show is not None:
-            with suppress(OSError):  # whoever it is shown to has gone
+            # Whoever it is shown to has gone, or a terminal has no such characters.
+            with suppress(OSError, ValueError):
                 self._show(line)

@@ -135,3 +135,24 @@ def test_a_reader_who_has_gone_and_a_full_disk_stop_nothing(
     log.copy()
     monkeypatch.undo()
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_that_cannot_show_a_line_stops_nothing(source: Path, made: Made) -> None:
+    shown: list[bytes] = []
+    log = made(show=lambda line: shown.append(line.encode("ascii")))
+    add(source, FIRST, "1\nété\n3\n")
+    log.copy()
+    assert copied(source) == ["1", "été", "3"]
+    assert shown == [b"1", b"3"]
+
+
+def test_a_disk_that_is_full_to_the_end_keeps_nobody_from_stopping(
+    source: Path, made: Made
+) -> None:
+    log = made()
+    (source.parent / "data" / NAME).unlink()
+    (source.parent / "data" / NAME).symlink_to("/dev/full")
+    log._file.close()
+    add(source, FIRST, "1\n")
+    log.copy()
+    log.close()
