@@ -15,7 +15,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
 
 from events.types import Priority
 
@@ -37,6 +37,8 @@ class Waiting:
     passed_at: float | None = None
     """When a slot was first not given to it because its checkpoint was warm elsewhere."""
     is_waiting: bool = False
+    is_first: bool = False
+    """It was put before those of its owner that have not been tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,10 @@ class _Owner:
     """The first one waits; others may have been removed."""
     ring: _Ring | None = None
     is_held: bool = False
+
+
+def _was_put_first(job: Waiting) -> bool:
+    return job.is_first
 
 
 class _Ring:
@@ -84,12 +90,15 @@ class Turns:
         return self._waiting
 
     def put(self, job: Waiting, *, first: bool = False) -> None:
-        """`first`: before all others of its owner. Its cost is known."""
+        """`first`: before the others of its owner, but behind those that were put first before it,
+        or one that fails again and again would hold up all that failed with it. Its cost is known.
+        """
         owner = self._owners.get(job.owner)
         if owner is None:
             owner = self._owners[job.owner] = _Owner(job.owner, self._now)
         if first:
-            owner.jobs.appendleft(job)
+            job.is_first = True
+            owner.jobs.insert(sum(1 for _ in takewhile(_was_put_first, owner.jobs)), job)
         else:
             owner.jobs.append(job)
         job.is_waiting = True

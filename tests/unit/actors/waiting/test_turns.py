@@ -131,6 +131,13 @@ def test_jobs_of_an_owner_keep_their_order_and_one_may_come_first(line: Line) ->
     assert len(line.turns) == 0
 
 
+def test_of_jobs_that_are_put_first_the_earlier_one_comes_first(line: Line) -> None:
+    line.put("a")
+    for name in ("failed", "failed again"):
+        line.turns.put(Waiting(name, "a", TURN), first=True)
+    assert [line.start().job_id for _ in range(3)] == ["failed", "failed again", "job-1"]
+
+
 def test_of_one_turn_those_who_run_nothing_come_first(line: Line) -> None:
     line.put("a", cost=1.0, count=3)
     line.put("b", cost=1.0)
