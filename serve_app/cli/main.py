@@ -66,21 +66,28 @@ class _Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load(str(name)), rest
 
-    def main(
+    def main(  # noqa: PLR0917 - as the method that it overrides
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
-        *,
+        complete_var: str | None = None,
         standalone_mode: bool = True,
+        windows_expand_args: bool = True,
         **rest: Any,
     ) -> Any:
         """With `--json` anywhere, wrong options are told in JSON as well."""
+        named = {
+            "prog_name": prog_name,
+            "complete_var": complete_var,
+            **rest,
+            "windows_expand_args": windows_expand_args,
+        }
         words = sys.argv[1:] if args is None else list(args)
         use_json("--json" in words)
         if not (standalone_mode and wants_json()):
-            return super().main(words, prog_name, standalone_mode=standalone_mode, **rest)
+            return super().main(words, standalone_mode=standalone_mode, **named)
         try:
-            code = super().main(words, prog_name, standalone_mode=False, **rest)
+            code = super().main(words, standalone_mode=False, **named)
         except TyperException as error:
             write_error(error.format_message(), code=ExitCode.USAGE)
             code = ExitCode.USAGE
