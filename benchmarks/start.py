@@ -18,7 +18,7 @@ import psutil
 from benchmarks.harness.graphs import graph
 from benchmarks.harness.report import print_hardware, print_table
 from examples.service import Service
-from serve_app.cli.client import Client
+from serve_app.cli.remote.client import Client
 
 STOP_TIMEOUT_S = 60.0
 

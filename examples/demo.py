@@ -14,7 +14,8 @@ from rich.rule import Rule
 
 from examples.receiver import Receiver
 from examples.service import ROOT, Service
-from serve_app.cli.client import Client, run_job
+from serve_app.cli.remote.client import Client
+from serve_app.cli.remote.progress import run_job
 
 console = Console()
 DATA = ROOT / "data" / "demo"

@@ -16,7 +16,7 @@ from events.errors import ServiceError
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
 from serve_app.cli.admin_key import ADMIN_KEY_FILE
-from serve_app.cli.terminal import console, fail
+from serve_app.cli.terminal import fail, progress_console, tell
 from serve_app.local.nats_server import NatsDidNotStart, NatsServer
 from serve_app.operations.backup import BackupRefused, back_up, lay_out, load_log
 from serve_app.operations.places import archive_writer, open_places
@@ -41,7 +41,7 @@ def backup(folder: BackupArgument) -> None:
     os.umask(0o077)
     settings = Settings.load()
     try:
-        with console.status("Copying"):
+        with progress_console().status("Copying"):
             elsewhere = asyncio.run(
                 back_up(settings.log, settings.stores, folder, private_files=_PRIVATE_FILES)
             )
@@ -49,9 +49,9 @@ def backup(folder: BackupArgument) -> None:
         fail(f"Nothing was copied: {error}")
     except _ERRORS as error:
         fail(f"{folder} is no whole backup: {error}")
-    console.print(f"The backup is in {folder}.", soft_wrap=True, highlight=False)
-    for each in elsewhere:
-        console.print(f"Not in it: {each}, which you keep yourself.", soft_wrap=True)
+    lines = [f"Not in it: {each}, which you keep yourself." for each in elsewhere]
+    text = "\n".join([f"The backup is in {folder}.", *lines])
+    tell(text, {"folder": str(folder), "not_in_it": list(elsewhere)})
 
 
 def restore(folder: BackupArgument) -> None:
@@ -59,13 +59,13 @@ def restore(folder: BackupArgument) -> None:
     os.umask(0o077)
     settings = Settings.load()
     try:
-        with console.status("Restoring"):
+        with progress_console().status("Restoring"):
             rebuilt = asyncio.run(_restore(settings, folder))
     except _ERRORS as error:
         fail(f"Not restored: {error}")
     jobs = rebuilt.from_log + rebuilt.from_archive
     text = f"{jobs:,} jobs are restored to {settings.stores.data_dir}. Start it: darkroom up"
-    console.print(text, soft_wrap=True, highlight=False)
+    tell(text, {"jobs": jobs, "data_dir": str(settings.stores.data_dir)})
 
 
 async def _restore(settings: Settings, folder: Path) -> Rebuilt:

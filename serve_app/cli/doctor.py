@@ -7,7 +7,8 @@ import os
 import typer
 
 from engine.graph.models_folder import ModelsFolder
-from serve_app.cli.terminal import console, stderr
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.terminal import console, show_json, stderr, wants_json
 from serve_app.operations.setup_warnings import models_warnings, variable_warnings
 from settings.settings import Settings
 
@@ -19,10 +20,15 @@ def doctor() -> None:
     something.
     """
     settings = Settings.load()
-    if warnings := setup_warnings(settings):
+    warnings = setup_warnings(settings)
+    if wants_json():
+        show_json({"warnings": list(warnings)})
+    elif warnings:
         show_warnings(warnings)
-        raise typer.Exit(1)
-    console.print("Nothing looks wrong.")
+    else:
+        console.print("Nothing looks wrong.")
+    if warnings:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def setup_warnings(settings: Settings) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from PIL import Image
 from engine.errors import ParametersInvalid
 from engine.webui.infotext.reading import read_infotext
 from engine.webui.parameters import parse_parameters
-from serve_app.cli.terminal import fail, stderr
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.terminal import fail, stderr, wants_json
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -33,10 +34,11 @@ def infotext(text: TextArgument = None) -> None:
         read = read_infotext(_text(text.read_bytes() if text else sys.stdin.buffer.read()))
         parse_parameters(read.request)
     except ParametersInvalid as error:
-        fail("; ".join(f"{each.field} {each.message}" for each in error.fields))
+        text_of = "; ".join(f"{each.field} {each.message}" for each in error.fields)
+        fail(text_of, code=ExitCode.USAGE)
     except (OSError, ValueError) as error:
-        fail(str(error))
-    if read.left_out:
+        fail(str(error), code=ExitCode.USAGE)
+    if read.left_out and not wants_json():
         stderr.print(f"left out: {', '.join(read.left_out)}", markup=False)
     typer.echo(json.dumps(read.request, indent=2))
 

@@ -12,36 +12,36 @@ import typer
 
 from events.errors import ServiceError
 from events.ids import is_job_id
-from serve_app.cli.terminal import console, fail, printable
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.terminal import console, fail, printable, show_json, wants_json
 from serve_app.operations.inspection import Inspection, inspect_job
 from serve_app.operations.places import open_places
 from settings.settings import Settings
 from storage.images import ImageStoreError
 
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on standard output.")]
 RequestOption = Annotated[
     bool,
     typer.Option("--request", help="Show what was asked for, with prompts, and the callback."),
 ]
 
 
-def inspect(
-    request_id: str, as_json: JsonOption = False, with_request: RequestOption = False
-) -> None:
+def inspect(request_id: str, with_request: RequestOption = False) -> None:
     """What happened to a job, when, and who did it; and where it stands now.
 
     Read from log and archive beside the service, with its settings. Shows no prompt by default.
     """
     if not is_job_id(request_id):
-        fail(f"{printable(request_id)} is no request id")
+        fail(f"{printable(request_id)} is no request id", code=ExitCode.USAGE)
     try:
         found = asyncio.run(_inspect(Settings.load(), request_id, with_request=with_request))
     except (ServiceError, ImageStoreError) as error:
-        fail(str(error))
+        fail(str(error), code=ExitCode.UNAVAILABLE)
     if found is None:
-        fail(f"nothing knows a job {request_id}; its retention may be over")
-    if as_json:
-        typer.echo(json.dumps(_body(found), indent=2))
+        fail(
+            f"nothing knows a job {request_id}; its retention may be over", code=ExitCode.NOT_FOUND
+        )
+    if wants_json():
+        show_json(_body(found))
     else:
         for line in _lines(found):
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

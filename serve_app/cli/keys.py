@@ -18,7 +18,7 @@ from events.store.records import ApiKey, KeyLimits, Scope
 from events.types import Priority
 from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import mint
-from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits
+from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits, NewKeyInfo
 from serve_app.access.rotation import rotate
 from serve_app.cli.admin_key import (
     ADMIN_KEY_FILE,
@@ -26,9 +26,10 @@ from serve_app.cli.admin_key import (
     replace_admin_key,
     with_keys,
 )
-from serve_app.cli.terminal import console, fail
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.terminal import console, fail, show_json, tell, wants_json
 from serve_app.local.embedded import with_secret
-from serve_app.refusals import RequestRefused
+from serve_app.refusals import KeyNotFound, RequestRefused
 from settings.keys import LONGEST_GRACE_S
 from settings.settings import Settings
 
@@ -112,26 +113,31 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     )
     settings = with_secret(Settings.load())
     asyncio.run(with_keys(settings.stores, lambda store: store.add(key)))
-    _show_once(settings, text, key.id)
+    _show_once(settings, text, key)
 
 
 def _limits(**values: Any) -> KeyLimits:
     try:
         return Limits(**values).values()
     except ValidationError as error:
-        fail("; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors()))
+        text = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        fail(text, code=ExitCode.USAGE)
 
 
 @app.command("list")
 def list_keys() -> None:
     """Every key, without its secret."""
     now = utc_now()
+    keys = asyncio.run(with_keys(Settings.load().stores, lambda store: store.all()))
+    if wants_json():
+        show_json({"keys": [_info(key) for key in keys]})
+        return
     id_column = Column("id", no_wrap=True, min_width=_ID_CHARS)
     state_column = Column("state", no_wrap=True, min_width=_STATE_CHARS)
     table = Table(
         id_column, "owner", "name", "scopes", "limits", "created", "expires", state_column
     )
-    for key in asyncio.run(with_keys(Settings.load().stores, lambda store: store.all())):
+    for key in keys:
         expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
         table.add_row(
             key.id,
@@ -164,9 +170,9 @@ def rotate_key(
             )
         )
     except RequestRefused as error:
-        fail(str(error))
-    _show_once(settings, text, key.id)
-    if replace_admin_key(settings.stores, key_id, text):
+        fail(str(error), code=_code_of(error))
+    _show_once(settings, text, key)
+    if replace_admin_key(settings.stores, key_id, text) and not wants_json():
         folder = settings.stores.data_dir
         console.print(
             f"They are in {folder / ADMIN_KEY_FILE} and {folder / CALLBACK_SECRET_FILE}, too.",
@@ -180,8 +186,8 @@ def revoke_key(key_id: str) -> None:
     if not asyncio.run(
         with_keys(Settings.load().stores, lambda store: store.revoke(key_id, utc_now()))
     ):
-        fail(f"no live key has the id {key_id}")
-    console.print(f"{key_id} is revoked.")
+        fail(f"no live key has the id {key_id}", code=ExitCode.NOT_FOUND)
+    tell(f"{key_id} is revoked.", {"id": key_id, "revoked": True})
 
 
 def _shown_limits(key: ApiKey) -> str:
@@ -193,16 +199,31 @@ def _shown_limits(key: ApiKey) -> str:
     )
 
 
-def _show_once(settings: Settings, text: str, key_id: str) -> None:
-    for line in (text, webhook_secret(settings.stores.secret_bytes, key_id)):
+def _code_of(refused: RequestRefused) -> ExitCode:
+    return ExitCode.NOT_FOUND if isinstance(refused, KeyNotFound) else ExitCode.REFUSED
+
+
+def _info(key: ApiKey, /, **secrets: str) -> dict[str, Any]:
+    """As the HTTP API answers it."""
+    model = KeyInfo if not secrets else NewKeyInfo
+    return model.of(key, now=utc_now(), **secrets).model_dump(mode="json", exclude_none=True)
+
+
+def _show_once(settings: Settings, text: str, key: ApiKey) -> None:
+    secret = webhook_secret(settings.stores.secret_bytes, key.id)
+    if wants_json():
+        show_json(_info(key, key=text, webhook_secret=secret))
+        return
+    for line in (text, secret):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _period(text: str) -> timedelta:
     parts = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if parts is None:
-        fail("give the grace as a number and s, m, h or d: 90s, 12h, 7d")
+        fail("give the grace as a number and s, m, h or d: 90s, 12h, 7d", code=ExitCode.USAGE)
     period = timedelta(**{_UNITS[parts[2]]: int(parts[1])})
     if period.total_seconds() > LONGEST_GRACE_S:
-        fail("the grace is 366 days at most; a key that shall live on need not be rotated")
+        text = "the grace is 366 days at most; a key that shall live on need not be rotated"
+        fail(text, code=ExitCode.USAGE)
     return period

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 
 from rich.status import Status
 
@@ -12,7 +13,7 @@ from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.maintenance.rebuild import Rebuild
-from serve_app.cli.terminal import console, fail
+from serve_app.cli.terminal import fail, progress_console, tell
 from serve_app.operations.places import archive_writer, open_places
 from serve_app.operations.rebuilding import Rebuilding, RebuildNotDone, Rebuilt
 from settings.settings import Settings
@@ -30,17 +31,16 @@ def rebuild() -> None:
     """
     began = time.monotonic()
     try:
-        with console.status("Reading") as status:
+        with progress_console().status("Reading") as status:
             rebuilt = asyncio.run(_rebuild(Settings.load(), status))
     except (RebuildNotDone, ServiceError, ImageStoreError) as error:
         fail(f"The read model is the old one: {error}")
     took_s = time.monotonic() - began
     jobs = rebuilt.from_log + rebuilt.from_archive
-    console.print(
+    tell(
         f"{rebuilt.from_log:,} jobs of the log and {rebuilt.from_archive:,} of"
         f" {rebuilt.segments:,} segments in {took_s:.1f} s: {jobs / took_s:,.0f} jobs/s.",
-        highlight=False,
-        soft_wrap=True,
+        asdict(rebuilt) | {"took_s": round(took_s, 3)},
     )
 
 

@@ -27,8 +27,8 @@ from serve_app.cli.admin_key import (
     write_callback_secret,
 )
 from serve_app.cli.doctor import setup_warnings, show_warnings
-from serve_app.cli.endpoints import require_readable
-from serve_app.cli.terminal import console, fail, printable
+from serve_app.cli.remote.endpoints import require_readable
+from serve_app.cli.terminal import console, fail, printable, progress_console, show_json, wants_json
 from serve_app.local.embedded import LOGS, AlreadyRunning, Embedded, Running
 from serve_app.local.folders import UnsafeFolder, make_data_folder
 from serve_app.local.local_ray import RayDidNotStart
@@ -83,13 +83,13 @@ def _run(settings: Settings, began: float, *, is_log_shown: bool) -> None:
     def show(part: str) -> None:
         _on_signals(interrupt)  # again, since Ray sets its own as it starts
         status.update(f"Starting {part}")
-        if not console.is_terminal:
+        if not (console.is_terminal or wants_json()):
             console.print(f"Starting {part}")
         if stop.is_set():  # a library has swallowed it
             raise KeyboardInterrupt
 
     with ExitStack() as stack:
-        with console.status("Starting") as status:
+        with progress_console().status("Starting") as status:
             _on_signals(interrupt)
             os.umask(0o077)  # whatever is written here is this user's alone
             extensions = installed_extensions()
@@ -104,7 +104,8 @@ def _run(settings: Settings, began: float, *, is_log_shown: bool) -> None:
             _on_signals(lambda *_: stop.set())
         _print_screen(running, fresh_key, time.monotonic() - began, extensions=extensions)
         stop.wait()
-        console.print("Stopping.")
+        if not wants_json():
+            console.print("Stopping.")
 
 
 def _show_line(line: str) -> None:
@@ -143,8 +144,7 @@ def _print_screen(
     stores, nats_url = settings.stores, settings.log.nats_url
     secret = write_callback_secret(stores)
     key_path, secret_path = (stores.data_dir / n for n in (ADMIN_KEY_FILE, CALLBACK_SECRET_FILE))
-    console.print(f"\n[bold green]Darkroom is up[/] after {took_s:.1f} s. Ctrl-C stops it.\n")
-    for name, value in (
+    lines = (
         ("HTTP API", settings.http.effective_public_url),
         (
             "Documentation",
@@ -162,9 +162,13 @@ def _print_screen(
         ("HAProxy metrics", f"http://127.0.0.1:{running.metrics_port}/metrics"),
         ("Admin key", fresh_key or f"in {key_path}"),
         ("Callback secret", secret if fresh_key else f"in {secret_path}"),
-    ):
-        # Never folded: what is there is to be copied, and found by programs.
-        console.print(f"[bold]{name:<17}[/]{escape(value)}", soft_wrap=True, highlight=False)
+    )
+    if wants_json():
+        show_json(dict(lines))
+        if fresh_key:
+            note_shown(stores)
+        return
+    _show_screen(lines, took_s)
     if fresh_key:
         console.print(
             "\nThe admin key, and the secret that signs its callbacks, are shown this once; they "
@@ -172,6 +176,13 @@ def _print_screen(
             soft_wrap=True,
         )
         note_shown(stores)
+
+
+def _show_screen(lines: Sequence[tuple[str, str]], took_s: float) -> None:
+    console.print(f"\n[bold green]Darkroom is up[/] after {took_s:.1f} s. Ctrl-C stops it.\n")
+    for name, value in lines:
+        # Never folded: what is there is to be copied, and found by programs.
+        console.print(f"[bold]{name:<17}[/]{escape(value)}", soft_wrap=True, highlight=False)
 
 
 def _log_path(running: Running) -> Path:

@@ -12,16 +12,14 @@ from typing import Annotated
 import typer
 
 from events.errors import ServiceError
-from serve_app.cli.terminal import console, fail, printable, stderr
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.terminal import console, fail, printable, stderr, wants_json
 from serve_app.operations.disagreements import Disagreement
 from serve_app.operations.places import open_places
 from serve_app.operations.verification import Verification
 from settings.settings import Settings
 from storage.images import ImageStoreError
 
-_COULD_NOT_LOOK = 2
-
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON list on standard output.")]
 ImagesOption = Annotated[
     bool, typer.Option("--images", help="Read every file, and check its digest as well.")
 ]
@@ -30,26 +28,24 @@ SettleOption = Annotated[
 ]
 
 
-def verify(
-    as_json: JsonOption = False, images: ImagesOption = False, settle_s: SettleOption = 5.0
-) -> None:
+def verify(images: ImagesOption = False, settle_s: SettleOption = 5.0) -> None:
     """Check log, archive, read model, queues, files and callbacks; change nothing.
 
     Runs beside the service, with its settings. Exits with 0 where all agree, with 1 where
-    something disagrees, with 2 where it could not look everywhere.
+    something disagrees, with 6 where it could not look everywhere.
     """
     counts: Counter[str] = Counter()
-    show = _JsonList() if as_json else _Lines()
+    show = _JsonList() if wants_json() else _Lines()
     try:
         asyncio.run(_verify(Settings.load(), counts, show, digests=images, settle_s=settle_s))
     except (ServiceError, ImageStoreError) as error:
-        fail(f"Not everything was checked: {error}", code=_COULD_NOT_LOOK)
+        fail(f"Not everything was checked: {error}", code=ExitCode.UNAVAILABLE)
     show.close()
     if not counts:
         stderr.print("No disagreement.")
         return
     stderr.print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
-    raise typer.Exit(1)
+    raise typer.Exit(ExitCode.FAILED)
 
 
 async def _verify(

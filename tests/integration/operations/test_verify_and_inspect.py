@@ -78,12 +78,12 @@ async def test_where_it_cannot_look_it_exits_with_2(
 ) -> None:
     (tmp_path / "darkroom.sqlite3").rename(tmp_path / "elsewhere")
     result = await verify("--json")
-    assert (result.exit_code, "There is no database" in result.stderr) == (2, True)
+    assert (result.exit_code, "There is no database" in result.stderr) == (6, True)
     assert not (tmp_path / "darkroom.sqlite3").exists()
     (tmp_path / "elsewhere").rename(tmp_path / "darkroom.sqlite3")
     (tmp_path / "nats" / "port").unlink()
     result = await verify()
-    assert (result.exit_code, "There is no event log" in result.stderr) == (2, True)
+    assert (result.exit_code, "There is no event log" in result.stderr) == (6, True)
 
 
 async def test_the_story_of_a_job_is_told_without_its_prompt(
@@ -102,5 +102,5 @@ async def test_the_story_of_a_job_is_told_without_its_prompt(
     assert body["request"]["prompt"] == "a red circle"
     assert [step["type"] for step in body["steps"]] == ["darkroom.job.submitted.v1"]
     assert body["now"]["job_queue"] is True
-    assert (await inspect(new_id())).exit_code == 1
+    assert (await inspect(new_id())).exit_code == 4
     assert "is no request id" in (await inspect("x")).stderr

@@ -45,6 +45,6 @@ def test_a_picture_without_the_text_is_told(tmp_path: Path, kind: str) -> None:
     elif kind == "other":
         path.write_bytes(b"\xff\xd8\xff\xe0")
     told = run(str(path))
-    assert told.exit_code == 1
+    assert told.exit_code == 2
     assert "Traceback" not in told.output
     assert told.output.strip()

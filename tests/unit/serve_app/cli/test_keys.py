@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_key_has_the_settings_limits_unless_it_is_told_otherwise(darkroom: Dar
 )
 def test_a_limit_that_makes_no_sense_is_told(darkroom: Darkroom, option: str, value: str) -> None:
     result = darkroom("create", "alice", option, value)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert option.strip("-").replace("-", "_")[:4] in result.stderr
     assert rows() == {}
 
@@ -134,13 +135,13 @@ class TestRotate:
     def test_a_grace_that_makes_no_sense_is_told(self, darkroom: Darkroom, grace: str) -> None:
         old = printed(darkroom("create", "alice"))
         result = darkroom("rotate", old.id, f"--grace={grace}")
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "grace" in result.stderr
         assert rows() == {old.id: old}
 
     def test_an_unknown_key_is_told(self, darkroom: Darkroom) -> None:
         result = darkroom("rotate", "aaaaaaaaaaaa")
-        assert result.exit_code == 1
+        assert result.exit_code == 4
         assert "no such key" in result.stderr
 
     def test_the_admin_key_is_replaced_in_its_file(
@@ -166,5 +167,13 @@ def test_a_key_is_revoked_once(darkroom: Darkroom) -> None:
     key = printed(darkroom("create", "alice"))
     assert darkroom("revoke", key.id).exit_code == 0
     again = darkroom("revoke", key.id)
-    assert again.exit_code == 1
+    assert again.exit_code == 4
     assert "no live key" in again.stderr
+
+
+def test_a_key_is_printed_as_json_with_its_secrets(darkroom: Darkroom) -> None:
+    made = json.loads(darkroom("create", "alice", "--json").stdout)
+    assert made["key"].startswith(f"dk_{made['id']}_")
+    assert made["webhook_secret"].startswith("whsec_")
+    [listed] = json.loads(darkroom("list", "--json").stdout)["keys"]
+    assert listed == {name: made[name] for name in made.keys() - {"key", "webhook_secret"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -73,3 +74,29 @@ class TestDoctor:
     def test_it_says_so_where_nothing_does(self) -> None:
         result = CliRunner().invoke(app, ["doctor"])
         assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"), [("darkroom wa", "watch"), ("darkroom jobs ca", "cancel")]
+)
+def test_a_shell_completes_commands_that_are_not_loaded_yet(line: str, offered: str) -> None:
+    words = line.split()
+    environment = {
+        "_DARKROOM_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    result = CliRunner(env=environment).invoke(app, prog_name="darkroom")
+    assert result.stdout.split() == [offered]
+
+
+def test_a_wrong_setting_is_told_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DARKROOM_PORT", "http")
+    monkeypatch.setattr(sys, "argv", ["darkroom", "doctor", "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert (end.value.code, error["exit_code"]) == (2, 2)
+    assert "DARKROOM_PORT" in error["message"]

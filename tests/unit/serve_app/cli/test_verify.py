@@ -15,5 +15,5 @@ def test_it_prints_no_list_that_reads_as_clean(
 ) -> None:
     monkeypatch.setenv("DARKROOM_DATA_DIR", str(tmp_path))
     result = CliRunner().invoke(app, ["verify", "--json"])
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, result.stdout) == (6, "")
     assert "Not everything was checked" in result.stderr

@@ -112,5 +112,5 @@ def test_the_command_prints_the_request(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert json.loads(done.stdout)["seed"] == 749109862
     wrong = CliRunner().invoke(app, ["infotext"], input="x\nSteps: 1, Sampler: Nope, Seed: 1")
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "unknown sampler" in wrong.stderr

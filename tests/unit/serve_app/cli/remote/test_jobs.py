@@ -101,7 +101,7 @@ async def test_a_narrow_terminal_cuts_nothing(
 async def test_without_the_scope_it_says_so(darkroom: Darkroom) -> None:
     for words in (["--all"], ["resubmit", "x"], ["cancel", "x", "--all"]):
         result = await darkroom(*words, as_admin=False)
-        assert result.exit_code == 1
+        assert result.exit_code == 5
         assert "403 forbidden" in result.stderr
 
 
@@ -143,4 +143,4 @@ async def test_blocked_jobs_are_listed_with_the_reason(edge: Edge, darkroom: Dar
     assert event.job_id in printed
     assert "a later version" in printed
     assert "1 in all" in printed
-    assert (await darkroom("blocked", as_admin=False)).exit_code == 1
+    assert (await darkroom("blocked", as_admin=False)).exit_code == 5

@@ -8,9 +8,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from serve_app.cli.client import Client, Interrupted, run_job
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
-from serve_app.cli.terminal import console, fail
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.remote.client import Client
+from serve_app.cli.remote.progress import Interrupted, run_job
+from serve_app.cli.remote.uploads import store_files
+from serve_app.cli.terminal import console, fail, progress_console, show_json, wants_json
 
 OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
 KeepOption = Annotated[
@@ -19,6 +22,13 @@ KeepOption = Annotated[
 PromptArgument = Annotated[str | None, typer.Argument(help="What the picture shows.")]
 WorkflowOption = Annotated[
     Path | None, typer.Option(help="A node graph in ComfyUI's API format, instead.")
+]
+ImageOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="Upload this input image first; may be repeated."),
+]
+CallbackOption = Annotated[
+    str | None, typer.Option(help="Address that is told of the end of the job.")
 ]
 
 _INTERRUPTED = 130
@@ -39,14 +49,14 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     batch_size: int = 1,
     seed: int = -1,
     endpoint: str = "default",
+    image: ImageOption = None,
+    callback_url: CallbackOption = None,
     out: OutOption = Path("pictures"),
     keep: KeepOption = False,
     url: UrlOption = None,
     key: KeyOption = None,
 ) -> None:
     """Run a job, show its progress, save its pictures."""
-    if (prompt is None) == (workflow is None):
-        fail("give either a prompt or --workflow, one of them")
     parameters = {
         "prompt": prompt,
         "negative_prompt": negative_prompt,
@@ -59,20 +69,35 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
         "batch_size": batch_size,
         "seed": seed,
     } | ({} if checkpoint is None else {"sd_model_checkpoint": checkpoint})
-    body = parameters if workflow is None else _read_graph(workflow)
-    flavour = "diffusion" if workflow is None else "workflow"
+    flavour, body = _asked(parameters, workflow)
     with open_client(url, key) as client:
-        _run(client, flavour, body, endpoint=endpoint, out=out, is_kept=keep)
+        store_files(client, image or ())
+        query = {"endpoint": endpoint, "callback_url": callback_url}
+        _show(_run(client, flavour, body, query=query, is_kept=keep), client, out)
+
+
+def _asked(parameters: dict[str, Any], workflow: Path | None) -> tuple[str, dict[str, Any]]:
+    """The flavour and the body of the request."""
+    if (parameters["prompt"] is None) == (workflow is None):
+        fail("give either a prompt or --workflow, one of them", code=ExitCode.USAGE)
+    if workflow is None:
+        return "diffusion", parameters
+    return "workflow", _read_graph(workflow)
 
 
 def _run(
-    client: Client, flavour: str, body: dict[str, Any], *, endpoint: str, out: Path, is_kept: bool
-) -> None:
+    client: Client,
+    flavour: str,
+    body: dict[str, Any],
+    *,
+    query: dict[str, str | None],
+    is_kept: bool,
+) -> dict[str, Any]:
+    given = {name: value for name, value in query.items() if value is not None}
     try:
-        result = run_job(client, flavour, body, endpoint=endpoint, console=console)
+        return run_job(client, flavour, body, console=progress_console(), **given)
     except Interrupted as interrupted:
         _leave(client, interrupted.request_id, is_kept=is_kept)
-    _show(result, client, out)
 
 
 def _leave(client: Client, request_id: str, *, is_kept: bool) -> NoReturn:
@@ -83,7 +108,7 @@ def _leave(client: Client, request_id: str, *, is_kept: bool) -> NoReturn:
         text = f"{request_id} is cancelled."
     else:
         text = f"{request_id} had ended before. Its result: darkroom result {request_id}"
-    fail(text, code=_INTERRUPTED)
+    fail(text, code=ExitCode.INTERRUPTED, request_id=request_id)
 
 
 def result(
@@ -98,13 +123,17 @@ def _read_graph(path: Path) -> dict[str, Any]:
     try:
         graph: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        fail(f"{path}: {error}")
+        fail(f"{path}: {error}", code=ExitCode.USAGE)
     return graph if "prompt" in graph else {"prompt": graph}
 
 
 def _show(result: dict[str, Any], client: Client, out: Path) -> None:
-    console.print_json(data=result)
-    for path in client.save(result, out):
-        console.print(f"saved {path}", soft_wrap=True)
+    """With `--json` the result has the paths of its files, too, as `files`."""
+    if wants_json():
+        show_json(result | {"files": [str(path) for path in client.save(result, out)]})
+    else:
+        console.print_json(data=result)
+        for path in client.save(result, out):
+            console.print(f"saved {path}", soft_wrap=True)
     if result["status"] == 2:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from serve_app.cli.exit_codes import ExitCode, code_of_status
 
 _JOBS = {False: "/v1/jobs", True: "/v1/admin/jobs"}
 """The path of jobs: those of the key's owner, and of every owner (True)."""
 _ENDPOINTS = "/v1/endpoints"
-_POLL_S = 0.2
+_KEYS = "/v1/keys"
+_UPLOADS = "/v1/uploads"
 
 
 class ClientError(Exception):
     """The service does not answer, or refuses the request; the message says which."""
 
-
-class Interrupted(Exception):
-    """Ctrl-C, while a job is waited for."""
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(request_id)
-        self.request_id = request_id
+    def __init__(
+        self, message: str, *, code: ExitCode, answer: Mapping[str, Any] | None = None
+    ) -> None:
+        """`code`: what a command exits with; `answer`: the body of a refusal."""
+        super().__init__(message)
+        self.code = code
+        self.answer = dict(answer or {})
 
 
 class Client:
@@ -67,14 +68,14 @@ class Client:
         return self._call("GET", f"/{flavour}/v1/result", params=query)
 
     def save(self, result: dict[str, Any], folder: Path) -> list[Path]:
-        """Download the finished files of `result`. Returns their paths."""
+        """Download the finished files of `result`. Returns their paths. Raises ClientError."""
         paths = []
         for index, item in enumerate(result["results"]):
             if item["status"] == 1:
                 folder.mkdir(parents=True, exist_ok=True)
                 suffix = Path(httpx.URL(item["url"]).path).suffix
                 path = folder / f"{result['request_id']}_{index}{suffix}"
-                path.write_bytes(self._http.get(item["url"]).raise_for_status().content)
+                path.write_bytes(self._answer("GET", item["url"]).content)
                 paths.append(path)
         return paths
 
@@ -127,45 +128,83 @@ class Client:
         query = {} if drain_s is None else {"drain_s": str(drain_s)}
         return self._call("DELETE", _endpoint_path(id), params=query)
 
+    def upload(self, name: str, data: bytes) -> dict[str, Any]:
+        """Store an input image or latent under this name. Raises ClientError."""
+        return self._call("POST", _UPLOADS, files={"image": (name, data)})
+
+    def uploads(self, filters: Mapping[str, Any]) -> dict[str, Any]:
+        """A page of the uploads of the key's owner, newest first. Raises ClientError."""
+        return self._call("GET", _UPLOADS, params=filters)
+
+    def remove_upload(self, name: str) -> None:
+        """Raises ClientError."""
+        self._answer("DELETE", f"{_UPLOADS}/{quote(name, safe='')}")
+
+    def models(self) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("GET", "/v1/models")
+
+    def keys(self, filters: Mapping[str, Any]) -> dict[str, Any]:
+        """A page of all keys, oldest first; needs an admin key. Raises ClientError."""
+        return self._call("GET", _KEYS, params=filters)
+
+    def create_key(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("POST", _KEYS, json=members)
+
+    def rotate_key(self, id: str, *, grace_s: float | None) -> dict[str, Any]:
+        """Raises ClientError."""
+        query = {} if grace_s is None else {"grace_s": str(grace_s)}
+        return self._call("POST", f"{_KEYS}/{quote(id, safe='')}/rotate", params=query)
+
+    def revoke_key(self, id: str) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("DELETE", f"{_KEYS}/{quote(id, safe='')}")
+
+    def send_sample_callback(self, callback_url: str) -> dict[str, Any]:
+        """What came of one try. Raises ClientError."""
+        return self._call("POST", "/v1/callbacks/test", params={"callback_url": callback_url})
+
+    @contextmanager
+    def stream(
+        self, path: str, query: Mapping[str, Any], headers: Mapping[str, str], *, silence_s: float
+    ) -> Generator[httpx.Response]:
+        """An answer that is read as it comes. Raises ClientError; reading raises httpx's errors.
+
+        `silence_s`: after so long without anything it has broken off.
+        """
+        timeout = httpx.Timeout(silence_s, connect=10.0)
+        with self._http.stream(
+            "GET", path, params=query, headers=headers, timeout=timeout
+        ) as answer:
+            if answer.is_error:
+                answer.read()
+                raise _refusal(answer)
+            yield answer
+
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        answer = self._answer(method, path, **options)
         try:
-            answer = self._http.request(method, path, **options)
             body: dict[str, Any] = answer.json()
-        except httpx.ConnectError as error:
-            text = f"No service answers at {self._http.base_url} ({error}): start it or give --url."
-            raise ClientError(text) from error
-        except (httpx.TransportError, ValueError) as error:
-            raise ClientError(f"{self._http.base_url}: {error}") from error
-        if answer.is_error:
-            raise ClientError(_explain(answer.status_code, body))
+        except ValueError as error:
+            raise self.unreachable(error) from error
         return body
 
+    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+        if answer.is_error:
+            raise _refusal(answer)
+        return answer
 
-def run_job(
-    client: Client, flavour: str, body: dict[str, Any], *, console: Console, **query: str
-) -> dict[str, Any]:
-    """Submit, show the progress, return the result of the ended job.
-
-    Raises ClientError, Interrupted.
-    """
-    accepted = client.submit(flavour, body, **query)
-    request_id = accepted["request_id"]
-    try:
-        return _follow(client, flavour, request_id, console=console)
-    except KeyboardInterrupt:
-        raise Interrupted(request_id) from None
-
-
-def _follow(client: Client, flavour: str, request_id: str, *, console: Console) -> dict[str, Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        bar = bars.add_task(f"{flavour} {request_id}", total=1.0)
-        while True:
-            result = client.result(request_id, flavour)
-            bars.update(bar, completed=1.0 if result["status"] else result.get("progress", 0.0))
-            if result["status"]:
-                return result
-            time.sleep(_POLL_S)
+    def unreachable(self, error: Exception) -> ClientError:
+        base = self._http.base_url
+        text = f"{base}: {str(error) or type(error).__name__}"
+        if isinstance(error, httpx.ConnectError):
+            text = f"No service answers at {base} ({error}): start it or give --url."
+        return ClientError(text, code=ExitCode.UNAVAILABLE)
 
 
 def _endpoint_path(id: str) -> str:
@@ -174,6 +213,21 @@ def _endpoint_path(id: str) -> str:
 
 def _job_path(request_id: str, *, every_owner: bool) -> str:
     return f"{_JOBS[every_owner]}/{quote(request_id, safe='')}"
+
+
+def job_events_path(request_id: str) -> str:
+    return f"{_job_path(request_id, every_owner=False)}/events"
+
+
+def _refusal(answer: httpx.Response) -> ClientError:
+    """`answer`: one that is an error, and is read."""
+    try:
+        body = answer.json()
+    except ValueError:  # of a proxy in between
+        body = {}
+    body = body if isinstance(body, dict) else {}
+    text = _explain(answer.status_code, body) if body else f"{answer.status_code}: {answer.url}"
+    return ClientError(text, code=code_of_status(answer.status_code), answer=body)
 
 
 def _explain(status: int, body: dict[str, Any]) -> str:

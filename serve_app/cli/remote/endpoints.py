@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
-from serve_app.cli.terminal import console, fail, printable
+from serve_app.cli.exit_codes import ExitCode
+from serve_app.cli.terminal import console, fail, printable, show_json, tell, wants_json
 from serve_app.endpoints.declared import EndpointsFileInvalid, read_declarations
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, change, drain and delete endpoints.")
@@ -37,6 +38,9 @@ def list_endpoints(url: UrlOption = None, key: KeyOption = None) -> None:
     """Every endpoint that the key administers."""
     with open_client(url, key) as client:
         page = client.endpoints()
+    if wants_json():
+        show_json(page)
+        return
     table = Table("id", "owner", "state", "revision", "workers", "checkpoint")
     for each in page["endpoints"]:
         table.add_row(
@@ -97,7 +101,8 @@ def drain_endpoint(
     """Take no more jobs; those that it has are worked off, and then its workers go."""
     with open_client(url, key) as client:
         client.change_endpoint(id, {"draining": not undo})
-    console.print(f"{id} takes jobs again." if undo else f"{id} takes no more jobs.")
+    text = f"{id} takes jobs again." if undo else f"{id} takes no more jobs."
+    tell(text, {"id": id, "draining": not undo})
 
 
 @app.command("delete")
@@ -107,7 +112,8 @@ def delete_endpoint(
     """Drain an endpoint, end what then still waits, and remove it."""
     with open_client(url, key) as client:
         ends_at = client.delete_endpoint(id, drain_s=drain)["ends_at"]
-    console.print(f"{id} takes no more jobs. Those that wait at {ends_at} fail.", soft_wrap=True)
+    text = f"{id} takes no more jobs. Those that wait at {ends_at} fail."
+    tell(text, {"id": id, "ends_at": ends_at})
 
 
 def require_readable(path: Path) -> None:
@@ -115,7 +121,7 @@ def require_readable(path: Path) -> None:
     try:
         read_declarations(path)
     except EndpointsFileInvalid as error:
-        fail(f"DARKROOM_ENDPOINTS_FILE: {error}", code=2)
+        fail(f"DARKROOM_ENDPOINTS_FILE: {error}", code=ExitCode.USAGE)
 
 
 def _members(given: list[str] | None) -> dict[str, Any]:
@@ -123,14 +129,15 @@ def _members(given: list[str] | None) -> dict[str, Any]:
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals:
-            fail(f"write {text!r} as member=value")
+            fail(f"write {text!r} as member=value", code=ExitCode.USAGE)
         try:
             members[name] = yaml.safe_load(value)
             json.dumps(members[name], allow_nan=False)
         except (yaml.YAMLError, TypeError, ValueError, RecursionError):
-            fail(f"the value of {name} is no number, text, list or mapping: {value}")
+            why = f"the value of {name} is no number, text, list or mapping: {value}"
+            fail(why, code=ExitCode.USAGE)
     return members
 
 
 def _print(endpoint: dict[str, Any]) -> None:
-    console.print_json(data=endpoint, ensure_ascii=True)
+    show_json(endpoint)

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from events.ids import ID_LENGTH
 from events.types import DeadLetter
 from serve_app.cli.connection import KeyOption, UrlOption, open_client
-from serve_app.cli.terminal import console, fail, printable
+from serve_app.cli.terminal import console, fail, printable, show_json, tell, wants_json
 
 app = typer.Typer(help="List, show, cancel, quarantine and resubmit jobs.")
 
@@ -23,7 +23,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-_STATUS = {state: str(number) for number, state in enumerate(State)}
+STATUS = {state: str(number) for number, state in enumerate(State)}
 
 AllOption = Annotated[bool, typer.Option("--all", help="Of every owner; needs an admin key.")]
 OwnerOption = Annotated[str | None, typer.Option(help="Of this owner; needs an admin key.")]
@@ -57,7 +57,7 @@ def list_jobs(  # noqa: PLR0917 - typer makes the options from the arguments
         return
     filters: dict[str, Any] = {
         "owner": owner,
-        "status": state and _STATUS[state],
+        "status": state and STATUS[state],
         "endpoint": endpoint,
         "dead_letter": list(DeadLetter) if dead_letters else None,
         "limit": limit,
@@ -67,6 +67,9 @@ def list_jobs(  # noqa: PLR0917 - typer makes the options from the arguments
     every_owner = every_owner or dead_letters or owner is not None
     with open_client(url, key) as client:
         page = client.jobs(given, every_owner=every_owner)
+    if wants_json():
+        show_json(page)
+        return
     console.print(_table(page["jobs"], every_owner=every_owner))
     if "next_cursor" in page:
         console.print(f"More: --cursor {page['next_cursor']}", soft_wrap=True)
@@ -82,6 +85,9 @@ def list_blocked_jobs(
     """Jobs of every owner that this version cannot read on, and why; needs an admin key."""
     with open_client(url, key) as client:
         page = client.blocked_jobs({"limit": limit, "cursor": cursor})
+    if wants_json():
+        show_json(page)
+        return
     table = Table(Column("id", no_wrap=True, min_width=ID_LENGTH), "since", "why")
     for job in page["jobs"]:
         since = job["since"].partition(".")[0]
@@ -98,7 +104,8 @@ def show_job(
 ) -> None:
     """What is known of a job; of another owner's job, nothing of what it was asked for."""
     with open_client(url, key) as client:
-        console.print_json(data=client.job(request_id, every_owner=every_owner), ensure_ascii=True)
+        job = client.job(request_id, every_owner=every_owner)
+    show_json(job)
 
 
 @app.command("cancel")
@@ -108,8 +115,8 @@ def cancel_job(
     """Stop a job."""
     with open_client(url, key) as client:
         if not client.cancel(request_id, every_owner=every_owner):
-            fail(f"{request_id} had ended before.")
-    console.print(f"{request_id} is cancelled.", soft_wrap=True)
+            fail(f"{request_id} had ended before.", request_id=request_id)
+    tell(f"{request_id} is cancelled.", {"request_id": request_id, "cancelled": True})
 
 
 @app.command("quarantine")
@@ -122,8 +129,8 @@ def quarantine_job(
     """End any owner's job at once, and list it as a dead letter; needs an admin key."""
     with open_client(url, key) as client:
         if not client.quarantine(request_id, reason):
-            fail(f"{request_id} had ended before.")
-    console.print(f"{request_id} is quarantined.", soft_wrap=True)
+            fail(f"{request_id} had ended before.", request_id=request_id)
+    tell(f"{request_id} is quarantined.", {"request_id": request_id, "quarantined": True})
 
 
 @app.command("resubmit")
@@ -131,7 +138,7 @@ def resubmit_job(request_id: str, url: UrlOption = None, key: KeyOption = None) 
     """Submit any owner's failed job again, as a new job of theirs; needs an admin key."""
     with open_client(url, key) as client:
         new_id = client.resubmit(request_id)
-    console.print(f"{request_id} runs again as {new_id}.", soft_wrap=True)
+    tell(f"{request_id} runs again as {new_id}.", {"request_id": new_id, "retry_of": request_id})
 
 
 def _table(jobs: list[dict[str, Any]], *, every_owner: bool) -> Table:

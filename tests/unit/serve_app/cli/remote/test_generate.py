@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from serve_app.cli import client as client_module
-from serve_app.cli.client import Client
 from serve_app.cli.main import app
+from serve_app.cli.remote import progress as client_module
+from serve_app.cli.remote.client import Client
 
 
 class Calls:

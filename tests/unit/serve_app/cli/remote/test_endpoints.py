@@ -59,18 +59,18 @@ async def test_an_endpoint_is_made_changed_drained_and_deleted(
 
 
 async def test_what_is_refused_is_told(darkroom: Darkroom) -> None:
-    for words, why in (
-        (("create", "own", "gpus"), "member=value"),
-        (("create", "own", "gpus={"), "the value of gpus"),
-        (("create", "own", "checkpoint=2026-01-01"), "the value of checkpoint"),
-        (("create", "own", "max_cost=.inf"), "the value of max_cost"),
-        (("create", "own", "checkpoints=" + "[" * 5000), "the value of checkpoints"),
-        (("create", "own", "colour=red"), "colour"),
-        (("update", "unknown", "gpus=1"), "404"),
-        (("delete", "default"), "409"),
+    for words, why, code in (
+        (("create", "own", "gpus"), "member=value", 2),
+        (("create", "own", "gpus={"), "the value of gpus", 2),
+        (("create", "own", "checkpoint=2026-01-01"), "the value of checkpoint", 2),
+        (("create", "own", "max_cost=.inf"), "the value of max_cost", 2),
+        (("create", "own", "checkpoints=" + "[" * 5000), "the value of checkpoints", 2),
+        (("create", "own", "colour=red"), "colour", 3),
+        (("update", "unknown", "gpus=1"), "404", 4),
+        (("delete", "default"), "409", 3),
     ):
         result = await darkroom(*words)
-        assert result.exit_code == 1
+        assert result.exit_code == code
         assert why in result.output
 
 
