@@ -136,10 +136,7 @@ class LogContents(Protocol):
         """See `EventLog.stored`."""
 
     async def following(self, sequence: int) -> list[StoredEvent]:
-        """Some messages of any job that follow `sequence`, in order.
-
-        Empty only where there are none. Raises LogUnavailable.
-        """
+        """Some messages after `sequence`, in order; empty if none are. Raises LogUnavailable."""
 
     async def last_sequence(self) -> int:
         """Of the last message that was ever stored; 0 before the first. Raises LogUnavailable."""

@@ -85,6 +85,14 @@ class JobQueue(Protocol):
     ) -> None:
         """Does nothing if the job waits or runs. Raises LogUnavailable, LogFull."""
 
+    async def put_again(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
+        """A new entry in the place of the one that is there, whoever holds that.
+
+        At no time there is none. Raises LogUnavailable, LogFull.
+        """
+
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
         """Does nothing if there is no entry. Raises LogUnavailable."""
 

@@ -17,6 +17,7 @@ from actors.dispatch.worker import Worker
 from actors.endpoints.status import EndpointStatus
 from actors.waiting.choice import Chosen, choice_for
 from actors.waiting.deadlines import Deadlines
+from actors.waiting.forgotten import Forgotten
 from actors.waiting.in_hand import PASSING, Held, InHand, drop_entry
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.job import RunOutcome
@@ -34,6 +35,8 @@ _BUSY_S = 2.0
 """How soon a job comes again whose actor runs another one."""
 _HOLD_LEASES = 2
 """What a dispatcher has in hand comes again about when another one takes over."""
+_FORGOTTEN_LEASES = 3
+"""An entry that nobody was delivered for so long is put on the queue again."""
 
 
 class EndpointDispatcher:
@@ -69,6 +72,7 @@ class EndpointDispatcher:
         self._deadlines = self._make_deadlines(settings)
         hold_s = min(_HOLD_LEASES * settings.dispatcher_lease_s, lease_s)
         self.in_hand = self._make_in_hand(settings.jobs_in_hand, hold_s)
+        self._forgotten = self._make_forgotten(lease_s)
         self._given: set[Held] = set()
         """What slots were given, as long as they run it."""
         self._last_depth = 0
@@ -81,6 +85,16 @@ class EndpointDispatcher:
             is_running=lambda job_id: self._pool.free.running(job_id) is not None,
             why=self._pool.trouble,
             period_s=settings.deadlines_period_s,
+        )
+
+    def _make_forgotten(self, lease_s: float) -> Forgotten:
+        return Forgotten(
+            self.endpoint.id,
+            queue=self._queue,
+            writer=self._writer,
+            is_known=self._is_known,
+            takes_all=lambda: self.in_hand.takes_all,
+            patience_s=_FORGOTTEN_LEASES * lease_s,
         )
 
     def _make_in_hand(self, most: int, hold_s: float) -> InHand:
@@ -101,6 +115,7 @@ class EndpointDispatcher:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pool.keep(self._demand))
                 group.create_task(self._deadlines.run())
+                group.create_task(self._forgotten.run())
                 group.create_task(self.in_hand.run())
                 while True:
                     chosen = await self._choose()
@@ -131,6 +146,10 @@ class EndpointDispatcher:
         self._waiting.take(held.waiting)
         self._waiting.note_running(held.waiting.owner)
         return held
+
+    def _is_known(self, job_id: str) -> bool:
+        is_given = any(held.job_id == job_id for held in self._given)
+        return is_given or job_id in self.in_hand or self._pool.free.running(job_id) is not None
 
     async def _is_running(self, job: Job, entry: QueueEntry) -> bool:
         """Its lease ran out: the event log was not available, or its actor hangs."""

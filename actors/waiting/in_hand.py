@@ -93,6 +93,14 @@ class InHand:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._held
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether there is room for whatever comes."""
+        return len(self._held) < self._most
+
     async def run(self) -> None:
         """Until cancelled; then what is in hand is given back."""
         try:

@@ -93,8 +93,17 @@ class JetStreamJobQueue:
     async def add(
         self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
     ) -> None:
-        text = _NO_DEADLINE if deadline is None else deadline.isoformat()
-        await _store_first(self._bus, queue_subject(endpoint, lane, job_id), text)
+        await _store_first(self._bus, queue_subject(endpoint, lane, job_id), _content(deadline))
+
+    async def put_again(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
+        subject, content = queue_subject(endpoint, lane, job_id), _content(deadline).encode()
+        try:
+            sequence = await self._bus.store(subject, content, timeout_s=_STORE_TIMEOUT_S)
+        except NoAnswer as error:
+            raise LogUnavailable from error
+        await self._bus.purge(QUEUE, subject, upto=sequence - 1)
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
         await self._bus.purge(QUEUE, queue_subject(endpoint, lane, job_id))
@@ -215,6 +224,10 @@ async def _store_first(bus: Bus, subject: str, text: str) -> None:
         await bus.store_first(subject, text.encode(), timeout_s=_STORE_TIMEOUT_S)
     except NoAnswer as error:
         raise LogUnavailable from error
+
+
+def _content(deadline: datetime | None) -> str:
+    return _NO_DEADLINE if deadline is None else deadline.isoformat()
 
 
 def _queued_job(message: Message) -> QueuedJob:

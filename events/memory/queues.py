@@ -162,6 +162,12 @@ class MemoryJobQueue:
             message = _Message((endpoint, lane), job_id, self._lease_s, deadline=deadline)
             self._messages.store(message)
 
+    async def put_again(
+        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
+    ) -> None:
+        await self.remove(endpoint, lane, job_id)
+        await self.add(endpoint, lane, job_id, deadline=deadline)
+
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
         self._messages.remove((endpoint, lane), job_id)
 

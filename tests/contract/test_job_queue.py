@@ -73,6 +73,25 @@ async def test_a_job_that_waits_or_runs_is_not_queued_twice(queue: JobQueue) -> 
         assert (await taken(entries)).job_id == "a-job"
 
 
+async def test_an_entry_that_is_put_again_comes_once_whoever_held_it(queue: JobQueue) -> None:
+    due = utc_now() + timedelta(hours=1)
+    await queue.add("default", LANE, "a-job", deadline=due)
+    [before] = await queue.queued("default", after=0, most=5)
+    async with queue.lane("default", LANE) as entries:
+        old = await taken(entries)
+        await queue.put_again("default", LANE, "a-job", deadline=due)
+        new = await taken(entries)
+        assert new.job_id == "a-job"
+        for act in (old.renew, old.nak, old.ack):
+            await act()
+        assert await entries.next(most=1, timeout_s=0.2) == []
+        [after] = await queue.queued("default", after=0, most=5)
+        assert after.position > before.position
+        assert (after.lane, after.deadline) == (LANE, due)
+        await new.ack()
+    assert await queue.depth("default") == 0 or await queue.job_ids() == set()
+
+
 async def test_an_acknowledged_entry_is_gone(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
     async with queue.lane("default", LANE) as entries:

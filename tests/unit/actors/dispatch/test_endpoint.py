@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -278,3 +279,12 @@ async def test_a_successor_finds_the_job_that_still_runs(bench: Bench) -> None:
         await eventually(lambda: len(actor.entries) == 2, within_s=10 * LEASE_S)
         assert bench.cluster.running(job_id) is actor
     assert bench.cluster.killed == []
+
+
+async def test_an_entry_that_the_queue_forgot_is_put_there_again(bench: Bench) -> None:
+    job_id = await bench.submit(lane=5)
+    async with bench.queue.lane("default", 5) as entries:
+        [entry] = await entries.next(most=1, timeout_s=1)
+        await entry.hold(for_s=math.inf)
+    async with bench.dispatching():
+        await bench.running(job_id)
