@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,13 +42,16 @@ class Subscriber:
         with (
             self._output.open("ab") as output,
             subprocess.Popen(
-                [*self.command, address, self.folder / "place"], stdout=output
+                [*self.command, address, self.folder / "place"],
+                stdout=output,
+                start_new_session=True,
             ) as process,
         ):
             try:
                 yield
             finally:
-                process.kill()
+                # With its children: `node` of a wheel is a program that starts the real one.
+                os.killpg(process.pid, signal.SIGKILL)
 
     @property
     def _output(self) -> Path:
