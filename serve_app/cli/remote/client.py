@@ -16,7 +16,6 @@ from serve_app.cli.exit_codes import ExitCode, code_of_status
 _JOBS = {False: "/v1/jobs", True: "/v1/admin/jobs"}
 """The path of jobs: those of the key's owner, and of every owner (True)."""
 _ENDPOINTS = "/v1/endpoints"
-_KEYS = "/v1/keys"
 _UPLOADS = "/v1/uploads"
 
 
@@ -143,27 +142,6 @@ class Client:
     def models(self) -> dict[str, Any]:
         """Raises ClientError."""
         return self._call("GET", "/v1/models")
-
-    def keys(self, filters: Mapping[str, Any]) -> dict[str, Any]:
-        """A page of all keys, oldest first; needs an admin key. Raises ClientError."""
-        return self._call("GET", _KEYS, params=filters)
-
-    def create_key(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises ClientError."""
-        return self._call("POST", _KEYS, json=members)
-
-    def rotate_key(self, id: str, *, grace_s: float | None) -> dict[str, Any]:
-        """Raises ClientError."""
-        query = {} if grace_s is None else {"grace_s": str(grace_s)}
-        return self._call("POST", f"{_KEYS}/{quote(id, safe='')}/rotate", params=query)
-
-    def revoke_key(self, id: str) -> dict[str, Any]:
-        """Raises ClientError."""
-        return self._call("DELETE", f"{_KEYS}/{quote(id, safe='')}")
-
-    def send_sample_callback(self, callback_url: str) -> dict[str, Any]:
-        """What came of one try. Raises ClientError."""
-        return self._call("POST", "/v1/callbacks/test", params={"callback_url": callback_url})
 
     @contextmanager
     def stream(

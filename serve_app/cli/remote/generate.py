@@ -31,9 +31,6 @@ CallbackOption = Annotated[
     str | None, typer.Option(help="Address that is told of the end of the job.")
 ]
 
-_INTERRUPTED = 130
-"""As shells have it: 128 and the number of SIGINT."""
-
 
 def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     prompt: PromptArgument = None,
