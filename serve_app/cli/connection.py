@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 
 from serve_app.cli.admin_key import ADMIN_KEY_FILE
@@ -18,24 +20,43 @@ UrlOption = Annotated[
     str | None, typer.Option(help="Of the service; default: this machine's.", envvar="DARKROOM_URL")
 ]
 KeyOption = Annotated[
-    str | None, typer.Option(help="Default: <data>/admin.key.", envvar="DARKROOM_API_KEY")
+    str | None,
+    typer.Option(help="Default, for this machine's: <data>/admin.key.", envvar="DARKROOM_API_KEY"),
 ]
 
 
 @contextmanager
 def open_client(url: str | None, key: str | None) -> Generator[Client]:
     """Writes a ClientError and exits."""
-    settings = Settings.load()
-    path = settings.stores.data_dir / ADMIN_KEY_FILE
-    if key is None and not path.exists():
-        text = f"no key: give --key or DARKROOM_API_KEY, or run where {path} is"
-        fail(text, code=ExitCode.FORBIDDEN)
-    key = key or path.read_text().strip()
+    own_url, data_dir = _own_service()
+    with_own_key = url is None or _is_own(url, own_url)
     try:
-        with Client(url or settings.http.effective_public_url, key) as client:
+        with Client(url or own_url, key or _own_key(data_dir, is_sent=with_own_key)) as client:
             yield client
     except ClientError as error:
         fail(str(error), code=error.code, **_members(error))
+
+
+def _own_service() -> tuple[str, Path]:
+    """Of this machine: its address, and its data folder."""
+    settings = Settings.load()
+    return settings.http.effective_public_url, settings.stores.data_dir
+
+
+def _is_own(url: str, own_url: str) -> bool:
+    host = httpx.URL(url).host
+    return host in {"localhost", "127.0.0.1", "::1"} or url.rstrip("/") == own_url.rstrip("/")
+
+
+def _own_key(data_dir: Path, *, is_sent: bool) -> str:
+    """That of the administrator, which goes to no other service."""
+    path = data_dir / ADMIN_KEY_FILE
+    if not is_sent:
+        fail("no key for that service: give --key or DARKROOM_API_KEY", code=ExitCode.FORBIDDEN)
+    if not path.exists():
+        text = f"no key: give --key or DARKROOM_API_KEY, or run where {path} is"
+        fail(text, code=ExitCode.FORBIDDEN)
+    return path.read_text().strip()
 
 
 def _members(error: ClientError) -> dict[str, object]:
