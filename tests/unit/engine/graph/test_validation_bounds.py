@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from tests.support.engine.invalid_graphs import error_body
 from tests.support.engine.workflows import node, text_to_image, with_input
+from tests.support.patience import least_cpu_s
 
 Prompt = dict[str, Any]
 LIMITS = Limits(max_cost=0)
@@ -26,13 +26,7 @@ LONG = 128
 
 
 def seconds(prompt: Prompt, catalogue: Catalogue) -> float:
-    """The least processor time of some validations: a busy machine is slow, not wrong."""
-    times = []
-    for _ in range(3):
-        began = time.process_time()
-        accepted_or_refused(prompt, catalogue)
-        times.append(time.process_time() - began)
-    return min(times)
+    return least_cpu_s(lambda: accepted_or_refused(prompt, catalogue))
 
 
 def accepted_or_refused(prompt: Prompt, catalogue: Catalogue) -> Graph | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from engine.graph.models_folder import ModelsFolder
 from engine.webui.parameters import parse_parameters
 from engine.webui.plain_text import plain_text
 from tests.support.engine.diffusion_requests import compiled, field_errors, graph_of
+from tests.support.patience import least_cpu_s
 
 WEBUI: dict[str, Any] = {"compatibility": "webui", "steps": 20}
 
@@ -197,10 +197,8 @@ def test_characters_become_plain_as_by_ftfy(text: str) -> None:
 
 @pytest.mark.parametrize("run", ["\u0301" * 30_000 + "\u0316" * 30_000, "\u0f73" * 30_000])
 def test_many_combining_characters_in_a_row_take_no_time(run: str) -> None:
-    began = time.process_time()
-    plain = plain_text(f"a{run}b")
-    assert time.process_time() - began < 1.0
-    assert len(plain) <= 32
+    assert len(plain_text(f"a{run}b")) <= 32
+    assert least_cpu_s(lambda: plain_text(f"a{run}b")) < 1.0
 
 
 def test_those_that_are_kept_are_composed() -> None:

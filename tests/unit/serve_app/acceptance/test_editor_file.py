@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -16,6 +15,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from serve_app.acceptance.editor_file import prompt_of
 from tests.support.generate_bodies import CHECKPOINT
+from tests.support.patience import least_cpu_s
 
 GENERATE = "/workflow/v1/generate"
 File = dict[str, Any]
@@ -210,6 +210,7 @@ async def test_a_value_that_does_not_fit_is_an_error_of_its_node(client: httpx.A
 def test_numbers_with_one_hash_take_no_longer_than_others(tmp_path: Path) -> None:
     ids = [number * sys.hash_info.modulus for number in range(10_000)]
     nodes = [{"id": each, "type": "Reroute"} for each in ids]
-    began = time.process_time()
-    assert prompt_of({"nodes": nodes, "links": []}, Catalogue(ModelsFolder(tmp_path))) == {}
-    assert time.process_time() - began < 0.4  # meant to be under 50 ms
+    catalogue = Catalogue(ModelsFolder(tmp_path))
+    assert prompt_of({"nodes": nodes, "links": []}, catalogue) == {}
+    took_s = least_cpu_s(lambda: prompt_of({"nodes": nodes, "links": []}, catalogue))
+    assert took_s < 0.4  # meant to be under 50 ms

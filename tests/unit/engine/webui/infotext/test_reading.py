@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from engine.webui.infotext.writing import infotext
 from engine.webui.parameters import parse_parameters
 from serve_app.cli.main import app
 from tests.support.engine.workflows import TINY
+from tests.support.patience import least_cpu_s
 
 GOLDEN = json.loads((Path(__file__).parents[4] / "golden" / "infotexts.json").read_text())
 TEXTS = GOLDEN["found"] + GOLDEN["made"]
@@ -64,9 +64,9 @@ def test_settings_may_be_broken_into_lines_and_hold_json() -> None:
 
 
 def test_empty_lines_take_no_time() -> None:
-    began = time.process_time()
-    assert read_infotext("x\nSteps: 2" + "\n" * 50_000 + "\n Seed: 7, Eta: 1").request["seed"] == 7
-    assert time.process_time() - began < 1.0
+    text = "x\nSteps: 2" + "\n" * 50_000 + "\n Seed: 7, Eta: 1"
+    assert read_infotext(text).request["seed"] == 7
+    assert least_cpu_s(lambda: read_infotext(text)) < 1.0
 
 
 def test_texts_and_settings_are_told_apart() -> None:
