@@ -89,6 +89,7 @@ class Watcher:
 
     def _note(self, line: bytes) -> None:
         if line.startswith(b"retry:"):
+            self.ids.clear()  # of where it begins
             self.began.set()
         elif line.startswith(b"id: "):
             self.ids.append(int(line[4:]))

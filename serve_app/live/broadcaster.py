@@ -98,7 +98,7 @@ class Broadcaster:
             listener = Listener(
                 most_events=self._most_waiting,
                 only=only,
-                after=after or 0,
+                after=recent.head if after is None else after,
                 waiting=[
                     each.live
                     for each in waiting

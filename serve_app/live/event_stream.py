@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from events.types import Cancelled, Completed, Erased, Failed, Submitted
 from serve_app.live.listener import Listener, LiveEvent
-from serve_app.live.messages import BEGIN, KEEP_ALIVE
+from serve_app.live.messages import KEEP_ALIVE, begin_message
 from serve_app.sending.timed_stream import SlowReader, TimedStream
 from settings.http import HttpSettings
 
@@ -77,7 +77,7 @@ class Following:
     async def messages(self, stored: Sequence[LiveEvent], *, after: int) -> AsyncGenerator[bytes]:
         """Each event after position `after` once, in the log's order. Raises SlowReader."""
         self._after = after
-        yield BEGIN
+        yield begin_message(after)
         for part in self._parts(stored):
             yield part
         now = asyncio.get_running_loop().time

@@ -60,7 +60,8 @@ class Listener:
         """
         self.only = only or Filter()
         self._most_events = most_events + len(waiting)
-        self._after = after
+        self.after = after
+        """What is up to this position it passes over."""
         self._events = list(waiting)
         self._passing: dict[tuple[str, Passing], bytes] = {}
         self._is_late = False
@@ -71,7 +72,7 @@ class Listener:
 
     def put(self, event: LiveEvent) -> None:
         """It waits for `next`. Where too many do, `next` raises SlowReader instead."""
-        if event.position <= self._after:
+        if event.position <= self.after:
             return
         for kind in Passing:
             self._passing.pop((event.event.job_id, kind), None)

@@ -54,9 +54,15 @@ _SHOWN: Mapping[type[EventData], set[str]] = {
 is among them; an event that is not here is not sent.
 """
 RETRY_MS = 1000
-BEGIN = format_sse_event(retry=RETRY_MS)
-"""The first that each stream sends: how long to wait before another try."""
 KEEP_ALIVE = format_sse_event(comment="keep-alive")
+
+
+def begin_message(after: int) -> bytes:
+    """The first that each stream sends: how long to wait before another try, and from where on.
+
+    So one that breaks before its first event goes on from where it began.
+    """
+    return format_sse_event(retry=RETRY_MS, id=str(after))
 
 
 def is_shown(event: Event) -> bool:

@@ -103,7 +103,7 @@ class Streams:
                         settings=self._settings,
                         ends_with_job=False,
                     )
-                    yield following.messages((), after=after or 0)
+                    yield following.messages((), after=listener.after)
 
         return EventStream(open_stream, send_timeout_s=self._settings.stream_send_timeout_s)
 

@@ -89,7 +89,8 @@ class EventStream:
                 self._is_over = True
             for event in read_events(answer.iter_bytes()):
                 self._last_id = event.id or self._last_id
-                yield event
+                if event.data:
+                    yield event
 
 
 def job_events(client: Client, request_id: str) -> Generator[StreamEvent]:
@@ -109,7 +110,10 @@ def owner_events(client: Client, filters: Mapping[str, Any]) -> Generator[Stream
 
 
 def read_events(chunks: Iterable[bytes]) -> Generator[StreamEvent]:
-    """The events of a `text/event-stream`. One that is cut short, and comments, are left out."""
+    """The events of a `text/event-stream`. One that is cut short, and comments, are left out.
+
+    One without data, from which nothing but its `id` follows, is among them.
+    """
     unread = b""
     fields: dict[str, str] = {}
     for chunk in chunks:
@@ -119,7 +123,7 @@ def read_events(chunks: Iterable[bytes]) -> Generator[StreamEvent]:
             if name:
                 fields[name] = value.removeprefix(" ")
             elif not value:
-                if "data" in fields:
-                    data = json.loads(fields["data"])
+                if "data" in fields or "id" in fields:
+                    data = json.loads(fields.get("data", "{}"))
                     yield StreamEvent(fields.get("event", "message"), data, fields.get("id"))
                 fields = {}

@@ -45,7 +45,7 @@ def test_a_stream_outlasts_the_time_outs_and_ends_with_its_job(caller: httpx.Cli
 def test_an_event_comes_as_soon_as_it_is_stored(caller: httpx.Client) -> None:
     with caller, caller.stream("GET", "/v1/events") as answer:
         lines = answer.iter_lines()
-        assert next(lines).startswith("retry:")
+        assert next(lines).startswith("id:")
         job_id = submit(caller)
         while not (line := next(lines)).startswith("data:"):
             pass
@@ -81,8 +81,8 @@ async def test_a_server_that_is_told_to_end_ends_its_streams_properly(tmp_path: 
                 http.stream("GET", f"{url}/v1/events") as answer,
             ):
                 lines = answer.aiter_lines()
-                assert (await anext(lines)).startswith("retry:")
+                assert (await anext(lines)).startswith("id:")
                 server.should_exit = True
                 async with asyncio.timeout(PATIENCE_S):
-                    assert [line async for line in lines if line] == []
+                    assert [line async for line in lines if line] == ["retry: 1000"]
                     await serving

@@ -37,6 +37,7 @@ class Stream:
         """The answer came to its proper end."""
         self.takes = asyncio.Event()
         self.takes.set()
+        self.last_id: str | None = None
         self._gone = asyncio.Event()
         self._unread = b""
         self._received: asyncio.Queue[Received] = asyncio.Queue()
@@ -89,6 +90,7 @@ class Stream:
     def _note(self, text: str) -> None:
         lines = [line.partition(": ")[::2] for line in text.splitlines()]
         fields = dict(lines)
+        self.last_id = fields.get("id", self.last_id)
         if "" in fields:
             self._received.put_nowait(Received(comment=fields[""]))
         elif "data" in fields:

@@ -15,19 +15,20 @@ export async function follow(path, { signal, onEvent, isOver = () => false, onBr
   let lastId = "";
   let pause_ms = FIRST_PAUSE_MS;
   while (!signal.aborted) {
+    const parser = new EventParser();
     try {
       const headers = lastId ? { "Last-Event-ID": lastId } : {};
       const answer = await request(path, { signal, headers: { Accept: "text/event-stream", ...headers } });
       if (answer.status === 204) return;
-      for await (const event of events(answer.body)) {
+      for await (const event of events(answer.body, parser)) {
         pause_ms = FIRST_PAUSE_MS;
-        lastId = event.id || lastId;
         onEvent({ ...event, data: JSON.parse(event.data) });
       }
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof ApiError && !PASSING.has(error.status)) throw error;
     }
+    lastId = parser.lastId || lastId;
     if (isOver()) return;
     onBreak();
     await pause(pause_ms, signal);
@@ -35,8 +36,7 @@ export async function follow(path, { signal, onEvent, isOver = () => false, onBr
   }
 }
 
-async function* events(body) {
-  const parser = new EventParser();
+async function* events(body, parser) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
     const { done, value } = await reader.read();

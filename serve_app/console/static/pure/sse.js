@@ -5,6 +5,8 @@ export class EventParser {
   #rest = "";
   #event = "";
   #data = [];
+  #id = "";
+  /** Of the last block that is complete, with data or without. */
   lastId = "";
 
   /** The events that are complete with `text`: [{event, data, id}]. */
@@ -23,7 +25,7 @@ export class EventParser {
     const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
     if (name === "event") this.#event = value;
     else if (name === "data") this.#data.push(value);
-    else if (name === "id" && !value.includes("\0")) this.lastId = value;
+    else if (name === "id" && !value.includes("\0")) this.#id = value;
     return null;
   }
 
@@ -31,6 +33,7 @@ export class EventParser {
     const [event, data] = [this.#event || "message", this.#data];
     this.#event = "";
     this.#data = [];
+    this.lastId = this.#id;
     return data.length ? { event, data: data.join("\n"), id: this.lastId } : null;
   }
 }

@@ -65,6 +65,17 @@ async def test_each_cursor_goes_on_without_a_gap_or_a_repeat(
         assert rest == every[place + 1 :]
 
 
+async def test_a_stream_that_breaks_before_its_first_event_goes_on_from_its_beginning(
+    edge: Edge, client: httpx.AsyncClient, watch: Watch
+) -> None:
+    await edge.run(await submit(client))
+    async with watch(PATH) as stream:
+        await stream.began.wait()
+    missed = await submit(client)
+    async with watch(PATH, last_event_id=stream.last_id) as again:
+        assert (await again.event()).data["subject"] == missed
+
+
 async def test_a_cursor_is_followed_by_what_was_stored_while_nobody_watched(
     edge: Edge, client: httpx.AsyncClient, watch: Watch
 ) -> None:

@@ -57,6 +57,12 @@ def test_what_was_lost_goes_on_by_the_last_id() -> None:
     assert client.last_ids == [None, "7", "7", "7", "9"]
 
 
+def test_one_that_breaks_before_its_first_event_goes_on_from_its_beginning() -> None:
+    client = Connections([b"id: 3\nretry: 1000\n\n", b"id: 4\n"], [COMPLETED], [])
+    assert names(client) == ["completed"]
+    assert client.last_ids == [None, "3", "9"]
+
+
 @pytest.mark.parametrize("code", [ExitCode.NOT_FOUND, ExitCode.UNAVAILABLE])
 def test_one_that_is_never_had_is_told_at_once(code: ExitCode) -> None:
     with pytest.raises(ClientError):
