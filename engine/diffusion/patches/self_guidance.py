@@ -17,11 +17,8 @@ _LEAST_CELLS = 4
 _THRESHOLD = 1.0
 
 
-class ValueAttention(PlainAttention):
-    """Self-attention where each place attends to itself alone.
-
-    Ahn et al. 2024 (arXiv:2403.17377), equation 15.
-    """
+class SelfAttentionLayer(PlainAttention):
+    """One that is never given texts."""
 
     def forward(
         self,
@@ -31,6 +28,20 @@ class ValueAttention(PlainAttention):
     ) -> Tensor:
         assert encoder_hidden_states is None
         assert attention_mask is None
+        return self.attend(hidden_states)
+
+    def attend(self, hidden_states: Tensor) -> Tensor:
+        """(batch, places, width) of the same."""
+        return super().forward(hidden_states)
+
+
+class ValueAttention(SelfAttentionLayer):
+    """Self-attention where each place attends to itself alone.
+
+    Ahn et al. 2024 (arXiv:2403.17377), equation 15.
+    """
+
+    def attend(self, hidden_states: Tensor) -> Tensor:
         projection, dropout = self.to_out
         projected: Tensor = dropout(projection(self.to_v(hidden_states)))
         return projected
@@ -43,7 +54,7 @@ def perturb(unet: Any) -> None:
     unet.watched = None  # which it was where the model has self-attention guidance as well
 
 
-class WatchedAttention(PlainAttention):
+class WatchedAttention(SelfAttentionLayer):
     """Self-attention that keeps how much is attended to each place, until the next call."""
 
     def __init__(self, layer: Any) -> None:
@@ -51,14 +62,7 @@ class WatchedAttention(PlainAttention):
         self.attended: Tensor | None = None
         """(batch, places): the sum over all queries of the mean over all heads."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: None = None,
-    ) -> Tensor:
-        assert encoder_hidden_states is None
-        assert attention_mask is None
+    def attend(self, hidden_states: Tensor) -> Tensor:
         query, key = (
             layer(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.to_q, self.to_k)
@@ -70,7 +74,7 @@ class WatchedAttention(PlainAttention):
             for one, other in zip(query.unbind(1), key.unbind(1), strict=True)
         ]
         self.attended = torch.stack(sums).mean(0)
-        return super().forward(hidden_states)
+        return super().attend(hidden_states)
 
 
 def watch(unet: Any) -> None:
