@@ -1,16 +1,24 @@
-"""The API of an edge, on a port for the command line."""
+"""The API of an edge, on a port for the command line; and commands that call it."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import uvicorn
+from click.testing import Result
+from typer.testing import CliRunner
 
+from serve_app.cli.main import app
+from serve_app.cli.terminal import console
 from tests.support.edge import Edge
 from tests.support.polling import eventually
+
+Run = Callable[..., Awaitable[Result]]
+"""A key, and the words of a command."""
 
 
 @pytest.fixture
@@ -22,3 +30,19 @@ async def url(edge: Edge) -> AsyncGenerator[str]:
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     await serving
+
+
+@pytest.fixture
+def run(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """With a wide terminal, and nothing of this machine."""
+    monkeypatch.setattr(console, "width", 240)
+
+    async def run_one(key: str, *words: str) -> Result:
+        environment = {
+            "DARKROOM_URL": url,
+            "DARKROOM_API_KEY": key,
+            "DARKROOM_DATA_DIR": str(tmp_path),
+        }
+        return await asyncio.to_thread(CliRunner(env=environment).invoke, app, list(words))
+
+    return run_one

@@ -9,25 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from events.store.records import Endpoint, Scope
 from serve_app.openapi.request_bodies import EXAMPLE_CHECKPOINT
 from tests.support.edge import Edge
 from tests.support.generate_bodies import GENERATE_PATHS, diffusion_body
+from tests.unit.serve_app.openapi.conftest import operations
 
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture
-def document(edge: Edge) -> dict[str, Any]:
-    return edge.app.openapi()
-
-
-def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            yield method, path, operation
 
 
 def values(node: Any) -> Iterator[dict[str, Any]]:
@@ -91,7 +79,7 @@ def test_bodies_are_json_or_a_form(document: dict[str, Any]) -> None:
 
 def test_a_request_body_is_a_schema_of_its_own(document: dict[str, Any]) -> None:
     """It would get the long name of its operation otherwise, once for each twin."""
-    for _, path, operation in operations(document):
+    for path, _, operation in operations(document):
         content = operation.get("requestBody", {}).get("content", {})
         for media_type, body in content.items():
             assert ("$ref" in body["schema"]) == (media_type == "application/json"), path
@@ -110,7 +98,7 @@ async def test_every_example_of_a_body_is_accepted(edge: Edge, tmp_path: Path) -
             "/v1/admin/jobs/{id}/quarantine": submitted.json()["request_id"],
         }
         statuses = {}
-        for method, path, operation in operations(edge.app.openapi()):
+        for path, method, operation in operations(edge.app.openapi()):
             content = operation.get("requestBody", {}).get("content", {})
             if "application/json" in content:
                 url = path.replace("{id}", ids.get(path, ""))

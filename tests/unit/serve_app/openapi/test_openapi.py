@@ -21,19 +21,9 @@ from schemathesis.specs.openapi.checks import (
 from events.store.records import Scope
 from tests.support.edge import Edge, running_edge
 from tests.support.generate_bodies import GENERATE_PATHS, body_for
+from tests.unit.serve_app.openapi.conftest import operations
 
 ERROR_STATUSES = {"400", "401", "403", "404", "408", "409", "413", "415", "429", "500", "503"}
-
-
-@pytest.fixture
-def document(edge: Edge) -> dict[str, Any]:
-    return edge.app.openapi()
-
-
-def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            yield path, method, operation
 
 
 @pytest.mark.parametrize("path", GENERATE_PATHS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,29 +14,15 @@ from typer.testing import CliRunner
 
 from events.store.records import Scope
 from serve_app.cli.main import app
-from serve_app.cli.terminal import console
 from tests.support.edge import Edge
+from tests.unit.serve_app.cli.conftest import Run
 
 Darkroom = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
-async def darkroom(
-    edge: Edge, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Darkroom:
-    monkeypatch.setattr(console, "width", 240)
-    key = await edge.key("root", scopes=[Scope.ADMIN])
-
-    async def run(*words: str) -> Result:
-        environment = {
-            "DARKROOM_URL": url,
-            "DARKROOM_API_KEY": key,
-            "DARKROOM_DATA_DIR": str(tmp_path),
-        }
-        call = CliRunner(env=environment).invoke
-        return await asyncio.to_thread(call, app, ["endpoints", *words])
-
-    return run
+async def darkroom(edge: Edge, run: Run) -> Darkroom:
+    return partial(run, await edge.key("root", scopes=[Scope.ADMIN]), "endpoints")
 
 
 async def test_an_endpoint_is_made_changed_drained_and_deleted(

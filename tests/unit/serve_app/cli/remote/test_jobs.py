@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import httpx
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from events.decisions import Quarantine
 from events.ids import new_id
 from events.store.records import Scope
 from events.types import Cancelled, Unknown
-from serve_app.cli.main import app
 from serve_app.cli.terminal import console, printable
 from tests.support.edge import Edge
 from tests.support.events import History
 from tests.support.generate_bodies import diffusion_body
+from tests.unit.serve_app.cli.conftest import Run
 
 Darkroom = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
-async def darkroom(
-    edge: Edge, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Darkroom:
-    """With a wide terminal."""
-    monkeypatch.setattr(console, "width", 240)
+async def darkroom(edge: Edge, run: Run) -> Darkroom:
     admin = await edge.key("root", scopes=[Scope.ADMIN])
     bob = await edge.key("bob")
 
-    async def run(*words: str, as_admin: bool = True) -> Result:
-        environment = {
-            "DARKROOM_URL": url,
-            "DARKROOM_API_KEY": admin if as_admin else bob,
-            "DARKROOM_DATA_DIR": str(tmp_path),
-        }
-        call = CliRunner(env=environment).invoke
-        return await asyncio.to_thread(call, app, ["jobs", *words])
+    async def jobs(*words: str, as_admin: bool = True) -> Result:
+        return await run(admin if as_admin else bob, "jobs", *words)
 
-    return run
+    return jobs
 
 
 async def submit(client: httpx.AsyncClient) -> str:

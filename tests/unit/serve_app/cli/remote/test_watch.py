@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from click.testing import Result
 from PIL import Image
-from typer.testing import CliRunner
 
-from serve_app.cli.main import app
 from tests.support.edge import Edge
 from tests.support.generate_bodies import CHECKPOINT, diffusion_body
+from tests.unit.serve_app.cli.conftest import Run
 
 Darkroom = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
-async def darkroom(edge: Edge, url: str) -> Darkroom:
-    key = await edge.key("alice")
-
-    async def run(*words: str) -> Result:
-        runner = CliRunner(env={"DARKROOM_URL": url, "DARKROOM_API_KEY": key, "COLUMNS": "200"})
-        return await asyncio.to_thread(runner.invoke, app, list(words))
-
-    return run
+async def darkroom(edge: Edge, run: Run) -> Darkroom:
+    return partial(run, await edge.key("alice"))
 
 
 async def submit(client: httpx.AsyncClient) -> str:
