@@ -68,6 +68,7 @@ class Bench:
         self.jobs, self.deliveries = FailingLog(), FailingLog()
         self.queue = queue or MemoryCallbackQueue()
         self.sender = RecordingSender()
+        self.settings = SETTINGS
         self.registry = CollectorRegistry()
         """Of the metrics."""
         self.on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None
@@ -92,10 +93,10 @@ class Bench:
                 url_for=lambda job_id, image: "",
                 secrets=SigningSecrets(ApiKeys(database), secret=b"0" * 16, most=1),
                 allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
-                settings=SETTINGS,
+                settings=self.settings,
                 metrics=CallbackMetrics(self.registry, on_try=self.on_try),
             )
-            role = Callbacks(self.queue, deliverer, settings=SETTINGS, hold_s=0.3)
+            role = Callbacks(self.queue, deliverer, settings=self.settings, hold_s=0.3)
             task = asyncio.create_task(role.run())
             try:
                 yield

@@ -29,7 +29,6 @@ from events.memory.queues import MemoryCallbackQueue, MemoryEntries
 from events.queue import AT_ONCE, QueueEntry
 from events.types import CallbackAttempted
 from settings.callbacks import CallbackSettings
-from tests.support.callbacks import bench as support
 from tests.support.callbacks.bench import Bench, RecordingSender
 from tests.support.events import image, submitted
 from tests.support.patience import FACTOR
@@ -111,6 +110,14 @@ async def test_what_happened_while_nobody_called_is_told_in_order(
     assert job.told() == WHOLE
 
 
+async def test_of_so_many_images_alone_it_is_told(bench: Bench, tmp_path: Path) -> None:
+    bench.settings = CallbackSettings(max_images=2)
+    job = await job_of(bench, START, *IMAGES, END)
+    async with bench.running(tmp_path):
+        await eventually(lambda: is_over(bench, job))
+    assert job.told() == ["_started", "_image-0", "_image-1", ""]
+
+
 async def test_a_later_one_waits_for_the_one_before(bench: Bench, tmp_path: Path) -> None:
     bench.sender.outcomes = [FAILED, FAILED]
     job = await job_of(bench, START)
@@ -133,9 +140,9 @@ async def test_one_that_is_given_up_makes_room_for_the_next(bench: Bench, tmp_pa
 
 
 async def test_a_receiver_that_is_down_holds_up_the_end_for_so_long_at_most(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(support, "SETTINGS", SLOW)
+    bench.settings = SLOW
     bench.sender.outcomes = [FAILED]
     job = await job_of(bench, START)
     async with bench.running(tmp_path):
@@ -163,12 +170,10 @@ class RacingQueue(MemoryCallbackQueue):
 
 
 @pytest.mark.parametrize("pause", [1, 2], ids=["after a try", "after another event"])
-async def test_an_end_that_comes_meanwhile_is_not_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: int
-) -> None:
-    monkeypatch.setattr(support, "SETTINGS", SLOW)
+async def test_an_end_that_comes_meanwhile_is_not_forgotten(tmp_path: Path, pause: int) -> None:
     queue = RacingQueue(pause)
     bench = Bench(queue)
+    bench.settings = SLOW
     bench.sender.outcomes = [FAILED]
     queue.job = job = await job_of(bench, START)
     async with bench.running(tmp_path):
