@@ -20,7 +20,7 @@ BENCHMARKS := accept batching suite
 SUITES := tests/browser tests/clients tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
 # Long ones with services of their own, which `hostile` runs so that `test` keeps its time.
-LONG := $(addprefix tests/acceptance/,test_traces.py test_turns.py test_two_endpoints.py test_two_instances.py)
+LONG := $(patsubst %,tests/acceptance/test_%.py,endpoints placement traces turns two_endpoints two_instances)
 # Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
 MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
 # Of `image`: cpu or cuda.
