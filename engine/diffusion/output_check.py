@@ -53,7 +53,7 @@ def _require_latent(value: Any) -> None:
     if not isinstance(value, Latent):
         raise ValueError(f"must be a Latent, not {_name(value)}")
     if value.samples.ndim != 4 or value.samples.shape[1] not in {CHANNELS, DEEP_CHANNELS}:
-        raise ValueError(f"must have samples of (batch, 4 or 16, height, width)")
+        raise ValueError("must have samples of (batch, 4 or 16, height, width)")
 
 
 def _require_planes(value: Any, dimensions: int) -> None:

@@ -86,17 +86,8 @@ _TEXT_WIDTHS = {
 
 def checkpoint_family(header: Header) -> Family:
     """The family of a checkpoint. Raises CheckpointUnavailable with what the file is instead."""
-    if found := _transformer(header, UNET):
-        if header.has("text_encoders."):
-            return found
-        raise CheckpointUnavailable(
-            f"{header.name} has no text encoders: it belongs into diffusion_models/"
-        )
-    if found := _transformer(header):
-        raise CheckpointUnavailable(
-            f"{header.name} is the network of a {found} model alone: it belongs into "
-            "diffusion_models/"
-        )
+    if whole := _whole_transformer(header):
+        return whole
     for prefix, kind in _OTHER_KINDS.items():
         if header.has(prefix):
             raise CheckpointUnavailable(f"{header.name} is {kind}, not a checkpoint that is known")
@@ -112,6 +103,22 @@ def checkpoint_family(header: Header) -> Family:
         if all(header.has(prefix) for prefix in prefixes):
             return family
     raise CheckpointUnavailable(f"{header.name} has no text encoder that is known")
+
+
+def _whole_transformer(header: Header) -> Family | None:
+    """The family of a checkpoint with a transformer; None for another.
+
+    Raises CheckpointUnavailable for one without text encoders.
+    """
+    found = _transformer(header, UNET)
+    if found and header.has("text_encoders."):
+        return found
+    if found := found or _transformer(header):
+        raise CheckpointUnavailable(
+            f"{header.name} is the network of a {found} model alone: it belongs into "
+            "diffusion_models/"
+        )
+    return None
 
 
 def diffusion_model_family(header: Header) -> Family:

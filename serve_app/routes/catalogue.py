@@ -48,7 +48,7 @@ class ModelItem(BaseModel):
     kind: str = Field(description="Folder that it lies in: checkpoints, loras, ...")
     name: str = Field(description="The name to ask for it by")
     family: Family | None = Field(
-        description="Of a single-file checkpoint, a diffusion model or a LoRA, where the file's header tells it"
+        description="Of a file in checkpoints, diffusion_models or loras whose header tells it"
     )
 
 

@@ -21,8 +21,8 @@ from diffusers.loaders.single_file_utils import (
 
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.linear import use_one_dnn
-from engine.diffusion.loading.unets import require_unet
 from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.loading.unets import require_unet
 from engine.diffusion.loading.weights import LoadTarget, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS

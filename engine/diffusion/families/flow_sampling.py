@@ -1,9 +1,9 @@
 """Samplers on flow models.
 
-The path from noise to picture is dx/dsigma = (x - x0) / sigma, as it is of other models, so samplers
-that follow it alone work unchanged. One that adds noise takes signal and noise to have a sum of 1
-+ sigma. It runs in y = x / (1 - sigma), whose level of noise is sigma / (1 - sigma): there its
-paper's equations hold.
+The path from noise to picture is dx/dsigma = (x - x0) / sigma, as it is of other models, so
+samplers that follow it alone work unchanged. One that adds noise takes x to be x0 and noise of
+sigma, which the x of a flow is not. It runs in y = x / (1 - sigma), whose level of noise is
+sigma / (1 - sigma): there its paper's equations hold.
 """
 
 from __future__ import annotations

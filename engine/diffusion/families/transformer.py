@@ -97,8 +97,9 @@ def count_of(shapes: Shapes, prefix: str) -> int:
     return len({each for each in numbers if each.isdigit()})
 
 
-def rows_of(tensors: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Texts (n, width) padded to one length, and which of their tokens are their own."""
+def rows_of(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Texts (n, width) padded to the longest, and which of their tokens are their own."""
+    length = max(map(len, tensors))
     padded = [functional.pad(each, (0, 0, 0, length - len(each))) for each in tensors]
     lengths = torch.tensor([len(each) for each in tensors], device=tensors[0].device)
     own = torch.arange(length, device=tensors[0].device) < lengths[:, None]

@@ -57,7 +57,7 @@ class ZImage(TransformerFamily):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
 
-    def levels(self, network: Any) -> FlowLevels:
+    def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - Flux has two kinds
         return flow_levels(_SHIFT)
 
     def text_width(self, network: Any) -> int:

@@ -109,7 +109,7 @@ class Encode(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """The latents, (1, channels, h, w): the modes of the distributions that the encoder gives."""
+        """The latents, (1, channels, h, w): the modes of the encoder's distributions."""
         vae, device = requests[0].vae, requests[0].vae.device
         with memory_checked():
             images = torch.cat([request.image.to(device) for request in requests])

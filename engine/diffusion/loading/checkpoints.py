@@ -8,19 +8,18 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from torch import nn
 
+from engine.diffusion.families.loading import load_whole, whole_family
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import Component, inspect, inspect_vae
-from engine.diffusion.loading.linear import use_one_dnn
-from engine.diffusion.loading.modules import configuration_checked, loaded, read_module
+from engine.diffusion.loading.modules import read_clip_encoder, read_module
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.unets import dtype_of, prepared
 from engine.diffusion.loading.weights import LoadTarget
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise_levels import stable_diffusion
 from engine.diffusion.text.encoding import Clip
-from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
+from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.textual_inversion import Embeddings
 from engine.graph.models_folder import CHECKPOINTS, VAES
 
@@ -31,7 +30,7 @@ class Checkpoint:
 
     name: str
     model: Model
-    clip: Clip
+    clip: Clip | FamilyTexts
     vae: Vae
 
 
@@ -39,11 +38,13 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """The models of a checkpoint, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = store.identity(path)
+    if family := store.inspect(whole_family, path):
+        return Checkpoint(name, *load_whole(store, path, family, label=name))
     info = store.inspect(inspect, path)
     unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
         store.get_or_create(
-            ("text", at, identity), partial(_read_text_encoder, store, component, spec)
+            ("text", at, identity), partial(read_clip_encoder, store, component, spec)
         )
         for at, (component, spec) in enumerate(info.text_encoders)
     )
@@ -71,21 +72,6 @@ def _read_unet(store: ModelStore, component: Component) -> Any:
     # Only the UNet gains from half precision: the other models are small, or overflow in it.
     target = LoadTarget(store.device, dtype_of(store.unets, store.device))
     return prepared(read_module(store, UNet2DConditionModel, component, target), store.unets)
-
-
-def _read_text_encoder(
-    store: ModelStore, component: Component, spec: TextEncoderSpec
-) -> TextEncoder:
-    # ComfyUI keeps text encoders in half precision, so the same pictures need the same rounding.
-    target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
-    with configuration_checked(component.weights.name):
-        empty = made_on_meta(component.config, spec)
-    encoder = use_one_dnn(loaded(store, empty, component, target))
-    embeddings = encoder.text_model.embeddings
-    # No file holds this buffer.
-    positions = torch.arange(encoder.text_model.config.max_position_embeddings)
-    embeddings.position_ids = nn.Buffer(positions[None].to(store.device), persistent=False)
-    return encoder
 
 
 def load_vae(store: ModelStore, name: str) -> Vae:

@@ -11,8 +11,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from engine.diffusion.loading.checkpoint_info import Component
+from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget, first_line
+from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
 from engine.errors import CheckpointUnavailable
 
 M = TypeVar("M", bound=nn.Module)
@@ -52,3 +54,19 @@ def configuration_checked(name: str) -> Iterator[None]:
         raise CheckpointUnavailable(
             f"the configuration of {name} makes no model: {first_line(error)}"
         ) from error
+
+
+def read_clip_encoder(
+    store: ModelStore, component: Component, spec: TextEncoderSpec
+) -> TextEncoder:
+    """A text encoder of CLIP."""
+    # ComfyUI keeps text encoders in half precision, so the same pictures need the same rounding.
+    target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
+    with configuration_checked(component.weights.name):
+        empty = made_on_meta(component.config, spec)
+    encoder = use_one_dnn(loaded(store, empty, component, target))
+    embeddings = encoder.text_model.embeddings
+    # No file holds this buffer.
+    positions = torch.arange(encoder.text_model.config.max_position_embeddings)
+    embeddings.position_ids = nn.Buffer(positions[None].to(store.device), persistent=False)
+    return encoder

@@ -91,7 +91,7 @@ class NoiseLevels:
         """A clean latent with noise of unit variance at that sigma."""
         return clean + noise * sigma
 
-    def ended(self, x: Tensor, sigma: Tensor) -> Tensor:
+    def ended(self, x: Tensor, sigma: Tensor) -> Tensor:  # noqa: ARG002 - that of flows
         """What is passed on of a latent that was denoised down to that sigma."""
         return x
 

@@ -19,7 +19,11 @@ class FamilyTexts(ABC):
     def encode(self, text: str) -> Work[Conditioning]:
         """The conditioning of a text."""
 
-    def encode_pair(self, first: str, second: str) -> Work[Conditioning]:
+    def encode_pair(
+        self,
+        first: str,  # noqa: ARG002 - of families with two encoders
+        second: str,  # noqa: ARG002 - the same
+    ) -> Work[Conditioning]:
         """That of a text for CLIP and one for the language model."""
         raise self._refusal("encodes one text")
 
@@ -27,7 +31,7 @@ class FamilyTexts(ABC):
     def encoders(self) -> NoReturn:
         raise self._refusal("has no encoders of Stable Diffusion")
 
-    def stopping_at(self, layer: int) -> NoReturn:
+    def stopping_at(self, layer: int) -> NoReturn:  # noqa: ARG002 - as of a `Clip`
         raise self._refusal("is read at one layer alone")
 
     def _refusal(self, why: str) -> EngineError:

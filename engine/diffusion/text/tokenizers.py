@@ -13,25 +13,25 @@ from engine.graph.models_folder import CONFIG_SUFFIX
 TOKENIZER = "tokenizer.json"
 
 
-def tokenizer_file(encoder: Path, kind: str) -> Path:
+def tokenizer_file(place: Path, kind: str, shared: Path) -> Path:
     """The file of the tokenizer for an encoder of that kind; raises CheckpointUnavailable.
 
-    It lies in `name.config/` beside `name.safetensors`, or in `kind.config/` there, for all
-    encoders of the kind. In a diffusers folder it lies in `tokenizer/`, the second in
-    `tokenizer_2/`.
+    `place` is the file of the encoder, or its folder in a diffusers folder, which has `tokenizer/`
+    beside it, the second `tokenizer_2/`. For a file it lies in `name.config/` beside it, or in
+    `kind.config/` of the folder `shared`, for all encoders of the kind.
     """
-    if encoder.is_dir():
-        number = encoder.name.removeprefix("text_encoder")
-        places = [encoder.parent / f"tokenizer{number}" / TOKENIZER]
+    if place.is_dir():
+        number = place.name.removeprefix("text_encoder")
+        places = [place.parent / f"tokenizer{number}" / TOKENIZER]
     else:
-        folders = [encoder.with_suffix(CONFIG_SUFFIX), encoder.parent / f"{kind}{CONFIG_SUFFIX}"]
+        folders = [place.with_suffix(CONFIG_SUFFIX), shared / f"{kind}{CONFIG_SUFFIX}"]
         places = [folder / TOKENIZER for folder in folders]
-    for place in places:
-        if place.is_file():
-            return place
-    wanted = " or ".join("/".join(place.parts[-3:]) for place in places)
+    for each in places:
+        if each.is_file():
+            return each
+    wanted = " or ".join("/".join(each.parts[-3:]) for each in places)
     raise CheckpointUnavailable(
-        f"{encoder.name} needs the tokenizer of {kind}, which is missing: put its {TOKENIZER} at "
+        f"{place.name} needs the tokenizer of {kind}, which is missing: put its {TOKENIZER} at "
         f"{wanted}"
     )
 

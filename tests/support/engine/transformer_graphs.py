@@ -27,6 +27,33 @@ def z_image_graph(
     }
 
 
+def flux_graph(
+    text: str = "a red square",
+    *,
+    negative: str = "",
+    guidance: float = 3.5,
+    name: str = "dev",
+    **sampler: Any,
+) -> dict[str, Any]:
+    """The usual graph of Flux, with the shift of its size; keywords go to the sampler."""
+    size = {"width": 64, "height": 64}
+    return {
+        "1": node("UNETLoader", unet_name=f"tiny-flux-{name}.safetensors", weight_dtype="default"),
+        "2": node(
+            "DualCLIPLoader",
+            clip_name1="tiny-t5xxl.safetensors",
+            clip_name2="tiny-clip-l.safetensors",
+            type="flux",
+        ),
+        "3": node("VAELoader", vae_name="tiny-ae.safetensors"),
+        "12": node("CLIPTextEncode", text=text, clip=["2", 0]),
+        "4": node("FluxGuidance", conditioning=["12", 0], guidance=guidance),
+        "5": node("CLIPTextEncode", text=negative, clip=["2", 0]),
+        "7": node("ModelSamplingFlux", model=["1", 0], max_shift=1.15, base_shift=0.5, **size),
+        **_sampled({"cfg": 1.0, **sampler}, model=["7", 0]),
+    }
+
+
 def _sampled(sampler: dict[str, Any], *, model: list[Any]) -> dict[str, Any]:
     inputs = {
         "seed": 5,

@@ -14,7 +14,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from tests.support.engine.workflows import Watched
-from training.tiny_transformers import write_z_image
+from training.tiny_transformers import write_flux, write_z_image
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,15 @@ def z_image(transformers_root: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def flow_engine(transformers_root: Path, z_image: dict[str, Any]) -> Iterator[Engine]:
+def flux(transformers_root: Path) -> dict[str, Any]:
+    """The modules of the tiny Flux dev."""
+    return write_flux(transformers_root)
+
+
+@pytest.fixture(scope="session")
+def flow_engine(
+    transformers_root: Path, z_image: dict[str, Any], flux: dict[str, Any]
+) -> Iterator[Engine]:
     engine = Engine(models=ModelsFolder(transformers_root))
     engine.start()
     yield engine

@@ -56,6 +56,4 @@ def test_latents_are_those_of_diffusers(
         latents=noise,
         output_type="latent",
     ).images
-    found = decibels(latent_of(ours), theirs)
-    print(found)
-    assert found > 90
+    assert decibels(latent_of(ours), theirs) > 90
