@@ -172,11 +172,16 @@ class Context:
         return tuple(replace(each, size_conditioning=sizes) for each in found)
 
     def encode_webui(
-        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
+        self,
+        clip: Clip | FamilyTexts,
+        positive: Parts,
+        negative: Parts,
+        *,
+        sigmas: Tensor,
+        options: TextOptions,
     ) -> Work[tuple[Conditioning, Conditioning]]:
         """The conditioning of both prompts in the WebUI's syntax, along a schedule."""
-        found = webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
-        return (yield from found)
+        return webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
 
     def sigmas(
         self,
