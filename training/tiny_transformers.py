@@ -133,7 +133,7 @@ def write_flux(root: Path, name: str = "dev") -> dict[str, Any]:
         for key, each in clip.state_dict().items()
     }
     _save(clip_state, root / "clip/tiny-clip-l.safetensors")
-    write_vae(root / "vae/tiny-ae.safetensors", made["vae"])
+    write_vae(root / "vae/tiny-flux-ae.safetensors", made["vae"])
     return {**made, "tokenizer_2": tokenizer}
 
 

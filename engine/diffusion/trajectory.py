@@ -126,10 +126,9 @@ def trajectory(
 ) -> Work[tuple[Latent, Latent]]:
     """The latent at the end of the schedule, and the last estimate of it without noise.
 
-    `on_sigmas_passed` gets the number of the schedule's sigmas that the sampler has passed,
-    `on_estimate` each estimate at the beginning of a step, in the model's scale.
+    `on_sigmas_passed` gets how many sigmas are passed, `on_estimate` the first estimate of a step.
     """
-    if len(schedule.sigmas) == 0:
+    if not len(schedule.sigmas):
         return latent, latent
     latent = own_latent(latent, model, schedule.sigmas, schedule.row)
     clean = model.to_latent(latent.samples.to(model.device))
@@ -138,17 +137,10 @@ def trajectory(
     if len(schedule.sigmas) == 1:
         return (replace(latent, samples=model.from_latent(start)),) * 2
     sampling = _sampling(schedule, start, noise_config, generator, is_flow=model.levels.is_flow)
-    mask = latent.noise_mask
-    if mask is not None:
+    if (mask := latent.noise_mask) is not None:
+        kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
-        sampling = inpainting(
-            sampling,
-            fitted_mask(mask, clean),
-            clean,
-            _mask_noise(schedule, noise, noise_config),
-            levels=model.levels,
-            steps=steps,
-        )
+        sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
     calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond)
     end, x0 = yield from _sampled(
         sampling,

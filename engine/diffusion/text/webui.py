@@ -35,6 +35,7 @@ from engine.webui.prompt import Part, Stretch
 from engine.webui.prompt_weights import Section, Segment
 from engine.webui.values import Emphasis
 
+Clips: TypeAlias = Clip | FamilyTexts
 Parts: TypeAlias = Sequence[Part]
 _Spelled: TypeAlias = tuple[tuple[int, ...], str]
 """The tokens that spell the name of an embedding, and the name."""
@@ -67,7 +68,7 @@ _PLAIN = TextOptions()
 
 
 def encode(
-    clip: Clip | FamilyTexts,
+    clip: Clips,
     positive: Parts,
     negative: Parts,
     *,
