@@ -49,6 +49,8 @@ class JobView:
     ) -> None:
         self._picture = None
         self._live.stop()
+        if not self._console.is_interactive:  # where rich leaves its line without an end
+            self._console.print()
 
     def note(self, event: StreamEvent) -> None:
         if event.name == "preview":
