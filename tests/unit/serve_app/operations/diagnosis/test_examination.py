@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from serve_app.local.embedded import is_up
 from serve_app.operations.diagnosis.examination import checks_of, examine
 from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, size
 from settings.settings import Settings
-from tests.support.holding import locked
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -71,6 +71,7 @@ async def test_a_machine_on_which_nothing_was_started_is_not_wrong(
 
 def test_whether_a_service_is_up_is_seen_by_its_lock(tmp_path: Path) -> None:
     assert not is_up(tmp_path)
-    with locked(tmp_path / "lock"):
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert is_up(tmp_path)
     assert not is_up(tmp_path)
