@@ -34,6 +34,16 @@ from engine.reports import EngineEvent, Errored, Finished, Progress
 
 MOST = 1.03
 """What a job with previews may take of one without."""
+COLUMNS = {
+    "what takes longer": "",
+    "without": ".3f",
+    "with": ".3f",
+    "ratio": ".3f",
+    "from": ".3f",
+    "to": ".3f",
+    "ratio of CPU": ".3f",
+    "previews": ".1f",
+}
 
 
 def main() -> None:
@@ -46,39 +56,32 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     report = Report("previews")
+    title = (
+        f"{args.side} px in {args.steps} steps, a preview every {args.period_s:g} s at most: "
+        f"seconds, medians of {args.rounds}; a ratio of {MOST:g} is allowed"
+    )
+    report.table(title, COLUMNS, _rows(args))
+    report.write(args.json)
+
+
+def _rows(args: argparse.Namespace) -> list[list[Cell]]:
     with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
         models = ModelsFolder(Path(name) / "models")
         make_models(models.root)
-        engine = Engine(
-            models=models,
-            options=DeviceOptions(
-                device=args.device, threads=os.cpu_count(), preview_period_s=args.period_s
-            ),
+        options = DeviceOptions(
+            device=args.device, threads=os.cpu_count(), preview_period_s=args.period_s
         )
+        engine = Engine(models=models, options=options)
         engine.start()
         bench = Bench(engine, Catalogue(models), side=args.side, steps=args.steps)
         bench.jobs([False])  # loads the checkpoint
+        turns = [False, True] * args.rounds
         rows = [
-            _compared("itself", [bench.alone(has) for has in _turns(args.rounds)]),
-            _compared("its neighbour", [bench.beside(has) for has in _turns(args.rounds)]),
+            _compared("itself", [bench.alone(has) for has in turns]),
+            _compared("its neighbour", [bench.beside(has) for has in turns]),
         ]
         engine.stop()
-    report.table(
-        f"{args.side} px in {args.steps} steps, a preview every {args.period_s:g} s at most: "
-        f"seconds, medians of {args.rounds}; a ratio of {MOST:g} is allowed",
-        {
-            "what takes longer": "",
-            "without": ".3f",
-            "with": ".3f",
-            "ratio": ".3f",
-            "from": ".3f",
-            "to": ".3f",
-            "ratio of CPU": ".3f",
-            "previews": ".1f",
-        },
-        rows,
-    )
-    report.write(args.json)
+    return rows
 
 
 @dataclass
@@ -135,10 +138,6 @@ class Bench:
         valid = validate(prompt, self._catalogue, Limits())
         self._engine.submit(valid, on_event=take, has_previews=has_previews)
         return told
-
-
-def _turns(rounds: int) -> list[bool]:
-    return [False, True] * rounds
 
 
 def _compared(name: str, told: Sequence[Told]) -> list[Cell]:
