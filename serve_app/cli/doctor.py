@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -42,11 +42,23 @@ def doctor(callback_url: CallbackUrlOption = None) -> None:
     findings = asyncio.run(examine(checks_of(settings, callback_url=callback_url)))
     wrong = [each for each in findings if each.is_wrong]
     if wants_json():
-        show_json({"healthy": not wrong, "findings": [asdict(each) for each in findings]})
+        show_json({"healthy": not wrong, "findings": [_told(each) for each in findings]})
     else:
         _show(findings)
+    if any(each.hangs for each in findings):
+        sys.stdout.flush()
+        os._exit(ExitCode.FAILED)  # an exit in good order would wait for what hangs
     if wrong:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _told(finding: Finding) -> dict[str, str | None]:
+    return {
+        "part": finding.part,
+        "level": finding.level,
+        "what": finding.what,
+        "remedy": finding.remedy,
+    }
 
 
 def _show(findings: Sequence[Finding]) -> None:

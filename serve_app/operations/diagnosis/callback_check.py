@@ -54,10 +54,13 @@ class CallbackCheck:
 
     async def _connect(self, target: Target, addresses: Sequence[Address]) -> None:
         """To the first address, with TLS where the URL has it. Raises OSError."""
-        tls = {"ssl": ssl.create_default_context(), "server_hostname": target.host}
+        has_tls = target.scheme == "https"
         async with asyncio.timeout(self._settings.connect_timeout_s):
             _, writer = await asyncio.open_connection(
-                str(addresses[0]), target.port, **(tls if target.scheme == "https" else {})
+                str(addresses[0]),
+                target.port,
+                ssl=ssl.create_default_context() if has_tls else None,
+                server_hostname=target.host if has_tls else None,
             )
         writer.close()
 

@@ -62,7 +62,7 @@ async def _run(check: Check, patience_s: float) -> list[Finding]:
     except TimeoutError:
         text = f"No answer within {patience_s:g} s."
         remedy = "Something that it stands on hangs: a mount, a server or the way to it."
-        return [Finding(check.part, Level.ERROR, text, remedy)]
+        return [Finding(check.part, Level.ERROR, text, remedy, hangs=True)]
 
 
 def _ray_address(settings: Settings, *, runs_here: bool) -> str | None:

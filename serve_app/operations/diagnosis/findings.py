@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
+
+T = TypeVar("T")
 
 MOST_SKEW_S = 2.0
 """How far two clocks may be apart: times of events, limits of jobs and schedules come from both."""
@@ -28,6 +34,8 @@ class Finding:
     what: str
     remedy: str | None = None
     """What to do about it."""
+    hangs: bool = False
+    """Something did not answer, and a thread may wait for it still."""
 
     @property
     def is_wrong(self) -> bool:
@@ -42,6 +50,32 @@ class Check(Protocol):
 
     async def run(self) -> list[Finding]:
         """In the order in which one reads them."""
+
+
+async def in_daemon(call: Callable[[], T]) -> T:
+    """What `call` returns, which may hang, as of files on a mount: nothing waits for its thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
 
 
 def clock_finding(place: str, told_at: datetime, asked_at: datetime) -> Finding:

@@ -66,7 +66,7 @@ class HttpCheck:
 
 
 def _is_json(answer: httpx.Response) -> bool:
-    return answer.headers.get("content-type", "").startswith("application/json")
+    return str(answer.headers.get("content-type", "")).startswith("application/json")
 
 
 def _is_ours(answer: httpx.Response) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from events.ids import new_id
 from events.log import utc_now
-from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, size
+from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, in_daemon, size
 from settings.stores import StoreSettings
 from storage.images import ImageStore, ImageStoreError
 from storage.keys import UPLOADS
@@ -29,7 +28,7 @@ class ImageStoreCheck:
 
     async def run(self) -> list[Finding]:
         url = self._stores.effective_images_url
-        if (folder := local_folder(url)) is not None and not folder.is_dir():
+        if (folder := local_folder(url)) is not None and not await in_daemon(folder.is_dir):
             text = f"There is no folder {folder} yet; the first picture makes it."
             return [Finding(self.part, Level.NOTE, text)]
         try:
@@ -79,10 +78,10 @@ class RoomCheck:
         self._folders = folders
 
     async def run(self) -> list[Finding]:
-        return await asyncio.to_thread(self._look)
+        return await in_daemon(self._look)
 
     def _look(self) -> list[Finding]:
-        found = {}
+        found: dict[int, Finding] = {}
         for folder in self._folders:
             there = next(each for each in (folder, *folder.parents) if each.exists())
             found.setdefault(there.stat().st_dev, self._room(there))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from serve_app.local.embedded import is_up
 from serve_app.operations.diagnosis.examination import checks_of, examine
-from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, size
+from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, in_daemon, size
 from settings.settings import Settings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,7 +34,29 @@ async def test_one_that_hangs_is_told_and_holds_up_no_other() -> None:
     first, second = await examine(checks, patience_s=0.05)
     assert (first.part, first.level) == ("first", Level.ERROR)
     assert first.remedy is not None
+    assert first.hangs
     assert second == Finding("second", Level.OK, "well")
+
+
+def test_nothing_waits_for_a_mount_that_hangs() -> None:
+    released = threading.Event()
+
+    async def look() -> bool:
+        try:
+            async with asyncio.timeout(0.05):
+                await in_daemon(released.wait)
+        except TimeoutError:
+            return True
+        return False
+
+    assert asyncio.run(look())  # which waits for the threads of its loop
+    released.set()
+
+
+async def test_an_error_in_such_a_thread_is_that_of_whoever_waits() -> None:
+    with pytest.raises(FileNotFoundError):
+        await in_daemon(Path("/none").stat)
+    assert await in_daemon(lambda: 7) == 7
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(5, "5.0 s ahead of"), (-61, "61.0 s behind")])
