@@ -85,6 +85,8 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_KEY_MAX_OPEN_JOBS": (0, 3),
     "DARKROOM_KEY_MAX_COST": (0.0, 1.5),
     "DARKROOM_KEY_EMBED_METADATA": (True, False),
+    "DARKROOM_KEY_IMAGE_FORMAT": ("png", "webp"),
+    "DARKROOM_KEY_IMAGE_QUALITY": (90, 100),
     "DARKROOM_KEY_ENDPOINTS": (("*",), ("fast", "slow")),
     "DARKROOM_KEY_CALLBACK_HOSTS": (("*",), ("*.example.com", "hooks.example.org")),
     "DARKROOM_OWNER_RATE_PER_S": (100.0, 1.5),
