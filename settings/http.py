@@ -109,3 +109,26 @@ class HttpSettings(Group):
     @property
     def effective_public_url(self) -> str:
         return (self.public_url or f"http://{self.netloc}").rstrip("/")
+
+
+class FetchSettings(Group):
+    """How input images are fetched by their URLs.
+
+    Where these may lead is as the settings of callbacks have it.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_FETCH_")
+
+    enabled: bool = True
+    """Whether an input image may be an https URL, which is then fetched."""
+    timeout_s: PositiveFloat = 20.0
+    """How long it may take to fetch all images of one request."""
+    connect_timeout_s: PositiveFloat = 3.0
+    """How long it may take to connect to the server of an image."""
+    max_redirects: NonNegativeInt = 3
+    """How many redirects are followed to one image."""
+    in_flight: PositiveInt = 8
+    """How many images one HTTP process fetches at the same time, each in memory until it is stored;
+    others wait for `DARKROOM_BODY_WAIT_S`, then get 503."""
+    per_owner: PositiveInt = 4
+    """How many of them one owner may have."""
