@@ -52,6 +52,9 @@ class HttpSettings(Group):
     """The longest request body that is accepted, without the images in it."""
     max_image_body_bytes: PositiveInt = 16 * 1024**2
     """The longest body that is accepted where images may be part of it, in base64 or as a form."""
+    max_inline_bytes: NonNegativeInt = 4 * 1024**2
+    """How many bytes of images a result may have in it, where that was asked for; of the others it
+    has the URL alone."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
     max_streams: PositiveInt = 2000
