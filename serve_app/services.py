@@ -19,7 +19,7 @@ from events.wire.progress import JobProgress
 from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
-from settings.http import FetchSettings, HttpSettings
+from settings.http import AdapterSettings, FetchSettings, HttpSettings
 from settings.keys import KeySettings, OwnerSettings
 from storage.images import ImageStore
 
@@ -66,6 +66,7 @@ class Fetch(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Services:
     http_settings: HttpSettings
+    adapter_settings: AdapterSettings
     graph_settings: GraphSettings
     dispatch_settings: DispatchSettings
     key_settings: KeySettings

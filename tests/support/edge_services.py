@@ -185,7 +185,6 @@ def _services(
     parts: MemoryParts,
     settings: Settings,
     database: Database,
-    *,
     sender: Sender,
     images: ImageStore,
     catalogue: Catalogue,
@@ -222,6 +221,7 @@ def _services(
 def _groups(settings: Settings) -> dict[str, Any]:
     return {
         "http_settings": settings.http,
+        "adapter_settings": settings.adapters,
         "graph_settings": settings.graph,
         "dispatch_settings": settings.dispatch,
         "key_settings": settings.keys,
