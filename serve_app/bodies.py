@@ -48,12 +48,15 @@ class Bodies:
             yield stream
 
     @asynccontextmanager
-    async def json(self, request: Request, owner: str) -> AsyncGenerator[tuple[bytes, Any]]:
+    async def json(
+        self, request: Request, owner: str, *, of_any_type: bool = False
+    ) -> AsyncGenerator[tuple[bytes, Any]]:
         """The body, and the same parsed; its turn lasts as long as the context.
 
         Raises ApiError: 415 for another media type, 400 `invalid_json`, and as `chunks` does.
         """
-        require_json(request)
+        if not of_any_type:
+            require_json(request)
         async with self.chunks(request, owner, max_bytes=self._max_bytes) as chunks:
             body = await joined(chunks)
             is_quick = len(body) <= QUICK_BYTES

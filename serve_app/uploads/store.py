@@ -43,10 +43,11 @@ class UploadStore:
         self._settings = settings
         self._owned_bytes = owned_bytes
         self._max_bytes_of_owner = max_bytes_of_owner
-        self._decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
+        self.decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
+        """Where pictures of callers are decoded."""
 
     def stop(self) -> None:
-        self._decodes.stop()
+        self.decodes.stop()
 
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
         """Store an image or a latent under the last part of its file name.
@@ -56,7 +57,7 @@ class UploadStore:
         """
         name = upload_name(file_name, max_chars=self._settings.max_upload_name_chars)
         max_pixels = self._settings.max_upload_pixels
-        file, digest = await self._decodes.run(
+        file, digest = await self.decodes.run(
             owner, _sanitize, name, data, max_pixels, is_quick=False
         )
         now, upload_id = utc_now(), new_id()
