@@ -146,6 +146,8 @@ class Session:
                     self._jobs.note_progress(job.id, self._known_progress(job))
         count = await remaining(self._replica, self._owner)
         await self._send(message("status", status=status(count), sid=self._client_id))
+        for each in self._jobs.told():
+            await self._send(each)
 
     def _known_progress(self, job: Job) -> JobProgress:
         return self._replica.services.progress.get(job.id) or JobProgress(done=0, total=1)

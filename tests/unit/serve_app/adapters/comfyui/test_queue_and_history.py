@@ -151,8 +151,8 @@ async def test_a_malformed_change_is_400(client: httpx.AsyncClient) -> None:
 async def test_jobs_are_listed_by_their_states(edge: Edge, client: httpx.AsyncClient) -> None:
     done, running, waiting = await ended(edge, client), await queue(client), await queue(client)
     await edge.start(running)
-    await edge.project()
     await client.post("/diffusion/v1/generate", json=diffusion_body())  # has no graph
+    await edge.project()
 
     async def ids(**query: Any) -> list[str]:
         answer = await client.get("/api/jobs", params=query)
