@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from serve_app.adapters.adapter import Adapter
+from serve_app.adapters.comfyui.adapter import COMFYUI
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = ()
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI,)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:
