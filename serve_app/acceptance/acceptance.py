@@ -145,6 +145,13 @@ class Acceptance:
             priority=request.key.limits.priority,
         )
 
+    def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
+        """That of a diffusion request that names none; None where there is none at all.
+
+        May wait for the models folder. Raises ModelsUnavailable.
+        """
+        return self._checker(endpoint, key).checkpoint()
+
     def _checker(self, endpoint: Endpoint, key: ApiKey) -> Checker:
         services = self._services
         return checker_for(

@@ -133,7 +133,7 @@ def _generate(flavour: Flavour) -> Handler:
                     alone=alone,
                     preview=preview,
                     idempotency_key=idempotency_key,
-                    traceparent=_traceparent(request),
+                    traceparent=traceparent_of(request),
                 )
             )
         replica.note_accepted(job, began=began)
@@ -142,7 +142,7 @@ def _generate(flavour: Flavour) -> Handler:
     return generate
 
 
-def _traceparent(request: Request) -> str | None:
+def traceparent_of(request: Request) -> str | None:
     """That of the caller, if it is well-formed."""
     given = request.headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else None
