@@ -107,6 +107,8 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
         max_open_jobs=settings.max_open_jobs,
         max_cost=settings.max_cost,
         embed_metadata=settings.embed_metadata,
+        image_format=settings.image_format,
+        image_quality=settings.image_quality,
         endpoints=settings.endpoints,
         callback_hosts=settings.callback_hosts,
     )

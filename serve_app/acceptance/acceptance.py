@@ -20,6 +20,7 @@ from events.types import Submitted
 from serve_app.acceptance.callback_check import CallbackCheck
 from serve_app.acceptance.checker import Checker, checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
+from serve_app.acceptance.image_output import recorded_output
 from serve_app.acceptance.input_files import resolve_input_files
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.kept_bytes import OwnedBytes
@@ -139,6 +140,7 @@ class Acceptance:
             alone=request.alone or None,
             preview=request.preview or None,
             bare=True if request.key.limits.embed_metadata is False else None,
+            **recorded_output(request),
             cost=_recorded(checked.cost),
             terms=terms_of(endpoint, services.graph_settings),
             weight=request.key.limits.weight,
