@@ -251,6 +251,12 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
+def answer_of(error: Exception) -> ApiError:
+    """What Starlette would look up for a request, for those that are none."""
+    answers = (ANSWERS[each] for each in type(error).__mro__ if each in ANSWERS)
+    return next(answers)(error)
+
+
 def install(
     app: FastAPI,
     *,

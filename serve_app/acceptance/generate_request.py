@@ -35,6 +35,10 @@ class GenerateRequest:
     image_quality: int | None = None
     """1 to 100; None: that of the key."""
     idempotency_key: str | None = None
+    job_id: str | None = None
+    """That the caller chose; a job that has it already must be of the same request."""
+    client_id: str | None = None
+    """As `Submitted` has it."""
     traceparent: str | None = None
     fingerprint: str = field(init=False)
     """Tells a repeat from another request. It covers all that a caller sends, before any seed is
@@ -50,6 +54,11 @@ class GenerateRequest:
         text = "\0".join((self.flavour, self.endpoint, callback, *asked))
         said = text.encode("utf-8", "surrogatepass") + b"\0" + self.body
         object.__setattr__(self, "fingerprint", hashlib.sha256(said).hexdigest())
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the caller can send it again without another job, and knows its job meanwhile."""
+        return self.idempotency_key is not None or self.job_id is not None
 
     @property
     def is_quick_to_check(self) -> bool:

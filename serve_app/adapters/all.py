@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from serve_app.adapters.adapter import Adapter
-from serve_app.adapters.openai import errors as openai_errors
-from serve_app.adapters.openai import routes as openai
+from serve_app.adapters.comfyui.adapter import COMFYUI
+from serve_app.adapters.openai.adapter import OPENAI
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = (
-    Adapter(
-        name="openai",
-        routers=(openai.router,),
-        prefixes=(openai.IMAGES,),
-        error_form=openai_errors.error_response,
-    ),
-)
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI, OPENAI)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:

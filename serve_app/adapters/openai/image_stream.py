@@ -23,11 +23,11 @@ from serve_app.adapters.openai.answers import base64_of, failed, images_of, pict
 from serve_app.adapters.openai.errors import error_object
 from serve_app.adapters.openai.requests import Wanted
 from serve_app.api_error import ApiError
+from serve_app.auth import may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream
 from serve_app.live.listener import Listener
 from serve_app.live.messages import KEEP_ALIVE
-from serve_app.live.routes import may_go_on
 from serve_app.replica import Replica
 from storage.images import ImageStoreError
 
