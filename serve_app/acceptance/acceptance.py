@@ -169,6 +169,13 @@ class Acceptance:
             client_id=request.client_id,
         )
 
+    def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
+        """That of a diffusion request that names none; None where there is none at all.
+
+        May wait for the models folder. Raises ModelsUnavailable.
+        """
+        return self._checker(endpoint, key).checkpoint()
+
     def _checker(self, endpoint: Endpoint, key: ApiKey) -> Checker:
         services = self._services
         return checker_for(
