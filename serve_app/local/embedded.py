@@ -114,7 +114,7 @@ class Embedded:
         self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
-        settings = fitted(settings, has_gpu=has_gpu())
+        settings = ending_with_ray(fitted(settings, has_gpu=has_gpu()))
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
@@ -192,6 +192,12 @@ def fitted(settings: Settings, *, has_gpu: bool) -> Settings:
         return settings
     graph = settings.graph.model_copy(update={"max_cost": MAX_COST_WITHOUT_GPU})
     return settings.model_copy(update={"graph": graph})
+
+
+def ending_with_ray(settings: Settings) -> Settings:
+    """Without the process that would give workers back after the end of the application."""
+    dispatch = settings.dispatch.model_copy(update={"workers_kept_s": 0.0})
+    return settings.model_copy(update={"dispatch": dispatch})
 
 
 @contextmanager
