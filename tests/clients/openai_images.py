@@ -10,8 +10,9 @@ import os
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 
-from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
+from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FEW = {"extra_body": {"steps": 4, "seed": 7}}
@@ -74,13 +75,16 @@ def main() -> None:
         (NotFoundError, lambda: caller.images.generate(prompt="x", model="nobodys")),
         (BadRequestError, lambda: caller.images.generate(prompt="x", background="transparent")),
     ):
-        try:
-            call()
-        except error as refused:
-            assert refused.code, refused
-        else:
-            raise AssertionError(error)
+        assert refusal(error, call).code
     sys.stdout.write("completed\n")
+
+
+def refusal(error: type[APIStatusError], call: Callable[[], object]) -> APIStatusError:
+    try:
+        call()
+    except error as refused:
+        return refused
+    raise AssertionError(error)
 
 
 main()
