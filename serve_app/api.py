@@ -111,15 +111,19 @@ def create_api(
         generate_unique_id_function=operation_id,
         openapi_url="/openapi.json" if settings.docs else None,
     )
-    _add_pages(app, settings)
     app.state.replica = replica
     _add_middleware(app, cors_origins=settings.cors_origins)
     _add_error_handlers(app, replica)
-    for direct in _DIRECT_ROUTES:
-        app.router.routes += direct.router.routes
+    _add_routes(app)
+    _add_pages(app, settings)
+    return app
+
+
+def _add_routes(app: FastAPI) -> None:
+    """Routes are tried in their order, so those that are called most come first."""
+    app.router.routes[:0] = [each for direct in _DIRECT_ROUTES for each in direct.router.routes]
     for module in _ROUTES:
         app.include_router(module.router)
-    return app
 
 
 def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
