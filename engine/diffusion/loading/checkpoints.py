@@ -53,7 +53,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """The models of a checkpoint, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = store.identity(path)
-    info = store.inspect(inspect, path)
+    info = store.inspect_once(inspect, path, identity)
     unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
         store.get_or_create(
