@@ -28,6 +28,7 @@ from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
+from engine.errors import ModelsUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX, ModelsFolder
 from engine.options import UnetOptions
 from engine.stages import Stage
@@ -111,12 +112,15 @@ class ModelStore:
 
         To go through the names of all tensors takes a millisecond or more of every job's start.
         """
-        last: T | None = self.models.reads.last((read, path))
-        if last is not None and self._inspected.get((read, path)) == identity:
+        key, reads = (read, path), self.models.reads
+        if self._inspected.get(key) == identity:
+            last: T = reads.last(key)
             return last
-        found = self.inspect(read, path)
-        if found is not last:  # otherwise the folder is silent, and this is of another identity
-            self._inspected[read, path] = identity
+        try:
+            found = reads.read_now(key, partial(read, path), ttl_s=0)
+        except ModelsUnavailable:
+            return self.inspect(read, path)  # what was found of another identity
+        self._inspected[key] = identity
         return found
 
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:

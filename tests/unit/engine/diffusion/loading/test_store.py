@@ -149,22 +149,20 @@ class Reader:
         self.reads = 0
         self.fails = False
 
-    def __call__(self, path: Path) -> str:
+    def __call__(self, path: Path) -> str | None:
         self.reads += 1
         if self.fails:
             raise OSError("the server is away")
-        return path.read_text()
+        return path.read_text() or None
 
 
 def test_a_file_is_inspected_again_once_it_has_changed(store: ModelStore, tmp_path: Path) -> None:
     path, read = tmp_path / "model.safetensors", Reader()
-    path.write_text("first")
-    for _ in range(3):
-        assert store.inspect_once(read, path, store.identity(path)) == "first"
-    assert read.reads == 1
-    path.write_text("the second")
-    assert store.inspect_once(read, path, store.identity(path)) == "the second"
-    assert read.reads == 2
+    for count, text in enumerate(("first", "the second", ""), 1):
+        path.write_text(text)
+        for _ in range(3):
+            assert store.inspect_once(read, path, store.identity(path)) == (text or None)
+        assert read.reads == count
 
 
 def test_a_change_that_could_not_be_read_is_read_the_next_time(
