@@ -38,7 +38,9 @@ NameOption = Annotated[str, typer.Option(help="To tell keys apart.")]
 ScopeOption = Annotated[
     list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
 ]
-DaysOption = Annotated[float | None, typer.Option(help="Days until it expires.", min=0)]
+DaysOption = Annotated[
+    float | None, typer.Option(help="Days until it expires.", min=0, max=350_000)
+]
 RateOption = Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")]
 BurstOption = Annotated[int | None, typer.Option(help="Requests at once, after a pause.")]
 OpenJobsOption = Annotated[int | None, typer.Option(help="Jobs that wait or run; 0: any number.")]
