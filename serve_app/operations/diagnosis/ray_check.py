@@ -105,7 +105,8 @@ def _shown(has: Mapping[str, Any]) -> str:
         total = sum(each.get(resource, 0) for each in nodes)
         return f"{free.get(resource, 0):g} of {total:g} {name} free"
 
-    return f"{len(nodes)} nodes; {part('GPUs', 'GPU')}, {part('CPUs', 'CPU')}."
+    plural = "s" * (len(nodes) != 1)
+    return f"{len(nodes)} node{plural}; {part('GPUs', 'GPU')}, {part('CPUs', 'CPU')}."
 
 
 def _fits(endpoint: Endpoint, node: Mapping[str, float]) -> bool:
