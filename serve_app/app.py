@@ -197,6 +197,7 @@ def _services(
     keys, http, archiving = ApiKeys(database), settings.http, open_archive(database, images)
     return Services(
         http_settings=http,
+        adapter_settings=settings.adapters,
         graph_settings=settings.graph,
         dispatch_settings=settings.dispatch,
         key_settings=settings.keys,

@@ -84,6 +84,8 @@ from serve_app.refusals import (
 )
 from storage.images import ImageNotFound, ImageStoreUnavailable
 
+_Handler = Callable[[Request, Exception], Awaitable[Response]]
+
 _TOLD_FIELDS = 10
 """The most fields in the text of an error; `extra_info` has more."""
 _MAX_TEXT_CHARS = 500
@@ -247,18 +249,21 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
-def install(app: FastAPI, *, note: Callable[[str], None]) -> None:
-    """`note` is told the type of each error that is answered."""
+def install(
+    app: FastAPI,
+    *,
+    note: Callable[[str], None],
+    form_of: Callable[[Request], Callable[[ApiError], Response]],
+) -> None:
+    """`note` is told the type of each error that is answered; `form_of` says in which form."""
+
+    def handler(answer: Callable[[Any], ApiError]) -> _Handler:
+        async def handle(request: Request, error: Exception) -> Response:
+            told = answer(error)
+            note(told.type)
+            return form_of(request)(told)
+
+        return handle
+
     for error_type, answer in ANSWERS.items():
-        app.add_exception_handler(error_type, _handler(answer, note))
-
-
-def _handler(
-    answer: Callable[[Any], ApiError], note: Callable[[str], None]
-) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def handle(_request: Request, error: Exception) -> Response:
-        told = answer(error)
-        note(told.type)
-        return told.response()
-
-    return handle
+        app.add_exception_handler(error_type, handler(answer))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 
 from events.job import Job
 from events.log import utc_now
@@ -111,8 +112,8 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
     )
 
 
-def replica_of(request: Request) -> Replica:
-    replica: Replica = request.app.state.replica
+def replica_of(connection: HTTPConnection) -> Replica:
+    replica: Replica = connection.app.state.replica
     return replica
 
 

@@ -19,7 +19,7 @@ from events.wire.progress import JobProgress
 from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
-from settings.http import HttpSettings
+from settings.http import AdapterSettings, HttpSettings
 from settings.keys import KeySettings, OwnerSettings
 from storage.images import ImageStore
 
@@ -59,6 +59,7 @@ class ProgressBoard(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Services:
     http_settings: HttpSettings
+    adapter_settings: AdapterSettings
     graph_settings: GraphSettings
     dispatch_settings: DispatchSettings
     key_settings: KeySettings

@@ -1,4 +1,4 @@
-"""What the HTTP API is reached at, and what it accepts."""
+"""What the HTTP API is reached at, what it accepts, and which protocols of others it speaks."""
 
 from __future__ import annotations
 
@@ -107,3 +107,19 @@ class HttpSettings(Group):
     @property
     def effective_public_url(self) -> str:
         return (self.public_url or f"http://{self.netloc}").rstrip("/")
+
+
+class AdapterSettings(Group):
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_ADAPTER_")
+
+    comfyui: bool = True
+    """Whether ComfyUI's own API is served at the root: `/prompt`, `/queue`, `/history`, `/view`,
+    `/ws` and what else its clients call."""
+    comfy_v2: bool = True
+    """Whether Comfy API v2 is served below `/api/v2`."""
+    webui: bool = True
+    """Whether the WebUI's API is served below `/sdapi/v1`."""
+    openai: bool = True
+    """Whether OpenAI's images API is served below `/v1/images`."""
+    max_body_bytes: PositiveInt = 32 * 1024**2
+    """The longest body of a request of these protocols that carries images as text."""

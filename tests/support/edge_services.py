@@ -169,7 +169,6 @@ def _services(
     parts: MemoryParts,
     settings: Settings,
     database: Database,
-    *,
     sender: Sender,
     images: ImageStore,
     catalogue: Catalogue,
@@ -178,6 +177,7 @@ def _services(
     archiving = open_archive(database, images)
     return Services(
         http_settings=settings.http,
+        adapter_settings=settings.adapters,
         graph_settings=settings.graph,
         default_endpoint=default_endpoint(settings.default_endpoint),
         dispatch_settings=settings.dispatch,
