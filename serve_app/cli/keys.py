@@ -139,8 +139,13 @@ def _checked(**members: Any) -> NewKey:
     try:
         return NewKey(**members)
     except ValidationError as error:
-        text = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+        text = "; ".join(f"{_member(each['loc'])}: {each['msg']}" for each in error.errors())
         fail(text, code=ExitCode.USAGE)
+
+
+def _member(place: tuple[int | str, ...]) -> str:
+    """The innermost one that has a name."""
+    return [each for each in place if isinstance(each, str)][-1]
 
 
 @app.command("list")
