@@ -40,6 +40,7 @@ from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.fetcher import Fetcher
 from actors.logs import set_up_logging
+from actors.remote_keeper import CPU_NODE
 from actors.roles import ROLES
 from engine.extensions.installed import installed_extensions, log_extensions, nodes_of
 from engine.graph.catalogue import Catalogue
@@ -74,9 +75,6 @@ from telemetry.edge_metrics import AskAll
 from telemetry.tracing.exporter import open_exporter
 
 logger = logging.getLogger(__name__)
-
-CPU_NODE = {"darkroom_cpu": 0.001}
-"""Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
 
 _DEFAULT_REPLICAS = 2
 _MAX_ONGOING_REQUESTS = 4096

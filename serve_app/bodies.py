@@ -51,14 +51,20 @@ class Bodies:
 
     @asynccontextmanager
     async def json(
-        self, request: Request, owner: str, *, max_bytes: int | None = None
+        self,
+        request: Request,
+        owner: str,
+        *,
+        max_bytes: int | None = None,
+        of_any_type: bool = False,
     ) -> AsyncGenerator[tuple[bytes, Any]]:
         """The body, and the same parsed; its turn lasts as long as the context.
 
         `max_bytes`: of a route whose bodies may be larger than others, if they bring images.
         Raises ApiError: 415 for another media type, 400 `invalid_json`, and as `chunks` does.
         """
-        require_json(request)
+        if not of_any_type:
+            require_json(request)
         async with self.chunks(request, owner, max_bytes=max_bytes or self.max_bytes) as chunks:
             body = await joined(chunks)
             is_quick = len(body) <= QUICK_BYTES

@@ -65,11 +65,11 @@ class Replica:
         """This replica's part of them."""
         self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
         self.bodies = Bodies(http, self._checks)
-        self._withdrawals = Withdrawals(
+        self.withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue
         )
         self.acceptance = Acceptance(
-            services, self._withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
+            services, self.withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
         )
         self.upload_store = self.acceptance.upload_store
         self.sent_images = self.acceptance.sent_images
@@ -84,7 +84,7 @@ class Replica:
     async def stop(self) -> None:
         await self.streams.stop()
         await self.acceptance.stop()
-        await self._withdrawals.stop()
+        await self.withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
 

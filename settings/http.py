@@ -151,3 +151,6 @@ class AdapterSettings(Group):
     """Whether OpenAI's images API is served below `/v1/images`."""
     max_body_bytes: PositiveInt = 32 * 1024**2
     """The longest body of a request of these protocols that carries images as text."""
+    max_wait_s: PositiveFloat = 600.0
+    """How long a request of these protocols that is answered with the pictures themselves waits
+    for them. After that its answer names the job, which goes on."""

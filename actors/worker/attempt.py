@@ -255,6 +255,7 @@ class Attempt:
             height=file.height,
             seed=result.seed,
             media_type=file.media_type,
+            node=result.node_id,
         )
         await self._write(StoreImage(self._actor, image))
 

@@ -113,18 +113,22 @@ class Acceptance:
             submitted = await self.check(request)
             job = await self._store(job_id, submitted, request)
         except _REFUSALS:
-            key = request.idempotency_key
-            earlier = None if key is None else await current_job(self._services, job_id)
+            known = request.is_repeatable
+            earlier = await current_job(self._services, job_id) if known else None
             if earlier is None:
                 raise
             job = earlier
+        if job.submitted.owner != request.key.owner:
+            raise IdempotencyConflict("This id is taken. Choose another one.")
         if job.erased:
-            raise IdempotencyConflict("The job of this Idempotency-Key was erased.")
+            raise IdempotencyConflict("The job of this Idempotency-Key or id was erased.")
         if job.submitted.fingerprint != request.fingerprint:
             raise IdempotencyConflict
         return job
 
     def _job_id(self, request: GenerateRequest) -> str:
+        if request.job_id is not None:
+            return request.job_id
         if request.idempotency_key is None:
             return new_id()
         secret = self._services.secret
@@ -162,7 +166,15 @@ class Acceptance:
             terms=terms_of(endpoint, services.graph_settings),
             weight=request.key.limits.weight,
             priority=request.key.limits.priority,
+            client_id=request.client_id,
         )
+
+    def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
+        """That of a diffusion request that names none; None where there is none at all.
+
+        May wait for the models folder. Raises ModelsUnavailable.
+        """
+        return self._checker(endpoint, key).checkpoint()
 
     def _checker(self, endpoint: Endpoint, key: ApiKey) -> Checker:
         services = self._services
@@ -215,7 +227,7 @@ class Acceptance:
         try:
             return await asyncio.shield(append)
         except asyncio.CancelledError:
-            if request.idempotency_key is None:
+            if not request.is_repeatable:
                 append.add_done_callback(partial(self._withdraw, job_id))
             raise
 
@@ -246,7 +258,7 @@ class Acceptance:
 
     async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
         command = Submit(submitted)
-        if request.idempotency_key is not None:
+        if request.is_repeatable:
             # Directly before the append: it must come while the log would still know the job.
             earlier = await ended_job(self._services, job_id)
             if earlier is not None:
@@ -260,7 +272,7 @@ class Acceptance:
                 if outcome.added:
                     stored(outcome.job.position)
         except OutcomeUnknown as error:
-            if request.idempotency_key is not None:
+            if request.is_repeatable:
                 raise
             self._withdrawals.schedule(job_id)
             message = (

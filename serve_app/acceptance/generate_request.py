@@ -41,6 +41,10 @@ class GenerateRequest:
     """The most bytes that the body may have beside the images that it brings along; None: it was
     held to that as it was read."""
     idempotency_key: str | None = None
+    job_id: str | None = None
+    """That the caller chose; a job that has it already must be of the same request."""
+    client_id: str | None = None
+    """As `Submitted` has it."""
     traceparent: str | None = None
     fingerprint: str = field(init=False)
     """Tells a repeat from another request. It covers all that a caller sends, before any seed is
@@ -61,6 +65,11 @@ class GenerateRequest:
     def excess_bytes(self) -> int:
         """How many bytes of the body must be images."""
         return 0 if self.max_bytes is None else max(0, len(self.body) - self.max_bytes)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the caller can send it again without another job, and knows its job meanwhile."""
+        return self.idempotency_key is not None or self.job_id is not None
 
     @property
     def is_quick_to_check(self) -> bool:

@@ -152,7 +152,7 @@ def _generate(flavour: Flavour) -> Handler:
                     image_format=image_format,
                     image_quality=image_quality,
                     idempotency_key=idempotency_key,
-                    traceparent=_traceparent(request),
+                    traceparent=traceparent_of(request),
                 )
             )
         replica.note_accepted(job, began=began)
@@ -161,7 +161,7 @@ def _generate(flavour: Flavour) -> Handler:
     return generate
 
 
-def _traceparent(request: Request) -> str | None:
+def traceparent_of(request: Request) -> str | None:
     """That of the caller, if it is well-formed."""
     given = request.headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else None

@@ -10,7 +10,7 @@ from fastapi import Response
 
 from events.result import ResultResponse
 from events.types import ImageStored
-from serve_app.sending.stored_file import FileAnswer
+from serve_app.sending.stored_file import PartedAnswer
 from storage.images import ImageNotFound, ImageStore
 
 _PART_BYTES = 3 * 64 * 1024
@@ -44,7 +44,7 @@ async def inline_result(
         "Content-Encoding": "identity",  # pixels in base64 are not worth being compressed
     }
     parts = _parts(texts, chosen, store)
-    return FileAnswer(
+    return PartedAnswer(
         parts,
         200,
         {**headers, **more},

@@ -34,6 +34,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_ADAPTER_WEBUI": (True, False),
     "DARKROOM_ADAPTER_OPENAI": (True, False),
     "DARKROOM_ADAPTER_MAX_BODY_BYTES": (32 * 1024**2, 1024**2),
+    "DARKROOM_ADAPTER_MAX_WAIT_S": (600.0, 3.5),
     "DARKROOM_CORS_ORIGINS": ((), ("https://app.example", "https://b.example")),
     "DARKROOM_LOG_REQUESTS": (False, True),
     "DARKROOM_IMAGE_URL_TTL_S": (0.0, 3600.5),
