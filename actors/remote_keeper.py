@@ -28,6 +28,8 @@ CPU_NODE = {"darkroom_cpu": 0.001}
 NAME = "keeper"
 _ASKS = 6
 """How often a dispatcher says that it is there in the time that workers are kept."""
+_ANSWER_TIMEOUT_S = 60.0
+"""It may have to start first."""
 
 
 class KeeperProcess:
@@ -63,7 +65,7 @@ async def keep_workers(config: WorkerConfig, calls: RayCalls, *, kept_s: float) 
     while kept_s:
         try:
             keeper = await calls.run(lambda: _find_or_make(config, kept_s))
-            while await answer(keeper.keep, VERSION, kept_s):
+            while await answer(keeper.keep, VERSION, kept_s, timeout_s=_ANSWER_TIMEOUT_S):
                 await asyncio.sleep(kept_s / _ASKS)
             await calls.run(lambda: ray.kill(keeper))
         except (ActorUnavailable, RayError) as error:
