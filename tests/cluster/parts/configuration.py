@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +38,25 @@ def program(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def haproxy_variables(folder: Path) -> dict[str, str]:
+def node_environment(folder: Path) -> dict[str, str]:
+    """Of every node and command, as `deploy/` has it for pods."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **{name: each for name, each in os.environ.items() if not name.startswith("DARKROOM_")},
+        **_variables_of(ROOT / "deploy" / "base" / "ray.env"),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "RAY_AUTH_MODE": "token",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # else no node may join
+        "RAY_memory_monitor_refresh_ms": "0",
+        # As KubeRay has it for nodes that outlive their head.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+        "RAY_worker_niceness": "0",  # as on a machine of its own
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine is slow
+        **_haproxy(folder),
+    }
+
+
+def _haproxy(folder: Path) -> dict[str, str]:
     """Serve's variables for the HAProxies of all nodes; it gives each a folder of its own."""
     launcher = folder / "haproxy"
     launcher.write_text(_LAUNCHER.format(binary=get_haproxy_binary()))
@@ -70,7 +89,7 @@ def serve_config(port: int) -> Any:
     return config
 
 
-def variables_of(path: Path) -> dict[str, str]:
+def _variables_of(path: Path) -> dict[str, str]:
     """Of a file of lines `NAME=value`; the home folder is this machine's."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     variables = dict(line.split("=", 1) for line in lines)

@@ -25,10 +25,9 @@ from tests.cluster.parts.configuration import (
     AUTOSCALING,
     CPU_NODE,
     autoscaling_config,
-    haproxy_variables,
+    node_environment,
     program,
     serve_config,
-    variables_of,
 )
 from tests.cluster.parts.ray_node import RayNode
 from tests.cluster.parts.redis_server import RedisServer
@@ -58,8 +57,7 @@ class LocalCluster:
         self.url = f"http://127.0.0.1:{self.port}"
         self.gcs = f"127.0.0.1:{free_port()}"
         self.dashboard = f"http://127.0.0.1:{free_port()}"
-        self.settings = {
-            **TEST_SETTINGS,
+        self.settings = TEST_SETTINGS | {
             "DARKROOM_NATS_URL": nats.nodes[0].url,
             "DARKROOM_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}",
             "DARKROOM_IMAGES_URL": (folder / "images").as_uri(),
@@ -71,22 +69,8 @@ class LocalCluster:
             "DARKROOM_WORKER_GPUS": "0",
             "DARKROOM_MAX_COST": "2000",
         }
-        self.environment = {
-            **{name: each for name, each in os.environ.items() if not name.startswith("DARKROOM_")},
-            **variables_of(ROOT / "deploy" / "base" / "ray.env"),
-            MARK: processes.mark,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(
-                ":"
-            ),
-            "RAY_AUTH_MODE": "token",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # else no node may join
-            "RAY_memory_monitor_refresh_ms": "0",
-            # As KubeRay has it for nodes that outlive their head.
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
-            "RAY_worker_niceness": "0",  # as on a machine of its own
-            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine is slow
-            **haproxy_variables(folder),
-        }
+        """Of the application; what is changed before a node starts counts there."""
+        self.environment = node_environment(folder) | {MARK: processes.mark}
 
     # Nodes.
 
