@@ -7,13 +7,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import Receive, Scope, Send
 
 from serve_app import errors, refused_keys
+from serve_app.adapters.adapter import Adapter, error_forms
+from serve_app.adapters.all import adapters_of
 from serve_app.api_error import ApiError
 from serve_app.console import pages as console
 from serve_app.live import routes as live
@@ -22,7 +24,7 @@ from serve_app.middleware.request_ids import HEADER, RequestIds
 from serve_app.middleware.unread_bodies import UnreadBodies
 from serve_app.openapi import pages
 from serve_app.openapi.document import finish, operation_id
-from serve_app.replica import Replica, replica_of
+from serve_app.replica import Replica
 from serve_app.routes import (
     admin_jobs,
     blocked_jobs,
@@ -114,12 +116,19 @@ def create_api(
     _add_pages(app, settings)
     app.state.replica = replica
     _add_middleware(app, cors_origins=settings.cors_origins)
-    _add_error_handlers(app, replica)
+    adapters = adapters_of(replica.services.adapter_settings)
+    _add_error_handlers(app, replica, adapters)
     for direct in _DIRECT_ROUTES:
         app.router.routes += direct.router.routes
-    for module in _ROUTES:
-        app.include_router(module.router)
+    for router in _routers(adapters):
+        app.include_router(router)
     return app
+
+
+def _routers(adapters: Sequence[Adapter]) -> list[APIRouter]:
+    """All but those of direct routes; where two take a path, ours has it."""
+    others = [router for each in adapters for router in each.routers]
+    return [module.router for module in _ROUTES] + others
 
 
 def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
@@ -129,9 +138,17 @@ def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
         console.install(app)
 
 
-def _add_error_handlers(app: FastAPI, replica: Replica) -> None:
-    errors.install(app, note=replica.metrics.note_refusal)
-    app.add_exception_handler(405, _wrong_method)
+def _add_error_handlers(app: FastAPI, replica: Replica, adapters: Sequence[Adapter]) -> None:
+    form_of = error_forms(adapters)
+    routers = [module.router for module in _DIRECT_ROUTES] + _routers(adapters)
+
+    async def wrong_method(request: Request, _error: Exception) -> Response:
+        told = _wrong_method(request.scope["path"], routers)
+        replica.metrics.note_refusal(told.type)
+        return form_of(request)(told)
+
+    errors.install(app, note=replica.metrics.note_refusal, form_of=form_of)
+    app.add_exception_handler(405, wrong_method)
     refused_keys.install(app, replica.refusal_log)
 
 
@@ -160,20 +177,17 @@ def _has_slash(path: str) -> bool:
     return path.endswith("/") and bool(path.strip("/")) and path != f"{pages.PATH}/"
 
 
-async def _wrong_method(request: Request, _error: Exception) -> Response:
+def _wrong_method(path: str, routers: Sequence[APIRouter]) -> ApiError:
     """Names the methods of every route of this path; the router knows those of one of them."""
-    path = request.scope["path"]
     allowed = {
         method
-        for module in (*_DIRECT_ROUTES, *_ROUTES)
-        for route in module.router.routes
+        for router in routers
+        for route in router.routes
         if isinstance(route, APIRoute) and route.path_regex.match(path)
         for method in route.methods or ()
     }
     headers = {"Allow": ", ".join(sorted(allowed) or ["GET"])}
-    told = ApiError(405, *errors.ROUTING[405], headers=headers)
-    replica_of(request).metrics.note_refusal(told.type)
-    return told.response()
+    return ApiError(405, *errors.ROUTING[405], headers=headers)
 
 
 class _Api(FastAPI):

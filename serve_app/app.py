@@ -34,9 +34,11 @@ from actors.assembly import (
     url_maker,
 )
 from actors.callbacks.guarded_backend import Resolver
+from actors.callbacks.proxy import Proxy
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
+from actors.fetcher import Fetcher
 from actors.logs import set_up_logging
 from actors.remote_keeper import CPU_NODE
 from actors.roles import ROLES
@@ -195,6 +197,7 @@ def _services(
     keys, http, archiving = ApiKeys(database), settings.http, open_archive(database, images)
     return Services(
         http_settings=http,
+        adapter_settings=settings.adapters,
         graph_settings=settings.graph,
         dispatch_settings=settings.dispatch,
         key_settings=settings.keys,
@@ -217,6 +220,8 @@ def _services(
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
         callback_queue=JetStreamCallbackQueue(bus),
+        fetch_settings=settings.fetch,
+        fetch=_fetcher(settings, resolve).fetch,
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         endpoint_status=partial(ask_status, bus),
@@ -239,6 +244,17 @@ def _catalogue(settings: StoreSettings) -> Catalogue:
     extensions = installed_extensions()
     log_extensions(extensions)
     return Catalogue(models, (*NODE_TYPES, *nodes_of(extensions)))
+
+
+def _fetcher(settings: Settings, resolve: Resolve) -> Fetcher:
+    proxy = settings.callbacks.proxy
+    return Fetcher(
+        address_rule(settings),
+        settings=settings.fetch,
+        max_bytes=settings.http.max_upload_bytes,
+        resolve=resolve,
+        proxy=None if proxy is None else Proxy.at(proxy.get_secret_value()),
+    )
 
 
 def _sample_callback(settings: Settings, keys: ApiKeys, sender: Sender) -> SampleCallback:

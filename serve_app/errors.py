@@ -47,6 +47,7 @@ from events.errors import (
 )
 from serve_app.api_error import ApiError, not_found, retry_after
 from serve_app.refusals import (
+    BodyTooLarge,
     CallbackHostForbidden,
     CallbackUrlMissing,
     CursorGone,
@@ -57,6 +58,7 @@ from serve_app.refusals import (
     EndpointNotDeletable,
     EndpointNotFound,
     IdempotencyConflict,
+    ImageNotFetched,
     InvalidImage,
     InvalidLatent,
     InvalidUploadName,
@@ -69,6 +71,7 @@ from serve_app.refusals import (
     NameServerUnavailable,
     NoTurn,
     OtherFlavour,
+    QualityOfPng,
     QueueFull,
     RateExceeded,
     ScopeMissing,
@@ -83,6 +86,8 @@ from serve_app.refusals import (
     TryLater,
 )
 from storage.images import ImageNotFound, ImageStoreUnavailable
+
+_Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 _TOLD_FIELDS = 10
 """The most fields in the text of an error; `extra_info` has more."""
@@ -199,6 +204,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     TextNotStorable: _Plain(400, "invalid_request"),
     AddressNotAllowed: _Plain(400, "callback_url_not_allowed"),
     CallbackUrlMissing: _Plain(400, "invalid_request", extra_info={"parameter": "callback_url"}),
+    QualityOfPng: _Plain(400, "invalid_request", extra_info={"parameter": "image_quality"}),
     GraphInvalid: _refused_graph,
     ParametersInvalid: _refused_parameters,
     RequestValidationError: _refused_query,
@@ -206,6 +212,8 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     InvalidUploadName: _Plain(400, "invalid_upload"),
     InvalidImage: _Plain(400, "invalid_image"),
     InvalidLatent: _Plain(400, "invalid_latent"),
+    ImageNotFetched: _Plain(400, "invalid_image"),
+    BodyTooLarge: _Plain(413, "too_large"),
     TooManyUploadBytes: _too_much_uploaded,
     IdempotencyConflict: _Plain(409, "idempotency_conflict"),
     JobNotResubmittable: _Plain(409, "job_not_resubmittable"),
@@ -247,18 +255,21 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
-def install(app: FastAPI, *, note: Callable[[str], None]) -> None:
-    """`note` is told the type of each error that is answered."""
+def install(
+    app: FastAPI,
+    *,
+    note: Callable[[str], None],
+    form_of: Callable[[Request], Callable[[ApiError], Response]],
+) -> None:
+    """`note` is told the type of each error that is answered; `form_of` says in which form."""
+
+    def handler(answer: Callable[[Any], ApiError]) -> _Handler:
+        async def handle(request: Request, error: Exception) -> Response:
+            told = answer(error)
+            note(told.type)
+            return form_of(request)(told)
+
+        return handle
+
     for error_type, answer in ANSWERS.items():
-        app.add_exception_handler(error_type, _handler(answer, note))
-
-
-def _handler(
-    answer: Callable[[Any], ApiError], note: Callable[[str], None]
-) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def handle(_request: Request, error: Exception) -> Response:
-        told = answer(error)
-        note(told.type)
-        return told.response()
-
-    return handle
+        app.add_exception_handler(error_type, handler(answer))

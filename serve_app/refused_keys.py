@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 
 from serve_app.access.api_keys import parse
 from serve_app.access.refusal_log import RefusalLog
+from serve_app.auth import authorization_of
 from serve_app.errors import ANSWERS
 from serve_app.refusals import KeyRefused
 
@@ -38,7 +39,7 @@ def _fields(request: Request, error: Exception) -> dict[str, object]:
     fields = {
         "reason": str(error),
         "key_id": _key_id(request),
-        "method": request.method,
+        "method": request.scope.get("method", "GET"),  # with which a websocket begins
         "route": getattr(request.scope.get("route"), "path", None),
         "peer": _peer(request),
     }
@@ -47,7 +48,7 @@ def _fields(request: Request, error: Exception) -> dict[str, object]:
 
 def _key_id(request: Request) -> str | None:
     """The id that the key itself says, if it is well-formed."""
-    parsed = parse(request.headers.get("authorization", "").rpartition(" ")[2])
+    parsed = parse(authorization_of(request).rpartition(" ")[2])
     return None if parsed is None else parsed.id
 
 

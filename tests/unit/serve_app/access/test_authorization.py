@@ -59,6 +59,8 @@ class Row:
 
 GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
 ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
+OPENAI = "/v1/images"
+NO_PICTURE = {"json": {"prompt": "", "n": 0}}
 GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
 UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
@@ -68,6 +70,8 @@ JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
 ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
 REASON = {"json": {"reason": "It floods the disk."}}
 OWN, OWN_URL = "/v1/endpoints/{id}", "/v1/endpoints/{endpoint}"
+NAMED = {"json": {"delete": [UNKNOWN_JOB]}}
+VIEW_URL = "/view?filename=darkroom_00001_.png&subfolder={workflow}"
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
 # fmt: off
@@ -126,6 +130,25 @@ ROUTES = [
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
+    # ComfyUI's API; each of its paths has twins, which are the same routes.
+    Row("POST", "/prompt", GENERATE, 200, 200, request=GRAPH, in_document=False),
+    Row("GET", "/prompt", READ, 200, 200, in_document=False),
+    Row("GET", "/queue", READ, 200, 200, in_document=False),
+    Row("POST", "/queue", CANCEL, 200, 200, request=NAMED, in_document=False),
+    Row("POST", "/interrupt", CANCEL, 200, 200, in_document=False),
+    Row("POST", p := "/jobs/{id}/cancel", CANCEL, 200, 404, p.format(id="{workflow}"),
+        in_document=False),
+    Row("GET", "/history", READ, 200, 200, in_document=False),
+    Row("GET", p := "/history/{id}", READ, 200, 200, p.format(id="{workflow}"), in_document=False),
+    Row("POST", "/history", CANCEL, 200, 200, request=NAMED, in_document=False),
+    Row("GET", p := "/jobs/{id}", READ, 200, 404, p.format(id="{workflow}"), in_document=False),
+    Row("GET", "/view", READ, 200, 404, VIEW_URL, in_document=False),
+    Row("POST", "/upload/image", GENERATE, 200, 200, request=UPLOAD, in_document=False),
+    Row("GET", "/object_info", READ, 200, 200, in_document=False),
+    # Protocols of others. What is answered once a job has ended is asked for something impossible.
+    Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
+    Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
+    Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
     Row("GET", "/metrics", METRICS, 200, 200),
     Row("GET", "/health/live", None, 200, 200),
     Row("GET", "/health/ready", None, 200, 200),
@@ -186,9 +209,14 @@ async def refusals(client: httpx.AsyncClient, row: Row, places: dict[str, str]) 
         bare = (row.url or row.path).partition("?")[0].format(**places)
         answers.append(await client.request(row.method, bare))
     return [
-        (each.status_code, each.json()["error"]["type"] if each.status_code >= 400 else None)
-        for each in answers
+        (each.status_code, error_of(each) if each.status_code >= 400 else None) for each in answers
     ]
+
+
+def error_of(answer: httpx.Response) -> Any:
+    """The stable name of an error, in our form or in an adapter's."""
+    error = answer.json()["error"]
+    return error.get("code", error["type"])
 
 
 @every_route

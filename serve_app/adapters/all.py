@@ -1,0 +1,15 @@
+"""Every adapter there is."""
+
+from __future__ import annotations
+
+from serve_app.adapters.adapter import Adapter
+from serve_app.adapters.comfyui.adapter import COMFYUI
+from serve_app.adapters.openai.adapter import OPENAI
+from settings.http import AdapterSettings
+
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI, OPENAI)
+
+
+def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:
+    """Those that are switched on."""
+    return tuple(each for each in ADAPTERS if getattr(settings, each.name))

@@ -1,0 +1,82 @@
+"""API keys as the clients of other protocols send them.
+
+Beside `Authorization: Bearer`, these clients put a key where their own programs let them: into the
+password of Basic (RFC 7617), or into the query as `token`. Darkroom's own routes take neither.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
+
+from events.store.records import ApiKey, Scope
+from serve_app.access.permissions import require_scope
+from serve_app.auth import Requires, caller, note_authorization
+from serve_app.middleware.rate_limits import note_limits
+from serve_app.replica import replica_of
+
+TOKEN = "token"
+
+
+class AdapterRequires(Requires):
+    """As `Requires`, with a key at any of the three places, and with any query.
+
+    Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing.
+    """
+
+    async def __call__(self, request: Request) -> ApiKey:
+        key = await adapter_caller(request)
+        rates = replica_of(request).rates
+        try:
+            rates.take(key)
+        finally:
+            note_limits(request, rates.standings(key))
+        require_scope(key, self._scope)
+        return key
+
+
+async def adapter_caller(connection: HTTPConnection) -> ApiKey:
+    """The key of a request or a websocket. Raises KeyMissing, KeyInvalid."""
+    note_authorization(connection, _authorization(connection))
+    return await caller(connection)
+
+
+def _authorization(connection: HTTPConnection) -> str:
+    """What `Authorization: Bearer` would say; empty where there is no key."""
+    given = connection.headers.get("authorization", "").strip()
+    scheme, _, text = given.partition(" ")
+    if scheme.lower() == "basic":
+        key = _password(text.strip()) if _is_of_own_page(connection) else ""
+        return f"Bearer {key}"
+    token = connection.query_params.get(TOKEN)
+    return f"Bearer {token}" if not given and token else given
+
+
+def _password(text: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _is_of_own_page(connection: HTTPConnection) -> bool:
+    """A browser adds the password of Basic by itself, to requests of pages of other origins, too.
+
+    It names their origin. A program that is no browser names none.
+    """
+    origin = connection.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == connection.headers.get("host")
+
+
+GENERATE = AdapterRequires(Scope.GENERATE)
+READ = AdapterRequires(Scope.READ)
+CANCEL = AdapterRequires(Scope.CANCEL)
+
+GenerateAdapterKey = Annotated[ApiKey, Depends(GENERATE)]
+ReadAdapterKey = Annotated[ApiKey, Depends(READ)]
+CancelAdapterKey = Annotated[ApiKey, Depends(CANCEL)]

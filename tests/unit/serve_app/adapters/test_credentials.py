@@ -1,0 +1,91 @@
+"""Keys as the clients of other protocols send them, on a route made for this."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Response
+
+from serve_app import errors
+from serve_app.adapters.adapter import Adapter, error_forms
+from serve_app.adapters.credentials import READ
+from serve_app.api_error import ApiError
+from tests.support.edge import Edge
+
+ADDRESS = "http://darkroom.test"
+
+
+@pytest.fixture
+async def client(edge: Edge) -> AsyncGenerator[httpx.AsyncClient]:
+    router = APIRouter()
+
+    @router.get("/probe", dependencies=[Depends(READ)])
+    async def probe() -> str:
+        return "known"
+
+    app = FastAPI()
+    app.state.replica = edge.app.state.replica
+    adapter = Adapter(
+        name="comfyui",
+        routers=(router,),
+        prefixes=("/probe",),
+        error_form=plain,
+    )
+    errors.install(app, note=lambda _type: None, form_of=error_forms([adapter]))
+    app.include_router(router)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
+        yield client
+
+
+def plain(error: ApiError) -> Response:
+    return Response(f"it says: {error.message}", error.status)
+
+
+def basic(key: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"anyone:{key}".encode()).decode()}
+
+
+async def test_a_key_is_taken_as_bearer_as_password_and_in_the_query(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    key = await edge.key()
+    for request in (
+        {"headers": {"Authorization": f"Bearer {key}"}},
+        {"headers": basic(key)},
+        {"params": {"token": key}},
+    ):
+        answer = await client.get("/probe", **request)
+        assert answer.status_code == 200, request
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Basic ???"}, {"Authorization": "Basic YTpi"}, basic(""), basic("ä")],
+)
+async def test_what_is_no_key_is_401_in_the_form_of_the_adapter(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    answer = await client.get("/probe", headers=headers)
+    assert answer.status_code == 401
+    assert answer.text.startswith("it says: ")
+
+
+async def test_a_page_of_another_origin_does_not_use_the_password_that_a_browser_knows(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    headers = basic(await edge.key())
+    other = await client.get("/probe", headers=headers | {"Origin": "https://evil.example"})
+    own = await client.get("/probe", headers=headers | {"Origin": ADDRESS})
+    assert (other.status_code, own.status_code) == (401, 200)
+
+
+async def test_own_routes_take_a_key_as_bearer_alone(edge: Edge) -> None:
+    key = await edge.key()
+    async with edge.client_with(None) as anyone:
+        in_query = await anyone.get("/v1/jobs", params={"token": key})
+        as_password = await anyone.get("/v1/jobs", headers=basic(key))
+    assert (in_query.status_code, as_password.status_code) == (401, 401)
