@@ -31,7 +31,7 @@ from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-KEPT_S = 5.0
+KEPT_S = 15.0
 ROLES = ("router", "results", "dispatcher", "callbacks")
 LONG = {"steps": 150, "width": 256, "height": 256, "batch_size": 2}
 """A job that runs for many seconds."""

@@ -1,8 +1,8 @@
 """The service on a Ray cluster as `deploy/base/ray-service.yaml` has it, on this machine.
 
-A head that carries nothing, edge nodes for HTTP and roles, and what they need outside. Its nodes
-share an address, so their HAProxies share a port: the kernel gives each connection to one that
-lives, as a Service of Kubernetes does.
+A head that carries nothing, edge nodes for HTTP and roles, and what they need outside. The edge
+nodes share an address, so their HAProxies share a port: the kernel gives each connection to one
+that lives, as a Service of Kubernetes does. The head's has another one.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LocalCluster:
         """As the present head knows it."""
         self.nodes: dict[str, RayNode] = {}
         """By name."""
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._port, self._head_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
         self.gcs = f"127.0.0.1:{free_port()}"
         self.dashboard = f"http://127.0.0.1:{free_port()}"
         self.settings = TEST_SETTINGS | {
@@ -86,6 +86,7 @@ class LocalCluster:
         """One that carries HTTP and roles, and adds nodes of these types as it needs them."""
         path = self.folder / "autoscaling.yaml"
         path.write_text(yaml.safe_dump(autoscaling_config(self.gcs, node_types)))
+        self._head_port = self._port
         options = self._head_options() | {
             "resources": CPU_NODE,
             "labels": _EDGE,
@@ -116,7 +117,8 @@ class LocalCluster:
             "resources": CPU_NODE,
             "labels": _EDGE,
         }
-        self._start(name, options, {**self.environment, **self.settings})
+        port = {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self._port)}
+        self._start(name, options, {**self.environment, **self.settings, **port})
 
     def _start(
         self, name: str, options: Mapping[str, object], environment: Mapping[str, str]
@@ -161,7 +163,7 @@ class LocalCluster:
         """As a RayService does, again until it is taken. `arguments` of the application change
         what it is made from.
         """
-        config = serve_config(self.port)
+        config = serve_config(self._head_port)
         config["applications"][0]["args"] = arguments
         path = self.folder / "serve.yaml"
         path.write_text(yaml.safe_dump(config))
