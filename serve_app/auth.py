@@ -40,13 +40,15 @@ def note_authorization(connection: HTTPConnection, value: str) -> None:
     setattr(connection.state, _AUTHORIZATION, value)
 
 
-def may_go_on(connection: HTTPConnection, key: ApiKey) -> Callable[[], Awaitable[bool]]:
+def may_go_on(
+    connection: HTTPConnection, key: ApiKey, scope: Scope = Scope.READ
+) -> Callable[[], Awaitable[bool]]:
     """Whether what is read with this key may be read on: it may be revoked meanwhile."""
 
     async def ask() -> bool:
         try:
             now = await caller(connection)
-            require_scope(now, Scope.READ)
+            require_scope(now, scope)
         except KeyRefused:
             return False
         except DatabaseUnavailable:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from serve_app.adapters.adapter import Adapter
 from serve_app.adapters.comfyui.adapter import COMFYUI
+from serve_app.adapters.openai.adapter import OPENAI
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = (COMFYUI,)
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI, OPENAI)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:
