@@ -10,8 +10,9 @@ import os
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 
-from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
+from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FEW = {"extra_body": {"steps": 4, "seed": 7}}
@@ -32,6 +33,14 @@ def mask(side: int) -> bytes:
     )
 
 
+def code_of(call: Callable[[], object], error: type[APIStatusError]) -> str | None:
+    try:
+        call()
+    except error as refused:
+        return refused.code
+    raise AssertionError(error)
+
+
 def main() -> None:
     caller = client(os.environ["KEY"])
     models = [model.id for model in caller.models.list()]
@@ -47,7 +56,7 @@ def main() -> None:
     linked = caller.images.generate(
         prompt="a circle", size="64x64", response_format="url", output_format="jpeg", **FEW
     )
-    assert linked.data[0].url.startswith(os.environ["URL"]), linked
+    assert "/files/" in linked.data[0].url, linked
 
     image, hole = ("a.png", pictures[0]), ("m.png", mask(64))
     anew = caller.images.edit(image=image, prompt="a blue square", **FEW)
@@ -74,12 +83,7 @@ def main() -> None:
         (NotFoundError, lambda: caller.images.generate(prompt="x", model="nobodys")),
         (BadRequestError, lambda: caller.images.generate(prompt="x", background="transparent")),
     ):
-        try:
-            call()
-        except error as refused:
-            assert refused.code, refused
-        else:
-            raise AssertionError(error)
+        assert code_of(call, error)
     sys.stdout.write("completed\n")
 
 

@@ -184,6 +184,7 @@ def _services(
         key_settings=settings.keys,
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
+        retention_settings=settings.retention,
         secret=SECRET,
         url_for=URL_FOR,
         read_model=read_model,
