@@ -33,7 +33,8 @@ from engine.diffusion.model import Model
 from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
-from engine.diffusion.text.encoding import Clip, chunks_of, encode, encode_each, padded_to_length
+from engine.diffusion.text.encoding import Clip, chunks_of, encode_each, padded_to_length
+from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.webui import Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
@@ -155,9 +156,9 @@ class Context:
             clip = replace(clip, encoders=changed.text_encoders)
         return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
-    def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
+    def encode(self, clip: Clip | FamilyTexts, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.embeddings)))
+        return clip.encode(text)
 
     def encode_pair(
         self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]

@@ -33,14 +33,6 @@ def mask(side: int) -> bytes:
     )
 
 
-def code_of(call: Callable[[], object], error: type[APIStatusError]) -> str | None:
-    try:
-        call()
-    except error as refused:
-        return refused.code
-    raise AssertionError(error)
-
-
 def main() -> None:
     caller = client(os.environ["KEY"])
     models = [model.id for model in caller.models.list()]
@@ -83,8 +75,16 @@ def main() -> None:
         (NotFoundError, lambda: caller.images.generate(prompt="x", model="nobodys")),
         (BadRequestError, lambda: caller.images.generate(prompt="x", background="transparent")),
     ):
-        assert code_of(call, error)
+        assert refusal(error, call).code
     sys.stdout.write("completed\n")
+
+
+def refusal(error: type[APIStatusError], call: Callable[[], object]) -> APIStatusError:
+    try:
+        call()
+    except error as refused:
+        return refused
+    raise AssertionError(error)
 
 
 main()

@@ -18,7 +18,7 @@ from serve_app.adapters.credentials import READ
 from serve_app.api_error import not_found
 
 PATH = "/comfy"
-_PACKAGE = "comfyui_frontend_package"
+PACKAGE = "comfyui_frontend_package"
 _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _MOST_AGE = "public, max-age=31536000, immutable"
 _MISSING = b"""<!doctype html><html lang="en"><title>ComfyUI's page</title>
@@ -37,7 +37,7 @@ async def index(request: Request) -> Response:
     """Without the slash at its end its links would lead to the root."""
     if not request.scope.get("raw_path", b"/").partition(b"?")[0].endswith(b"/"):
         return RedirectResponse(f"{PATH}/", 308)
-    content, policy = await asyncio.to_thread(_index)
+    content, policy = await asyncio.to_thread(page)
     headers = {**_headers(policy), "Cache-Control": "no-cache"}
     return Response(content, headers=headers, media_type="text/html")
 
@@ -55,17 +55,17 @@ async def file(path: str) -> Response:
 
 
 @cache
-def _folder() -> Path | None:
-    spec = find_spec(_PACKAGE)
+def static_folder() -> Path | None:
+    spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
     return (Path(spec.submodule_search_locations[0]) / "static").resolve()
 
 
 @cache
-def _index() -> tuple[bytes, str]:
+def page() -> tuple[bytes, str]:
     """The page, and what it may do."""
-    folder = _folder()
+    folder = static_folder()
     if folder is None:
         return _MISSING, "default-src 'none'"
     content = (folder / "index.html").read_bytes()
@@ -75,11 +75,14 @@ def _index() -> tuple[bytes, str]:
 
 def _file(path: str) -> Path | None:
     """A file of the package, whatever the path says."""
-    folder = _folder()
+    folder = static_folder()
     if folder is None or "\0" in path:
         return None
-    found = (folder / path).resolve()
-    return found if found.is_relative_to(folder) and found.is_file() else None
+    try:
+        found = (folder / path).resolve()
+        return found if found.is_relative_to(folder) and found.is_file() else None
+    except OSError:  # longer than a path may be
+        return None
 
 
 def _policy(*scripts: str) -> str:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from uuid import uuid4
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from events.errors import ServiceError
 from events.store.records import ApiKey, Scope
 from serve_app.access.permissions import require_scope
 from serve_app.adapters.comfyui.prompts import CLIENT_ID
-from serve_app.adapters.comfyui.refusals import with_basic
 from serve_app.adapters.comfyui.session import Session
 from serve_app.adapters.comfyui.twins import twin
 from serve_app.adapters.credentials import adapter_caller
 from serve_app.auth import may_go_on
-from serve_app.errors import answer_of
 from serve_app.live.listener import Filter
 from serve_app.replica import Replica, replica_of
 
@@ -27,22 +25,26 @@ _CLOSE_S = 2.0
 router = APIRouter()
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    return "without completing handshake" not in record.msg
+
+
+# Uvicorn takes each refusal for an error of the application, and whoever has no key could fill the
+# log with them. Refused keys are in the log of their own.
+logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
 @router.websocket(twin("/ws"))
 async def websocket(websocket: WebSocket) -> None:
-    """What is refused gets an answer of HTTP, as any other request."""
+    """What is refused is answered as any other request is: the errors before `accept` say why.
+
+    Raises KeyRefused, RateExceeded, TooManyStreams and what `Broadcaster.watch_owner` raises.
+    """
     replica = replica_of(websocket)
-    try:
-        key = await _caller(websocket, replica)
-        await _converse(websocket, replica, key)
-    except ServiceError as error:
-        if websocket.application_state is WebSocketState.CONNECTING:
-            told = answer_of(error)
-            replica.metrics.note_refusal(told.type)
-            await websocket.send_denial_response(with_basic(told))
+    await _converse(websocket, replica, await _caller(websocket, replica))
 
 
 async def _caller(websocket: WebSocket, replica: Replica) -> ApiKey:
-    """Raises KeyRefused, RateExceeded."""
     key = await adapter_caller(websocket)
     replica.rates.take(key)
     require_scope(key, Scope.READ)
@@ -50,7 +52,6 @@ async def _caller(websocket: WebSocket, replica: Replica) -> ApiKey:
 
 
 async def _converse(websocket: WebSocket, replica: Replica, key: ApiKey) -> None:
-    """Raises TooManyStreams and what `Broadcaster.watch_owner` raises."""
     asked = websocket.query_params.get("clientId", "")
     client_id = asked if asked and CLIENT_ID.fullmatch(asked) else uuid4().hex
     server = websocket.scope.get("server")

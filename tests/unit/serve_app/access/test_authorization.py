@@ -70,6 +70,8 @@ JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
 ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
 REASON = {"json": {"reason": "It floods the disk."}}
 OWN, OWN_URL = "/v1/endpoints/{id}", "/v1/endpoints/{endpoint}"
+NAMED = {"json": {"delete": [UNKNOWN_JOB]}}
+VIEW_URL = "/view?filename=darkroom_00001_.png&subfolder={workflow}"
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
 # fmt: off
@@ -128,6 +130,21 @@ ROUTES = [
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
+    # ComfyUI's API; each of its paths has twins, which are the same routes.
+    Row("POST", "/prompt", GENERATE, 200, 200, request=GRAPH, in_document=False),
+    Row("GET", "/prompt", READ, 200, 200, in_document=False),
+    Row("GET", "/queue", READ, 200, 200, in_document=False),
+    Row("POST", "/queue", CANCEL, 200, 200, request=NAMED, in_document=False),
+    Row("POST", "/interrupt", CANCEL, 200, 200, in_document=False),
+    Row("POST", p := "/jobs/{id}/cancel", CANCEL, 200, 404, p.format(id="{workflow}"),
+        in_document=False),
+    Row("GET", "/history", READ, 200, 200, in_document=False),
+    Row("GET", p := "/history/{id}", READ, 200, 200, p.format(id="{workflow}"), in_document=False),
+    Row("POST", "/history", CANCEL, 200, 200, request=NAMED, in_document=False),
+    Row("GET", p := "/jobs/{id}", READ, 200, 404, p.format(id="{workflow}"), in_document=False),
+    Row("GET", "/view", READ, 200, 404, VIEW_URL, in_document=False),
+    Row("POST", "/upload/image", GENERATE, 200, 200, request=UPLOAD, in_document=False),
+    Row("GET", "/object_info", READ, 200, 200, in_document=False),
     # Protocols of others. What is answered once a job has ended is asked for something impossible.
     Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
     Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
