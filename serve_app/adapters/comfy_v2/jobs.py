@@ -17,7 +17,7 @@ from serve_app.adapters.comfy_v2.errors import invalid_workflow
 from serve_app.adapters.comfy_v2.job_body import job_body, status_of, workflow_of
 from serve_app.adapters.comfy_v2.job_events import job_stream
 from serve_app.adapters.comfy_v2.links import PREFIX
-from serve_app.adapters.comfy_v2.references import with_uploads
+from serve_app.adapters.comfy_v2.references import name_uploads
 from serve_app.adapters.credentials import CancelAdapterKey, GenerateAdapterKey, ReadAdapterKey
 from serve_app.api_error import ApiError
 from serve_app.job_end import end_job
@@ -46,6 +46,7 @@ async def post_job(
     began = utc_now()
     async with replica.bodies.json(request, key.owner) as (body, content):
         workflow = _workflow(content)
+        await name_uploads(replica, key, workflow)
         try:
             job = await replica.acceptance.accept(
                 GenerateRequest(
@@ -54,7 +55,7 @@ async def post_job(
                     endpoint=endpoint,
                     # No two requests are the same one, so that the key of one refuses the other.
                     body=body + new_id().encode(),
-                    content={"prompt": await with_uploads(replica, key, workflow)},
+                    content={"prompt": workflow},
                     preview=True,
                     idempotency_key=_checked_key(idempotency_key),
                     traceparent=traceparent_of(request),

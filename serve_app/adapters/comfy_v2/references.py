@@ -19,18 +19,19 @@ _MOST = 64
 """Different assets of one workflow. Each takes a read of the database, a result also a copy."""
 
 
-async def with_uploads(replica: Replica, key: ApiKey, workflow: dict[str, Any]) -> dict[str, Any]:
-    """The workflow with the name of an upload in the place of each reference.
+async def name_uploads(replica: Replica, key: ApiKey, workflow: dict[str, Any]) -> None:
+    """Put the name of an upload in the place of each reference that is an input of a node.
 
     A result of a job becomes an upload of its owner. Raises ApiError 422 `missing_asset`, and what
     reading a job and storing an upload raise.
     """
-    ids = {_id_of(each): _hash_in(each) for each in _references(workflow)}
+    found = list(_inputs(workflow))
+    ids = {_id_of(reference): _hash_in(reference) for _, _, reference in found}
     if len(ids) > _MOST:
         raise missing_asset(f"The workflow names more than {_MOST} assets.")
     names = {id: await _name(replica, key, id, digest) for id, digest in ids.items()}
-    replaced: dict[str, Any] = _replaced(workflow, names)
-    return replaced
+    for inputs, name, reference in found:
+        inputs[name] = names[_id_of(reference)]
 
 
 async def _name(replica: Replica, key: ApiKey, id: str, digest: str) -> str:
@@ -49,24 +50,14 @@ async def _name(replica: Replica, key: ApiKey, id: str, digest: str) -> str:
     return (await replica.upload_store.add(key.owner, f"output-{id}{suffix}", data)).name
 
 
-def _references(value: Any) -> Generator[dict[str, Any]]:
-    """The body of a request is not nested so deeply that this could fail."""
-    if isinstance(value, dict):
-        if value.get(_TYPE) == _ASSET:
-            yield value
-            return
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _references(each)
-
-
-def _replaced(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        if value.get(_TYPE) == _ASSET:
-            return names[_id_of(value)]
-        return {name: _replaced(each, names) for name, each in value.items()}
-    return [_replaced(each, names) for each in value] if isinstance(value, list) else value
+def _inputs(workflow: dict[str, Any]) -> Generator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """Each input of a node that is a reference: its inputs, its name, the reference."""
+    for node in workflow.values():
+        inputs = node.get("inputs") if isinstance(node, dict) else None
+        if isinstance(inputs, dict):
+            for name, value in inputs.items():
+                if isinstance(value, dict) and value.get(_TYPE) == _ASSET:
+                    yield inputs, name, value
 
 
 def _id_of(reference: dict[str, Any]) -> str:
