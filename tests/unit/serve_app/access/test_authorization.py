@@ -239,7 +239,7 @@ def error_of(answer: httpx.Response) -> Any:
     if not answer.content:
         return {401: "unauthorized", 403: "forbidden"}.get(answer.status_code)
     error = answer.json()["error"]
-    return error.get("code", error["type"])
+    return error.get("code") or error["type"]
 
 
 @every_route
