@@ -205,6 +205,7 @@ def _services(
         key_settings=settings.keys,
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
+        retention_settings=settings.retention,
         default_endpoint=default_endpoint(settings.default_endpoint),
         secret=settings.stores.secret_bytes,
         url_for=url_maker(settings),
