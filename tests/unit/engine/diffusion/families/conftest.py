@@ -10,11 +10,12 @@ import pytest
 
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
+from engine.graph.families import Family
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from tests.support.engine.workflows import Watched
-from training.tiny_transformers import write_flux, write_z_image
+from training.tiny_transformers import write_flux, write_folder, write_whole, write_z_image
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +25,13 @@ def transformers_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def z_image(transformers_root: Path) -> dict[str, Any]:
-    """The modules of the tiny Z-Image."""
-    return write_z_image(transformers_root)
+    """The modules of the tiny Z-Image, which is there in parts, as one file and as a folder."""
+    made = write_z_image(transformers_root)
+    checkpoints = transformers_root / "checkpoints"
+    write_whole(checkpoints / "whole.safetensors", Family.Z_IMAGE, made)
+    made["tokenizer"].save(str(checkpoints / "whole.config/tokenizer.json"))
+    write_folder(checkpoints / "folder", made)
+    return made
 
 
 @pytest.fixture(scope="session")

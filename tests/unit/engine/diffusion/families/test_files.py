@@ -25,7 +25,7 @@ from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
 from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
 from tests.support.engine.workflows import Watched, node
-from training.tiny_transformers import write_flux, write_folder, write_whole, write_z_image
+from training.tiny_transformers import write_flux, write_z_image
 
 NETWORK = "diffusion_models/tiny-z-image.safetensors"
 NAME = "tiny-z-image.safetensors"
@@ -124,12 +124,8 @@ def test_a_text_encoder_of_another_kind_is_refused(root: Path, store: ModelStore
 
 
 def test_a_whole_checkpoint_and_a_folder_make_the_same_picture(
-    start: Callable[..., Watched], transformers_root: Path, z_image: dict[str, Any]
+    start: Callable[..., Watched],
 ) -> None:
-    checkpoints = transformers_root / "checkpoints"
-    write_whole(checkpoints / "whole.safetensors", Family.Z_IMAGE, z_image)
-    z_image["tokenizer"].save(str(checkpoints / "whole.config/tokenizer.json"))
-    write_folder(checkpoints / "folder", z_image)
     pictures = [start(z_image_graph(steps=1)).images()[0].pixels]
     for name in ("whole.safetensors", "folder"):
         loaded = {
@@ -144,20 +140,19 @@ def test_a_whole_checkpoint_and_a_folder_make_the_same_picture(
 
 
 def test_the_diffusion_flavour_takes_a_whole_checkpoint(
-    start: Callable[..., Watched], transformers_root: Path, z_image: dict[str, Any]
+    start: Callable[..., Watched], transformers_root: Path
 ) -> None:
-    write_folder(transformers_root / "checkpoints/flavour", z_image)
     catalogue = Catalogue(ModelsFolder(transformers_root))
     body = {"prompt": "a red square", "seed": 5, "steps": 2, "cfg_scale": 2.0}
     asked = parse_parameters(body)
-    found = compile_parameters(asked, catalogue, Limits(), default_checkpoint="flavour")
+    found = compile_parameters(asked, catalogue, Limits(), default_checkpoint="folder")
     assert [each["inputs"]["width"] for each in found.prompt.values() if _is_empty(each)] == [1024]
     for each in filter(_is_empty, found.prompt.values()):
         each["inputs"] |= {"width": 64, "height": 64}
     other = parse_parameters({**body, "prompt": "two blue circles", "width": 64, "height": 64})
     prompts = [
         found.prompt,
-        compile_parameters(other, catalogue, Limits(), default_checkpoint="flavour").prompt,
+        compile_parameters(other, catalogue, Limits(), default_checkpoint="folder").prompt,
     ]
     first, second = (start(each).images()[0].pixels for each in prompts)
     assert first.shape == (64, 64, 3)
