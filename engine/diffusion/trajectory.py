@@ -135,7 +135,7 @@ def trajectory(
     noise, generator = _start_noise(latent, noise_config, like=clean)
     start = noised(clean, noise, schedule.sigmas[0], levels=model.levels, scale=noise_config.scale)
     if len(schedule.sigmas) == 1:
-        return (replace(latent, samples=model.from_latent(start)),) * 2
+        return (one := replace(latent, samples=model.from_latent(start))), one
     sampling = _sampling(schedule, start, noise_config, generator, is_flow=model.levels.is_flow)
     if (mask := latent.noise_mask) is not None:
         kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
