@@ -26,7 +26,6 @@ from serve_app.live.queue_places import QueuePlaces
 from serve_app.live.streams import Streams
 from serve_app.operations.setup_warnings import SetupWarnings
 from serve_app.services import Services
-from serve_app.uploads.store import UploadStore
 from settings.keys import KeySettings
 from telemetry.edge_metrics import AskAll, EdgeMetrics
 from telemetry.tracing.exporter import SpanExporter
@@ -66,13 +65,14 @@ class Replica:
         """This replica's part of them."""
         self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
         self.bodies = Bodies(http, self._checks)
-        self._withdrawals = Withdrawals(
+        self.withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue
         )
         self.acceptance = Acceptance(
-            services, self._withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
+            services, self.withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
         )
-        self.upload_store = _upload_store(services, self.acceptance)
+        self.upload_store = self.acceptance.upload_store
+        self.sent_images = self.acceptance.sent_images
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
         self.streams = Streams(services, self.queue_places)
 
@@ -84,20 +84,9 @@ class Replica:
     async def stop(self) -> None:
         await self.streams.stop()
         await self.acceptance.stop()
-        await self._withdrawals.stop()
+        await self.withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
-        self.upload_store.stop()
-
-
-def _upload_store(services: Services, acceptance: Acceptance) -> UploadStore:
-    return UploadStore(
-        rows=services.uploads,
-        images=services.images,
-        settings=services.http_settings,
-        owned_bytes=acceptance.owned_bytes,
-        max_bytes_of_owner=services.owner_settings.max_upload_bytes,
-    )
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:
@@ -107,6 +96,8 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
         max_open_jobs=settings.max_open_jobs,
         max_cost=settings.max_cost,
         embed_metadata=settings.embed_metadata,
+        image_format=settings.image_format,
+        image_quality=settings.image_quality,
         endpoints=settings.endpoints,
         callback_hosts=settings.callback_hosts,
     )

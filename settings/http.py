@@ -49,7 +49,12 @@ class HttpSettings(Group):
     """How long a caller may send nothing of a body, or take nothing of an answer, or less than 256
     kB of a file. Whoever waits for an answer, or for the next event, has nothing to send."""
     max_body_bytes: PositiveInt = 512 * 1024
-    """The longest request body that is accepted."""
+    """The longest request body that is accepted, without the images in it."""
+    max_image_body_bytes: PositiveInt = 16 * 1024**2
+    """The longest body that is accepted where images may be part of it, in base64 or as a form."""
+    max_inline_bytes: NonNegativeInt = 4 * 1024**2
+    """How many bytes of images a result may have in it, where that was asked for; of the others it
+    has the URL alone."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
     max_streams: PositiveInt = 2000
@@ -109,6 +114,29 @@ class HttpSettings(Group):
         return (self.public_url or f"http://{self.netloc}").rstrip("/")
 
 
+class FetchSettings(Group):
+    """How input images are fetched by their URLs.
+
+    Where these may lead is as the settings of callbacks have it.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_FETCH_")
+
+    enabled: bool = True
+    """Whether an input image may be an https URL, which is then fetched."""
+    timeout_s: PositiveFloat = 20.0
+    """How long it may take to fetch all images of one request."""
+    connect_timeout_s: PositiveFloat = 3.0
+    """How long it may take to connect to the server of an image."""
+    max_redirects: NonNegativeInt = 3
+    """How many redirects are followed to one image."""
+    in_flight: PositiveInt = 8
+    """How many images one HTTP process fetches at the same time, each in memory until it is stored;
+    others wait for `DARKROOM_BODY_WAIT_S`, then get 503."""
+    per_owner: PositiveInt = 4
+    """How many of them one owner may have."""
+
+
 class AdapterSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_ADAPTER_")
 
@@ -123,3 +151,6 @@ class AdapterSettings(Group):
     """Whether OpenAI's images API is served below `/v1/images`."""
     max_body_bytes: PositiveInt = 32 * 1024**2
     """The longest body of a request of these protocols that carries images as text."""
+    max_wait_s: PositiveFloat = 600.0
+    """How long a request of these protocols that is answered with the pictures themselves waits
+    for them. After that its answer names the job, which goes on."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
@@ -79,6 +79,7 @@ def inpainting(
     clean: Tensor,
     noise: Tensor,
     *,
+    levels: NoiseLevels = STABLE_DIFFUSION,
     steps: MaskSteps | None = None,
 ) -> Sampling:
     """`sampling` that changes the latent where `mask` is 1, and keeps `clean` where it is 0.
@@ -92,7 +93,7 @@ def inpainting(
         while True:
             mask = steps.at(whole, sigma) if steps else whole
             kept = 1 - mask
-            x0 = yield x * mask + (clean + noise * sigma) * kept, sigma
+            x0 = yield x * mask + levels.noised(clean, noise, sigma) * kept, sigma
             x, sigma = sampling.send(x0 * mask + clean * kept)
     except StopIteration as stop:
         end: Tensor = stop.value

@@ -51,6 +51,13 @@ MetadataOption = Annotated[
     bool | None,
     typer.Option("--metadata/--no-metadata", help="Whether its images say how they were made."),
 ]
+FormatOption = Annotated[
+    str | None, typer.Option(help="Of its images, where a request names none: png, webp or jpeg.")
+]
+QualityOption = Annotated[
+    int | None,
+    typer.Option(help="Of its WebP and JPEG images: 1 to 100; a WebP of 100 is lossless."),
+]
 EndpointOption = Annotated[
     list[str] | None, typer.Option(help="It may use this one; may be repeated.")
 ]
@@ -105,6 +112,8 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     max_open_jobs: OpenJobsOption = None,
     max_cost: MaxCostOption = None,
     metadata: MetadataOption = None,
+    image_format: FormatOption = None,
+    image_quality: QualityOption = None,
     endpoint: EndpointOption = None,
     callback_host: CallbackHostOption = None,
     weight: WeightOption = None,
@@ -113,26 +122,30 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     key: KeyOption = None,
 ) -> None:
     """Make a key; print it, this once, and the secret that signs its callbacks."""
-    limits = {
-        "rate_per_s": rate,
-        "burst": burst,
-        "max_open_jobs": max_open_jobs,
-        "max_cost": max_cost,
-        "embed_metadata": metadata,
-        "endpoints": endpoint or None,
-        "callback_hosts": callback_host or None,
-        "weight": weight,
-        "priority": priority,
-    }
+    limits = _given(
+        rate_per_s=rate,
+        burst=burst,
+        max_open_jobs=max_open_jobs,
+        max_cost=max_cost,
+        embed_metadata=metadata,
+        image_format=image_format,
+        image_quality=image_quality,
+        endpoints=endpoint or None,
+        callback_hosts=callback_host or None,
+        weight=weight,
+        priority=priority,
+    )
+    expires_at = None if days is None else utc_now() + timedelta(days=days)
+    scopes = scope or USUAL_SCOPES
     body = _checked(
-        owner=owner,
-        name=name or None,
-        scopes=scope or USUAL_SCOPES,
-        expires_at=None if days is None else utc_now() + timedelta(days=days),
-        limits={member: value for member, value in limits.items() if value is not None},
+        owner=owner, name=name or None, scopes=scopes, expires_at=expires_at, limits=limits
     )
     with open_keyring(url, key) as keyring:
         _show_once(keyring.create(body))
+
+
+def _given(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _checked(**members: Any) -> NewKey:

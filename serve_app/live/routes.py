@@ -6,18 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from events.errors import DatabaseUnavailable
 from events.ids import ENDPOINT_ID
 from events.result import Status
-from events.store.records import ApiKey, Scope
-from serve_app.access.permissions import require_scope
-from serve_app.auth import ReadKey, caller
+from serve_app.auth import ReadKey, may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream
 from serve_app.live.listener import Filter
-from serve_app.live.streams import MayGoOn
 from serve_app.openapi.error_responses import documented
-from serve_app.refusals import KeyRefused
 from serve_app.replica import ReplicaDep
 
 _LARGEST = 2**63 - 1
@@ -64,7 +59,7 @@ async def job_events(
     if job.end is not None and after >= job.position:
         return Response(status_code=204)
     return replica.streams.of_job(
-        job, after=after, may_go_on=_may_go_on(request, key), server=request.scope.get("server")
+        job, after=after, may_go_on=may_go_on(request, key), server=request.scope.get("server")
     )
 
 
@@ -87,22 +82,6 @@ async def owner_events(
         key.owner,
         Filter(status=status, endpoint=endpoint),
         after=cursor if last_event_id is None else last_event_id,
-        may_go_on=_may_go_on(request, key),
+        may_go_on=may_go_on(request, key),
         server=request.scope.get("server"),
     )
-
-
-def _may_go_on(request: Request, key: ApiKey) -> MayGoOn:
-    """Asked now and then: a key may be revoked while its stream is open."""
-
-    async def ask() -> bool:
-        try:
-            now = await caller(request)
-            require_scope(now, Scope.READ)
-        except KeyRefused:
-            return False
-        except DatabaseUnavailable:
-            return True  # nor can it be revoked meanwhile
-        return now.owner == key.owner
-
-    return ask

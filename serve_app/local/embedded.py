@@ -118,7 +118,7 @@ class Embedded:
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
         (data_dir / RAY_ADDRESS_FILE).write_text(address)
-        settings = fitted(settings, has_gpu=has_gpu())
+        settings = ending_with_ray(fitted(settings, has_gpu=has_gpu()))
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
@@ -208,6 +208,12 @@ def is_up(data_dir: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def ending_with_ray(settings: Settings) -> Settings:
+    """Without the process that would give workers back after the end of the application."""
+    dispatch = settings.dispatch.model_copy(update={"workers_kept_s": 0.0})
+    return settings.model_copy(update={"dispatch": dispatch})
 
 
 @contextmanager

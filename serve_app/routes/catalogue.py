@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from engine.graph.families import Family, family_of
-from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    DIFFUSION_MODELS,
+    EMBEDDINGS,
+    LORAS,
+    TEXT_ENCODERS,
+    VAES,
+)
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from engine.webui.sampler_names import NEW_SAMPLERS, NEW_SCHEDULERS, follows_timesteps
+from serve_app.adapters.openai.models import listed_models
 from serve_app.auth import READ, ReadKey
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 
-KINDS = (CHECKPOINTS, LORAS, VAES, "controlnet", EMBEDDINGS, "upscale_models")
+KINDS = (
+    CHECKPOINTS,
+    DIFFUSION_MODELS,
+    TEXT_ENCODERS,
+    LORAS,
+    VAES,
+    "controlnet",
+    EMBEDDINGS,
+    "upscale_models",
+)
 
 _LISTED_UPLOADS = 1000
 
@@ -32,12 +49,24 @@ class ModelItem(BaseModel):
     kind: str = Field(description="Folder that it lies in: checkpoints, loras, ...")
     name: str = Field(description="The name to ask for it by")
     family: Family | None = Field(
-        description="Of a single-file checkpoint or a LoRA, where the file's header tells it"
+        description="Of a file in checkpoints, diffusion_models or loras whose header tells it"
     )
+
+
+class ModelObject(BaseModel):
+    id: str = Field(description="An endpoint's id, or a checkpoint's name")
+    object: Literal["model"]
+    created: int = Field(description="0: not known")
+    owned_by: str
 
 
 class ModelList(BaseModel):
     models: list[ModelItem]
+    object: Literal["list"] = "list"
+    data: list[ModelObject] = Field(
+        description="What `model` of a request of OpenAI's images API may name, as its clients "
+        "read it"
+    )
 
 
 class SamplerItem(BaseModel):
@@ -62,7 +91,7 @@ class SchedulerList(BaseModel):
 
 
 @router.get("/models")
-async def list_models(replica: ReplicaDep) -> ModelList:
+async def list_models(key: ReadKey, replica: ReplicaDep) -> ModelList:
     """The models that are there now."""
     folder = replica.services.catalogue.models
 
@@ -73,7 +102,8 @@ async def list_models(replica: ReplicaDep) -> ModelList:
             for name in folder.names(kind)
         ]
 
-    return ModelList(models=await asyncio.to_thread(read))
+    data = [ModelObject(**each) for each in await listed_models(replica, key)]
+    return ModelList(models=await asyncio.to_thread(read), data=data)
 
 
 @router.get("/samplers")

@@ -15,7 +15,7 @@ from events.log import utc_now
 from events.result import ResultResponse, UrlFor, result_of
 from events.types import Flavour
 from serve_app.acceptance.callback_events import checked_callback_events, events_before_end
-from serve_app.acceptance.generate_request import GenerateRequest
+from serve_app.acceptance.generate_request import generate_request
 from serve_app.auth import GenerateKey
 from serve_app.openapi.callback_docs import callback_routes
 from serve_app.openapi.document import operation_id
@@ -23,6 +23,7 @@ from serve_app.openapi.error_responses import documented
 from serve_app.openapi.request_bodies import request_body
 from serve_app.replica import ReplicaDep
 from serve_app.routes.direct_route import DirectRoute
+from settings.keys import ImageFormat
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -53,6 +54,19 @@ Alone = Annotated[
 Preview = Annotated[
     bool,
     Query(description="Show on the stream of the job's events what its picture looks like so far"),
+]
+Format = Annotated[
+    ImageFormat | None,
+    Query(description="Of the files of its images; absent: that of the key, PNG unless set up"),
+]
+Quality = Annotated[
+    int | None,
+    Query(
+        ge=1,
+        le=100,
+        description="Of WebP and JPEG; a WebP of 100 is lossless. Absent: that of the key, 90 "
+        "unless set up",
+    ),
 ]
 IdempotencyKey = Annotated[
     str | None,
@@ -117,23 +131,28 @@ def _generate(flavour: Flavour) -> Handler:
         callback_events: CallbackEvents = None,
         alone: Alone = False,
         preview: Preview = False,
+        image_format: Format = None,
+        image_quality: Quality = None,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         began = utc_now()
-        async with replica.bodies.json(request, key.owner) as (body, content):
+        async with replica.bodies.json_with_images(request, key.owner) as (body, content):
             job = await replica.acceptance.accept(
-                GenerateRequest(
+                await generate_request(
                     flavour=flavour,
                     key=key,
                     endpoint=endpoint,
                     body=body,
                     content=content,
+                    max_bytes=replica.bodies.max_bytes,
                     callback_url=callback_url,
                     callback_events=events_before_end(callback_events, callback_url),
                     alone=alone,
                     preview=preview,
+                    image_format=image_format,
+                    image_quality=image_quality,
                     idempotency_key=idempotency_key,
-                    traceparent=_traceparent(request),
+                    traceparent=traceparent_of(request),
                 )
             )
         replica.note_accepted(job, began=began)
@@ -142,7 +161,7 @@ def _generate(flavour: Flavour) -> Handler:
     return generate
 
 
-def _traceparent(request: Request) -> str | None:
+def traceparent_of(request: Request) -> str | None:
     """That of the caller, if it is well-formed."""
     given = request.headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else None
@@ -178,9 +197,14 @@ def _check(flavour: Flavour) -> Handler:
     async def check(
         request: Request, key: GenerateKey, replica: ReplicaDep, *, endpoint: EndpointId = "default"
     ) -> Response:
-        async with replica.bodies.json(request, key.owner) as (body, content):
-            asked = GenerateRequest(
-                flavour=flavour, key=key, endpoint=endpoint, body=body, content=content
+        async with replica.bodies.json_with_images(request, key.owner) as (body, content):
+            asked = await generate_request(
+                flavour=flavour,
+                key=key,
+                endpoint=endpoint,
+                body=body,
+                content=content,
+                max_bytes=replica.bodies.max_bytes,
             )
             would_be = await replica.acceptance.check(asked)
         assert would_be.cost is not None  # it is counted of every new job

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from events.store.uploads import Uploads
 
 LATENT_SUFFIX = ".latent"
+_CONTENT_DIGITS = 40
 
 
 class UploadStore:
@@ -43,10 +44,11 @@ class UploadStore:
         self._settings = settings
         self._owned_bytes = owned_bytes
         self._max_bytes_of_owner = max_bytes_of_owner
-        self._decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
+        self.decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
+        """Where pictures of callers are decoded."""
 
     def stop(self) -> None:
-        self._decodes.stop()
+        self.decodes.stop()
 
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
         """Store an image or a latent under the last part of its file name.
@@ -55,8 +57,20 @@ class UploadStore:
         UploadRefused, NoTurn, DatabaseUnavailable, ImageStoreUnavailable.
         """
         name = upload_name(file_name, max_chars=self._settings.max_upload_name_chars)
+        return await self._store(owner, name, data)
+
+    async def add_content(self, owner: str, data: bytes) -> Upload:
+        """Store an image that has no name under one that its bytes give it; a repeat is one file.
+
+        Raises what `add` raises.
+        """
+        name = await self.decodes.run(owner, _content_name, data, is_quick=False)
+        known = (await self._rows.use(owner, [name], utc_now())).get(name)
+        return await self._store(owner, name, data) if known is None else known
+
+    async def _store(self, owner: str, name: str, data: bytes) -> Upload:
         max_pixels = self._settings.max_upload_pixels
-        file, digest = await self._decodes.run(
+        file, digest = await self.decodes.run(
             owner, _sanitize, name, data, max_pixels, is_quick=False
         )
         now, upload_id = utc_now(), new_id()
@@ -89,6 +103,10 @@ class UploadStore:
         if kept_bytes is not None:
             await self._images.delete(upload.storage_key)
             raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
+
+
+def _content_name(data: bytes) -> str:
+    return f"sent-{hashlib.sha256(data).hexdigest()[:_CONTENT_DIGITS]}.png"
 
 
 def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:

@@ -54,6 +54,8 @@ class Condition:
     """SDXL's original size, crop and target size (the refiner's: aesthetic score), in pixels and in
     the order of diffusers' `time_ids`. None: those of the latent.
     """
+    guidance: float | None = None
+    """The scale of guidance that a distilled model is told; None: what is usual for it."""
     strength: float = 1.0
     area: Area | AreaPercentage | None = None
     """The area that it applies to; None: everywhere."""
