@@ -32,6 +32,10 @@ _MAX_REPEATS = 4
 _SHARED_TOKENS = 4 * 77
 """Longer prompts share calls only with prompts of their own length: they would slow down others."""
 
+_SHORT_TOKENS = 512
+"""Longer ones of transformers, which are padded to the longest, share with those of up to twice
+their length."""
+
 
 @dataclass(slots=True, eq=False)
 class Denoise(Request):
@@ -84,10 +88,11 @@ class Denoise(Request):
 
     @property
     def key(self) -> Hashable:
-        if self.model.transformer is not None:
-            return "denoise", id(self.model.unet), self.x.shape[1:]
         conditions = (each.condition for one in self.conditionings for each in one)
         longest = max((each.tokens.shape[1] for each in conditions), default=0)
+        if self.model.transformer is not None:
+            size = max(0, longest - 1).bit_length() if longest > _SHORT_TOKENS else 0
+            return "denoise", id(self.model.unet), self.x.shape[1:], size
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         means = model.prediction, model.sigma_data

@@ -143,7 +143,7 @@ class Flux(TransformerFamily):
             joint_attention_kwargs=None if mask is None else {"attention_mask": mask},
             return_dict=False,
         )[0]
-        whole = found.unflatten(1, (down, across)).unflatten(3, (-1, 2, 2))
+        whole: Tensor = found.unflatten(1, (down, across)).unflatten(3, (-1, 2, 2))
         whole = whole.permute(0, 3, 1, 4, 2, 5).reshape(planes.shape)
         return whole[:, :, : x.shape[2], : x.shape[3]]
 
@@ -155,7 +155,7 @@ def _pooled(condition: Condition) -> Tensor:
 
 def _patches(planes: Tensor) -> Tensor:
     """(rows, patches, 4 * channels) of 2 x 2 cells each."""
-    cells = planes.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+    cells: Tensor = planes.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
     return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 

@@ -15,9 +15,14 @@ from engine.diffusion.families.encoders import load_texts
 from engine.diffusion.families.loading import load_diffusion_model
 from engine.diffusion.loading.store import ModelStore
 from engine.errors import CheckpointUnavailable
+from engine.graph.catalogue import Catalogue
 from engine.graph.families import Family
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.options import UnetOptions
 from engine.reports import Errored
+from engine.webui.compiler import compile_parameters
+from engine.webui.parameters import parse_parameters
 from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
 from tests.support.engine.workflows import Watched, node
 from training.tiny_transformers import write_flux, write_folder, write_whole, write_z_image
@@ -136,6 +141,37 @@ def test_a_whole_checkpoint_and_a_folder_make_the_same_picture(
         pictures.append(start({**z_image_graph(steps=1), **loaded}).images()[0].pixels)
     for other in pictures[1:]:
         assert np.abs(pictures[0].astype(int) - other).max() <= 1
+
+
+def test_the_diffusion_flavour_takes_a_whole_checkpoint(
+    start: Callable[..., Watched], transformers_root: Path, z_image: dict[str, Any]
+) -> None:
+    write_folder(transformers_root / "checkpoints/flavour", z_image)
+    catalogue = Catalogue(ModelsFolder(transformers_root))
+    body = {"prompt": "a red square", "seed": 5, "steps": 2, "cfg_scale": 2.0}
+    asked = parse_parameters(body)
+    found = compile_parameters(asked, catalogue, Limits(), default_checkpoint="flavour")
+    assert [each["inputs"]["width"] for each in found.prompt.values() if _is_empty(each)] == [1024]
+    for each in filter(_is_empty, found.prompt.values()):
+        each["inputs"] |= {"width": 64, "height": 64}
+    other = parse_parameters({**body, "prompt": "two blue circles", "width": 64, "height": 64})
+    prompts = [
+        found.prompt,
+        compile_parameters(other, catalogue, Limits(), default_checkpoint="flavour").prompt,
+    ]
+    first, second = (start(each).images()[0].pixels for each in prompts)
+    assert first.shape == (64, 64, 3)
+    assert np.abs(first.astype(int) - second).max() > 20
+
+
+def _is_empty(one: dict[str, Any]) -> bool:
+    return bool(one["class_type"] == "EmptyLatentImage")
+
+
+def test_half_precision_is_bfloat16(root: Path) -> None:
+    options = UnetOptions(precision="float16")
+    store = ModelStore(ModelsFolder(root), torch.device("cpu"), 2**30, unets=options)
+    assert load_diffusion_model(store, NAME, "default").dtype is torch.bfloat16
 
 
 def test_texts_and_patches_of_other_families_end_the_job_alone(
