@@ -22,10 +22,10 @@ from serve_app.adapters.comfyui.listening.messages import (
     of_job,
     picture,
 )
+from serve_app.adapters.comfyui.listening.watched import WatchedJobs
 from serve_app.adapters.comfyui.prompts import status
 from serve_app.adapters.comfyui.reading import caught_up, open_jobs, remaining
 from serve_app.adapters.comfyui.records import error_of, prompt_of
-from serve_app.adapters.comfyui.listening.watched import WatchedJobs
 from serve_app.job_state import current_job
 from serve_app.live.listener import Listener, Passing
 from serve_app.replica import Replica
