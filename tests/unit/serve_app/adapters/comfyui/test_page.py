@@ -71,6 +71,7 @@ async def test_files_of_the_package_are_sent_and_no_others(
 ) -> None:
     answer = await client.get("/comfy/assets/a.js")
     assert answer.text == "go()"
+    assert (await client.get("/comfy/user.css")).status_code == 200
     assert answer.headers["content-type"].startswith("text/javascript")
     assert "immutable" in answer.headers["cache-control"]
     for path in (
