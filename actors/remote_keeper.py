@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import threading
+from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from actors.dispatch.cluster import ActorUnavailable
 from actors.dispatch.ray_actors import answer
@@ -28,6 +28,8 @@ CPU_NODE = {"darkroom_cpu": 0.001}
 NAME = "keeper"
 _ASKS = 6
 """How often a dispatcher says that it is there in the time that workers are kept."""
+_ANSWER_TIMEOUT_S = 60.0
+"""It may have to start first."""
 
 
 class KeeperProcess:
@@ -60,16 +62,19 @@ KeeperActor = ray.remote(KeeperProcess)
 
 async def keep_workers(config: WorkerConfig, calls: RayCalls, *, kept_s: float) -> None:
     """Say that a dispatcher is there, until cancelled. With 0 workers stay for good."""
+    keeper: Any = None  # found once: the head may be away later
     while kept_s:
         try:
-            keeper = await calls.run(lambda: _find_or_make(config, kept_s))
-            while await answer(keeper.keep, VERSION, kept_s):
-                await asyncio.sleep(kept_s / _ASKS)
-            await calls.run(lambda: ray.kill(keeper))
-        except (ActorUnavailable, RayError) as error:
+            keeper = keeper or await calls.run(partial(_find_or_make, config, kept_s))
+            if not await answer(keeper.keep, VERSION, kept_s, timeout_s=_ANSWER_TIMEOUT_S):
+                await calls.run(partial(ray.kill, keeper))
+                keeper = None
+                continue
+        except ActorUnavailable as error:
+            keeper = None
             fields = {"action": "keep_workers", "error": str(error)}
             logger.warning("nobody keeps workers", extra=fields)
-            await asyncio.sleep(kept_s / _ASKS)
+        await asyncio.sleep(kept_s / _ASKS)
 
 
 def _find_or_make(config: WorkerConfig, kept_s: float) -> Any:

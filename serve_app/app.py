@@ -107,6 +107,8 @@ def build_with(settings: Settings) -> Application:
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         max_constructor_retry_count=_RETRIES,
         graceful_shutdown_timeout_s=5,
+        # `DARKROOM_LOG_REQUESTS` has a line for each request, which says more.
+        logging_config={"enable_access_log": False},
     )(serve.ingress(lambda: build_replica(settings))())
     application: Application = api.bind(roles.bind())
     return application

@@ -36,7 +36,9 @@ class AbandonedWorkers:
 
     async def run(self) -> None:
         """Returns once there is neither a dispatcher nor a worker."""
-        while not await self.sweep():
+        while True:
+            if await self.sweep():
+                return
             await asyncio.sleep(min(self._kept_s / 4, _LONGEST_PAUSE_S))
 
     async def sweep(self) -> bool:
