@@ -24,10 +24,10 @@ from serve_app.adapters.comfy_v2.errors import not_found
 from serve_app.adapters.comfy_v2.links import PREFIX
 from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.api_error import ApiError
+from serve_app.receiving.forms import file_of as file_in
+from serve_app.receiving.forms import read_files
 from serve_app.replica import ReplicaDep
 from serve_app.sending.stored_file import AskedDep, file_answer
-from serve_app.uploads.forms import file_of as file_in
-from serve_app.uploads.forms import read_files
 from serve_app.uploads.store import LATENT_SUFFIX
 
 _FILE = "file"

@@ -14,8 +14,8 @@ from serve_app.adapters.comfyui.pictures import masked
 from serve_app.adapters.comfyui.twins import twin
 from serve_app.adapters.comfyui.view import stored_file
 from serve_app.adapters.credentials import GenerateAdapterKey
+from serve_app.receiving.forms import read_form
 from serve_app.replica import Replica, ReplicaDep
-from serve_app.uploads.forms import read_form
 from serve_app.uploads.images import read_input_image
 
 router = APIRouter(include_in_schema=False)

@@ -24,9 +24,9 @@ from serve_app.adapters.openai.parameters import (
     ImageParameters,
 )
 from serve_app.api_error import ApiError
+from serve_app.receiving.forms import files_in, read_files
 from serve_app.replica import Replica
 from serve_app.routes.generate import traceparent_of
-from serve_app.uploads.forms import files_in, read_files
 from serve_app.uploads.images import has_transparency
 
 P = TypeVar("P", bound=ImageParameters)
