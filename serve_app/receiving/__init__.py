@@ -1,1 +1,1 @@
-"""Bodies of requests that are more than JSON."""
+"""Bodies that come as forms."""
