@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
+from functools import partial
 from urllib.parse import urljoin
 
 import httpcore
@@ -24,6 +26,7 @@ _BYTES = frozenset({"application/octet-stream", "binary/octet-stream"})
 """What stores of files answer that were told no type. The image is decoded in any case."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SHOWN_CHARS = 80
+_LONGEST_LOOKUP_S = 60.0
 
 
 class Fetcher:
@@ -45,20 +48,40 @@ class Fetcher:
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
 
     async def fetch(self, url: str, *, timeout_s: float) -> bytes:
-        """What is at an https URL, at most so long after. Raises FetchFailed."""
+        """What is at an https URL, at most so long after. Raises FetchFailed.
+
+        The look-up of a name takes a thread, which cannot be stopped: a fetch that is given up
+        lasts until that ends, so that whoever names slow name servers has no more threads.
+        """
+        lookups = set[asyncio.Task[Sequence[str]]]()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._followed(url)
+                return await self._followed(url, partial(self._look_up, lookups))
         except AddressNotAllowed as error:
             raise FetchFailed(str(error)) from error
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise FetchFailed("its server did not answer in time") from error
         except FAILURES as error:
             raise FetchFailed("the connection to its server failed") from error
+        finally:
+            if lookups:
+                done, _ = await asyncio.wait(lookups, timeout=_LONGEST_LOOKUP_S)
+                for lookup in done:
+                    lookup.exception()  # what it has to say comes too late
 
-    async def _followed(self, url: str) -> bytes:
+    async def _look_up(self, lookups: set[asyncio.Task[Sequence[str]]], host: str) -> Sequence[str]:
+        async def resolve() -> Sequence[str]:
+            return await self._resolve(host)
+
+        lookup = asyncio.create_task(resolve())
+        lookups.add(lookup)
+        answers = await asyncio.shield(lookup)
+        lookups.discard(lookup)
+        return answers
+
+    async def _followed(self, url: str, resolve: Resolve) -> bytes:
         for _ in range(self._settings.max_redirects + 1):
-            answer = await self._get(url)
+            answer = await self._get(url, resolve)
             if isinstance(answer, bytes):
                 return answer
             try:
@@ -67,12 +90,12 @@ class Fetcher:
                 raise FetchFailed("a redirect leads nowhere") from error
         raise FetchFailed(f"it was redirected more than {self._settings.max_redirects} times")
 
-    async def _get(self, url: str) -> bytes | str:
+    async def _get(self, url: str, resolve: Resolve) -> bytes | str:
         """The image, or where its server says that it is."""
         target = self._rule.check_url(url)
         if target.scheme != "https":
             raise FetchFailed("the scheme must be https")
-        backend = GuardedBackend(target, rule=self._rule, resolve=self._resolve, proxy=self._proxy)
+        backend = GuardedBackend(target, rule=self._rule, resolve=resolve, proxy=self._proxy)
         pool = httpcore.AsyncConnectionPool(
             ssl_context=self._ssl_context, max_connections=1, network_backend=backend
         )

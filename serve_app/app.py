@@ -224,7 +224,7 @@ def _services(
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
         callback_queue=JetStreamCallbackQueue(bus),
         fetch_settings=settings.fetch,
-        fetch=_fetcher(settings, resolve).fetch,
+        fetch=_fetcher(settings).fetch,
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         endpoint_status=partial(ask_status, bus),
@@ -249,13 +249,14 @@ def _catalogue(settings: StoreSettings) -> Catalogue:
     return Catalogue(models, (*NODE_TYPES, *nodes_of(extensions)))
 
 
-def _fetcher(settings: Settings, resolve: Resolve) -> Fetcher:
+def _fetcher(settings: Settings) -> Fetcher:
+    """It has a resolver of its own, so that the names of images hold up no callbacks."""
     proxy = settings.callbacks.proxy
     return Fetcher(
         address_rule(settings),
         settings=settings.fetch,
         max_bytes=settings.http.max_upload_bytes,
-        resolve=resolve,
+        resolve=Resolver().resolve,  # whose threads end with the process
         proxy=None if proxy is None else Proxy.at(proxy.get_secret_value()),
     )
 

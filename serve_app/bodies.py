@@ -50,6 +50,12 @@ class Bodies:
             yield stream
 
     @asynccontextmanager
+    async def room(self, owner: str, size_bytes: int) -> AsyncGenerator[None]:
+        """A turn for what is held to answer a request, as bodies have theirs. Raises NoTurn."""
+        async with self._turns.take(owner, size_bytes):
+            yield
+
+    @asynccontextmanager
     async def json(
         self,
         request: Request,

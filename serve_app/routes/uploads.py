@@ -14,9 +14,9 @@ from events.store.records import Upload
 from serve_app.api_error import ApiError, not_found
 from serve_app.auth import GenerateKey, ReadKey
 from serve_app.openapi.error_responses import documented
+from serve_app.receiving.forms import FIELD, read_form
 from serve_app.replica import ReplicaDep
 from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
-from serve_app.uploads.forms import FIELD, read_form
 from serve_app.uploads.store import LATENT_SUFFIX
 from storage.keys import PNG, SAFETENSORS
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -114,8 +114,7 @@ class ModelStore:
         """
         key, reads = (read, path), self.models.reads
         if self._inspected.get(key) == identity:
-            last: T = reads.last(key)
-            return last
+            return cast(T, reads.last(key))
         try:
             found = reads.read_now(key, partial(read, path), ttl_s=0)
         except ModelsUnavailable:

@@ -24,10 +24,10 @@ from serve_app.adapters.comfy_v2.errors import not_found
 from serve_app.adapters.comfy_v2.links import PREFIX
 from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.api_error import ApiError
-from serve_app.replica import ReplicaDep
+from serve_app.receiving.forms import file_of as file_in
+from serve_app.receiving.forms import read_files
+from serve_app.replica import Replica, ReplicaDep
 from serve_app.sending.stored_file import AskedDep, file_answer
-from serve_app.uploads.forms import file_of as file_in
-from serve_app.uploads.forms import read_files
 from serve_app.uploads.store import LATENT_SUFFIX
 
 _FILE = "file"
@@ -124,9 +124,7 @@ def _require_hash(form: FormData, digest: str) -> None:
         raise ApiError(409, "hash_mismatch", f"The file that came has the hash {digest}.")
 
 
-def _created(
-    replica: ReplicaDep, stored: Upload, path: str | None, *, is_new: bool
-) -> dict[str, Any]:
+def _created(replica: Replica, stored: Upload, path: str | None, *, is_new: bool) -> dict[str, Any]:
     """The path is not kept: it is the one that this request says."""
     body = upload_body(replica.services, stored, created_new=is_new)
     return {**body, "file_path": path or body["file_path"]}

@@ -93,7 +93,7 @@ def output(services: Services, job: Job, image: ImageStored) -> dict[str, Any]:
 
 def workflow_of(job: Job) -> dict[str, Any]:
     """The graph that runs; empty for a job of the diffusion flavour, which has none of its own."""
-    workflow: dict[str, Any] = job.submitted.request.get("prompt") or {}
+    workflow = job.submitted.request.get("prompt")
     return workflow if isinstance(workflow, dict) else {}
 
 

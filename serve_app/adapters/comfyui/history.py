@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
 
 from events.decisions import Erase
 from events.types import Flavour
@@ -41,13 +42,13 @@ async def read_history(
     *,
     max_items: Annotated[int, Query(ge=-1)] = MOST_IN_HISTORY,
     offset: Annotated[int, Query(ge=-1, le=_MOST_PASSED)] = -1,
-) -> dict[str, Any]:
+) -> Response:
     """The newest that have ended, oldest first; `offset` passes over so many of the newest."""
     limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
     await caught_up(replica)
     found = await ended_jobs(replica, key.owner, limit=limit, offset=max(offset, 0))
-    jobs = await with_requests(replica, found)
-    return {job.id: history_item(job) for job in reversed(jobs)}
+    async with with_requests(replica, key.owner, found) as jobs:
+        return JSONResponse({job.id: history_item(job) for job in reversed(jobs)})
 
 
 @router.get(twin("/history/{id}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from events.decisions import Cancel
 from events.job import Job
@@ -24,13 +25,13 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get(twin("/queue"))
-async def read_queue(key: ReadAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
+async def read_queue(key: ReadAdapterKey, replica: ReplicaDep) -> Response:
     await caught_up(replica)
-    jobs = await with_requests(replica, await open_jobs(replica, key.owner))
-    return {
-        "queue_running": [queue_item(job) for job in jobs if _is(job, State.RUNNING)],
-        "queue_pending": [queue_item(job) for job in jobs if _is(job, State.QUEUED)],
-    }
+    found = await open_jobs(replica, key.owner)
+    async with with_requests(replica, key.owner, found) as jobs:
+        running = [queue_item(job) for job in jobs if _is(job, State.RUNNING)]
+        pending = [queue_item(job) for job in jobs if _is(job, State.QUEUED)]
+        return JSONResponse({"queue_running": running, "queue_pending": pending})
 
 
 @router.post(twin("/queue"))

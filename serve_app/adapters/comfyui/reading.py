@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from events.job import Job
 from events.result import Status
@@ -13,8 +15,10 @@ MOST_LISTED = 200
 """Jobs in a list: reading one takes about 0.1 ms."""
 MOST_IN_HISTORY = 100
 _MOST_PAGES = 50
-_MOST_REQUEST_BYTES = 8 * 1024**2
+_MOST_REQUEST_BYTES = 2 * 1024**2
 """Of the requests of a list together; their jobs' events are a little longer."""
+_BYTES_HELD = 4
+"""For each of them, while they are values and text."""
 _PERIOD_S = 0.02
 _LOOKS = 50
 """How often a list looks whether the rows have what was stored before it was asked for."""
@@ -54,18 +58,29 @@ async def ended_jobs(replica: Replica, owner: str, *, limit: int, offset: int = 
     )
 
 
-async def with_requests(replica: Replica, jobs: list[Job]) -> list[Job]:
-    """The first of these, as many as may be held at once, with their requests."""
-    whole: list[Job] = []
+@asynccontextmanager
+async def with_requests(replica: Replica, owner: str, jobs: list[Job]) -> AsyncGenerator[list[Job]]:
+    """The first of the owner's jobs, as many as may be held at once, with their requests.
+
+    The answer is to be written in the context: what is held by all answers is bounded, too.
+    Raises NoTurn, DatabaseUnavailable.
+    """
+    ids, size_bytes = _first(jobs)
+    async with replica.bodies.room(owner, size_bytes * _BYTES_HELD):
+        found = [await replica.services.read_model.job(id) for id in ids]
+        yield [job for job in found if job is not None and not job.erased]
+
+
+def _first(jobs: list[Job]) -> tuple[list[str], int]:
+    """Ids and bytes, of one job at least."""
+    ids: list[str] = []
     size_bytes = 0
     for job in jobs:
-        size_bytes += job.log_bytes
-        if whole and size_bytes > _MOST_REQUEST_BYTES:
+        if ids and size_bytes + job.log_bytes > _MOST_REQUEST_BYTES:
             break
-        found = await replica.services.read_model.job(job.id)
-        if found is not None and not found.erased:
-            whole.append(found)
-    return whole
+        ids.append(job.id)
+        size_bytes += job.log_bytes
+    return ids, size_bytes
 
 
 async def caught_up(replica: Replica, position: int | None = None) -> None:

@@ -14,8 +14,9 @@ from serve_app.adapters.comfyui.pictures import masked
 from serve_app.adapters.comfyui.twins import twin
 from serve_app.adapters.comfyui.view import stored_file
 from serve_app.adapters.credentials import GenerateAdapterKey
+from serve_app.receiving.forms import read_form
 from serve_app.replica import Replica, ReplicaDep
-from serve_app.uploads.forms import read_form
+from serve_app.sending.stored_file import StoredFile
 from serve_app.uploads.images import read_input_image
 
 router = APIRouter(include_in_schema=False)
@@ -37,15 +38,17 @@ async def upload_mask(
 ) -> dict[str, Any]:
     """Store the picture that `original_ref` names, with the alpha of the one that is sent."""
     async with read_form(replica, request, key.owner) as (name, data, form):
-        original = await _original(replica, key, form)
-        picture = await replica.upload_store.decodes.run(
-            key.owner,
-            _masked,
-            original,
-            data,
-            replica.services.http_settings.max_upload_pixels,
-            is_quick=False,
-        )
+        file = await _original(replica, key, form)
+        async with replica.bodies.room(key.owner, file.size_bytes):
+            original = await replica.services.images.get(file.key)
+            picture = await replica.upload_store.decodes.run(
+                key.owner,
+                _masked,
+                original,
+                data,
+                replica.services.http_settings.max_upload_pixels,
+                is_quick=False,
+            )
         stored = await replica.upload_store.add(key.owner, name, picture)
     return _answer(stored.name, form)
 
@@ -55,7 +58,7 @@ def _masked(original: bytes, mask: bytes, max_pixels: int) -> bytes:
     return masked(original, read_input_image(mask, max_pixels=max_pixels).data)
 
 
-async def _original(replica: Replica, key: ApiKey, form: FormData) -> bytes:
+async def _original(replica: Replica, key: ApiKey, form: FormData) -> StoredFile:
     """Raises ApiError 400, 404, JobNotFound."""
     text = form.get("original_ref")
     try:
@@ -73,7 +76,7 @@ async def _original(replica: Replica, key: ApiKey, form: FormData) -> bytes:
     )
     if not file.media_type.startswith("image/"):
         raise invalid("original_ref names no picture.")
-    return await replica.services.images.get(file.key)
+    return file
 
 
 def _answer(name: str, form: FormData) -> dict[str, Any]:

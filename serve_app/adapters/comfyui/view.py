@@ -59,8 +59,9 @@ async def view(
         Form(small["format"] if small else "png"),
         min(int((small and small["quality"]) or _QUALITY), 100),
     )
-    data = await replica.services.images.get(file.key)
-    made = await replica.upload_store.decodes.run(key.owner, picture.of, data, is_quick=False)
+    async with replica.bodies.room(key.owner, file.size_bytes):
+        data = await replica.services.images.get(file.key)
+        made = await replica.upload_store.decodes.run(key.owner, picture.of, data, is_quick=False)
     return Response(made, headers=_HEADERS, media_type=picture.form.media_type)
 
 

@@ -26,7 +26,7 @@ from serve_app.api_error import ApiError
 from serve_app.auth import may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream
-from serve_app.live.listener import Listener
+from serve_app.live.listener import Listener, LiveEvent
 from serve_app.live.messages import KEEP_ALIVE
 from serve_app.replica import Replica
 from storage.images import ImageStoreError
@@ -104,15 +104,16 @@ class _Stream:
         keep_alive_s = services.http_settings.stream_keep_alive_s
         check_at = now() + keep_alive_s
         yield KEEP_ALIVE
-        while (left_s := end_at - now()) > 0:
+        while now() < end_at:
             self.job = await owned_job(services, self.job.id, self.key, with_request=False)
             if self.job.end is not None:
                 return
-            news = await listener.next(min(left_s, keep_alive_s))
-            while news is not None and not news[0] and now() < min(end_at, check_at):
+            until = min(end_at, check_at)
+            news: tuple[list[LiveEvent], list[bytes]] | None = ([], [])
+            while news is not None and not news[0] and now() < until:
                 if (preview := self._due(newest)) is not None:
                     yield preview
-                news = await listener.next(min(end_at, check_at) - now())
+                news = await listener.next(max(until - now(), 0))
             if news is None:
                 return
             if now() >= check_at:

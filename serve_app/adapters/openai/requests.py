@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 
 from events.store.records import ApiKey, Upload
 from events.types import Flavour
@@ -24,9 +24,9 @@ from serve_app.adapters.openai.parameters import (
     ImageParameters,
 )
 from serve_app.api_error import ApiError
+from serve_app.receiving.forms import files_in, read_files
 from serve_app.replica import Replica
 from serve_app.routes.generate import traceparent_of
-from serve_app.uploads.forms import files_in, read_files
 from serve_app.uploads.images import has_transparency
 
 P = TypeVar("P", bound=ImageParameters)
@@ -148,7 +148,8 @@ def _parsed(texts: Mapping[str, str], model: type[P]) -> P:
 
 async def _files(form: FormData) -> tuple[bytes, bytes | None]:
     """The image and its mask. Raises ApiError 400."""
-    images, masks = [], []
+    images: list[UploadFile] = []
+    masks: list[UploadFile] = []
     for field, file in files_in(form):
         if field not in {*_IMAGE_FIELDS, _MASK_FIELD}:
             raise _refused(field, f"A file of this name is not taken: {field!r}.")

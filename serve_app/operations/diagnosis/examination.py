@@ -63,6 +63,10 @@ async def _run(check: Check, patience_s: float) -> list[Finding]:
         text = f"No answer within {patience_s:g} s."
         remedy = "Something that it stands on hangs: a mount, a server or the way to it."
         return [Finding(check.part, Level.ERROR, text, remedy, hangs=True)]
+    except Exception as error:  # noqa: BLE001 - a check that fails hides no other
+        # Not the message: it may repeat a URL, with its password.
+        text = f"It cannot be looked at: {type(error).__name__}."
+        return [Finding(check.part, Level.ERROR, text, "Look at its settings, above all at URLs.")]
 
 
 def _ray_address(settings: Settings, *, runs_here: bool) -> str | None:

@@ -163,14 +163,32 @@ async def test_a_private_address_is_not_connected_to(receiver: Receiver) -> None
     assert receiver.connections == 0
 
 
-async def test_a_name_server_that_hangs_or_knows_nothing() -> None:
-    async def hanging(host: str) -> Sequence[str]:
-        await asyncio.Event().wait()
-        return []
-
+async def test_a_name_that_nobody_knows_is_refused() -> None:
     async def unknown(host: str) -> Sequence[str]:
         raise OSError("no such host")
 
-    for resolve in (hanging, unknown):
-        with pytest.raises(FetchFailed):
-            await fetcher(resolve=resolve).fetch("https://receiver.test/", timeout_s=20)
+    with pytest.raises(FetchFailed):
+        await fetcher(resolve=unknown).fetch("https://receiver.test/", timeout_s=20)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_look_up_that_hangs_is_over_before_another_may_begin(fails: bool) -> None:
+    may_end, ended = asyncio.Event(), False
+
+    async def hanging(host: str) -> Sequence[str]:
+        nonlocal ended
+        await may_end.wait()
+        ended = True
+        if fails:
+            raise OSError("no such host")
+        return ["127.0.0.1"]
+
+    fetch = asyncio.create_task(
+        fetcher(resolve=hanging).fetch("https://receiver.test/", timeout_s=0.05)
+    )
+    _, pending = await asyncio.wait({fetch}, timeout=0.6)
+    assert pending
+    may_end.set()
+    with pytest.raises(FetchFailed, match="in time"):
+        await fetch
+    assert ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 
@@ -61,7 +62,9 @@ class Session:
         self._jobs = WatchedJobs(client_id)
         self._heard = 0
         self._position = 0
-        """Of the last event after which the number of open jobs may be another one; 0: told."""
+        """Of the last event after which the number of open jobs may be another one."""
+        self._status_at = math.inf
+        """When that is told: a burst is told once."""
 
     async def run(self, listener: Listener) -> int:
         """Until either side ends it. Returns the code of the close."""
@@ -124,23 +127,22 @@ class Session:
         now = asyncio.get_running_loop().time
         keep_alive_s = self._settings.stream_keep_alive_s
         check_at = now() + keep_alive_s
-        while (news := await listener.next(self._pause_s(check_at - now()))) is not None:
+        while True:
+            pause_s = max(min(check_at, self._status_at) - now(), 0.0)
+            if (news := await listener.next(pause_s)) is None:
+                return GOING_AWAY
             for live in news[0]:
                 async for each in self._of(live.event):
                     await self._send(each)
             for each in self._jobs.told():
                 await self._send(each)
-            if self._position and not news[0]:  # a burst is told once
+            if now() >= self._status_at:
                 await self._send_status()
             if now() >= check_at:
                 check_at = now() + keep_alive_s
                 self._heard = 0
                 if not await self._may_go_on():
                     return POLICY
-        return GOING_AWAY
-
-    def _pause_s(self, left_s: float) -> float:
-        return max(min(left_s, _STATUS_PERIOD_S if self._position else left_s), 0.0)
 
     async def _begin(self, listener: Listener) -> None:
         """What is open already was stored before the listener began: nothing is missed."""
@@ -161,6 +163,8 @@ class Session:
     async def _of(self, event: Event) -> AsyncGenerator[Message]:
         if isinstance(event.data, Submitted | Completed | Failed | Cancelled | Erased):
             self._position = event.position
+            if self._status_at == math.inf:
+                self._status_at = asyncio.get_running_loop().time() + _STATUS_PERIOD_S
         for each in self._jobs.take(event):
             yield each
         if self._jobs.is_end(event):
@@ -211,8 +215,8 @@ class Session:
 
     async def _send_status(self) -> None:
         """Once the rows have what happened: clients read their lists when they are told this."""
-        position, self._position = self._position, 0
-        await caught_up(self._replica, position)
+        self._status_at = math.inf
+        await caught_up(self._replica, self._position)
         count = await remaining(self._replica, self._owner)
         await self._send(message("status", status=status(count)))
 

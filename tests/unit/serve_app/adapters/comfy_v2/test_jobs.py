@@ -16,6 +16,7 @@ from tests.support.generate_bodies import workflow_body
 from tests.support.polling import eventually
 from tests.support.uploads import png
 from tests.unit.serve_app.adapters.comfy_v2.test_assets import code, post
+from tests.unit.serve_app.adapters.conftest import followed
 
 JOBS = "/api/v2/jobs"
 
@@ -231,10 +232,9 @@ class TestEvents:
         await edge.start(job["id"])
         edge.progress[job["id"]] = JobProgress(1, 20, node="3", preview=b"jpeg")
         stream = asyncio.create_task(client.get(job["urls"]["events"]))
-        await eventually(lambda: len(edge.progress.listeners) > 1)
+        newest = await eventually(lambda: followed(edge))
         edge.progress.tell(job["id"], JobProgress(2, 20, node="3", preview=b"jpeg"))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await eventually(lambda: newest.preview is None)
         await edge.complete(job["id"], images=0)
         told = dict(messages((await stream).text))
         assert told["progress"]["nodes_total"] == len(body()["workflow"])

@@ -13,7 +13,9 @@ import pytest
 from serve_app.adapters.comfyui import page
 from serve_app.adapters.comfyui.adapter import COMFYUI
 from serve_app.adapters.credentials import AdapterRequires
-from tests.support.edge import Edge
+from tests.support.edge import Edge, running_edge
+from tests.support.live.websocket import connected
+from tests.support.polling import eventually
 
 SCRIPT = b"start()"
 
@@ -71,6 +73,7 @@ async def test_files_of_the_package_are_sent_and_no_others(
 ) -> None:
     answer = await client.get("/comfy/assets/a.js")
     assert answer.text == "go()"
+    assert (await client.get("/comfy/user.css")).status_code == 200
     assert answer.headers["content-type"].startswith("text/javascript")
     assert "immutable" in answer.headers["cache-control"]
     for path in (
@@ -138,3 +141,14 @@ def test_every_route_but_files_of_the_page_asks_for_a_key() -> None:
                 open_paths.add(getattr(route, "path", ""))
     # A websocket asks by itself, since it is refused in another way.
     assert open_paths == {"/comfy/{path:path}", "/{twin:comfyui}ws"}
+
+
+async def test_switched_off_nothing_of_it_is_there(tmp_path: Path) -> None:
+    async with (
+        running_edge(tmp_path, adapter_comfyui=False) as edge,
+        await edge.client("alice") as alice,
+    ):
+        for path in ("/prompt", "/queue", "/history", "/comfy/", "/api/object_info"):
+            assert (await alice.get(path)).status_code == 404, path
+        async with connected(edge.app, "/ws") as websocket:
+            await eventually(lambda: websocket.close_code is not None)

@@ -9,11 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from serve_app.local.embedded import is_up
+from serve_app.operations.diagnosis.database_check import DatabaseCheck
 from serve_app.operations.diagnosis.examination import checks_of, examine
 from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, in_daemon, size
 from settings.settings import Settings
+from settings.stores import StoreSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -36,6 +39,15 @@ async def test_one_that_hangs_is_told_and_holds_up_no_other() -> None:
     assert first.remedy is not None
     assert first.hangs
     assert second == Finding("second", Level.OK, "well")
+
+
+async def test_one_that_fails_is_told_without_what_it_says(tmp_path: Path) -> None:
+    url = SecretStr("nowhere://user:hidden@host/darkroom")
+    check = DatabaseCheck(StoreSettings(data_dir=tmp_path, database_url=url))
+    failed, second = await examine([check, Says("second")])
+    assert (failed.part, failed.level) == ("database", Level.ERROR)
+    assert "hidden" not in f"{failed.what} {failed.remedy}"
+    assert second.level is Level.OK
 
 
 def test_nothing_waits_for_a_mount_that_hangs() -> None:
