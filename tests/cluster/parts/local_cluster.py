@@ -154,8 +154,15 @@ class LocalCluster:
         )
 
     async def joined(self, count: int) -> None:
-        """Returns once so many nodes are there."""
-        await eventually(lambda: self.ray().nodes() == count)
+        """Returns once so many nodes are there. One that Ray gave up is started again."""
+
+        def are_there() -> bool:
+            for node in self.nodes.values():
+                if node.has_failed:
+                    node.start()
+            return self.ray().nodes() == count
+
+        await eventually(are_there)
 
     # The application.
 

@@ -33,6 +33,7 @@ class RayNode:
         self._environment = dict(environment)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
 
     def start(self) -> None:
         """Returns at once: it joins the cluster when it is ready."""
@@ -60,6 +61,7 @@ class RayNode:
 
     def kill(self) -> int:
         """SIGKILL to the raylet and all that it started; returns how many these were."""
+        self._is_killed = True
         if self._process is None or self._process.poll() is not None:
             return 0
         node = psutil.Process(self._process.pid)
@@ -78,6 +80,11 @@ class RayNode:
     def output(self) -> str:
         """Since its last start."""
         return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def has_failed(self) -> bool:
+        """It has ended, and nobody had ended it."""
+        return not self._is_killed and not self.is_running
 
     @property
     def is_running(self) -> bool:

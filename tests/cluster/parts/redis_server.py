@@ -37,12 +37,12 @@ class RedisServer:
         self.password = secrets.token_hex(16)
 
     def start(self) -> None:
-        """Returns once it listens. Each write is on disk before it is answered."""
+        """Returns once it listens."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "redis.conf"
         config.write_text(
             f"bind 127.0.0.1\nport {self.port}\nrequirepass {self.password}\n"
-            f'dir "{self._folder}"\nappendonly yes\nappendfsync always\n'
+            f'dir "{self._folder}"\nappendonly yes\nappendfsync everysec\n'
         )
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
