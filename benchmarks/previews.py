@@ -23,6 +23,7 @@ from queue import SimpleQueue
 
 from benchmarks.harness.graphs import graph
 from benchmarks.harness.models import make_models
+from benchmarks.harness.process import run_as_engine
 from benchmarks.harness.report import Cell, Report
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
@@ -47,6 +48,7 @@ COLUMNS = {
 
 
 def main() -> None:
+    run_as_engine("benchmarks.previews")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.previews")
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--steps", type=int, default=40)

@@ -107,6 +107,8 @@ def build_with(settings: Settings) -> Application:
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         max_constructor_retry_count=_RETRIES,
         graceful_shutdown_timeout_s=5,
+        # `DARKROOM_LOG_REQUESTS` has a line for each request, which says more.
+        logging_config={"enable_access_log": False},
     )(serve.ingress(lambda: build_replica(settings))())
     application: Application = api.bind(roles.bind())
     return application
@@ -203,6 +205,7 @@ def _services(
         key_settings=settings.keys,
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
+        retention_settings=settings.retention,
         default_endpoint=default_endpoint(settings.default_endpoint),
         secret=settings.stores.secret_bytes,
         url_for=url_maker(settings),

@@ -21,6 +21,7 @@ from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
 from settings.http import AdapterSettings, FetchSettings, HttpSettings
 from settings.keys import KeySettings, OwnerSettings
+from settings.retention import RetentionSettings
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Services:
     key_settings: KeySettings
     owner_settings: OwnerSettings
     callback_settings: CallbackSettings
+    retention_settings: RetentionSettings
     fetch_settings: FetchSettings
     default_endpoint: Endpoint
     """As the settings have it; its row may have been given something else."""

@@ -73,13 +73,13 @@ FLUX: dict[str, Any] = {
     "num_single_layers": 1,
     "attention_head_dim": 32,
     "num_attention_heads": 2,
-    "joint_attention_dim": 32,
+    "joint_attention_dim": 48,
     "pooled_projection_dim": 64,
     "axes_dims_rope": [4, 14, 14],
 }
 T5: dict[str, Any] = {
     "vocab_size": 120,
-    "d_model": 32,
+    "d_model": 48,
     "d_kv": 16,
     "d_ff": 64,
     "num_layers": 2,
@@ -133,8 +133,28 @@ def write_flux(root: Path, name: str = "dev") -> dict[str, Any]:
         for key, each in clip.state_dict().items()
     }
     _save(clip_state, root / "clip/tiny-clip-l.safetensors")
-    write_vae(root / "vae/tiny-ae.safetensors", made["vae"])
+    write_vae(root / "vae/tiny-flux-ae.safetensors", made["vae"])
     return {**made, "tokenizer_2": tokenizer}
+
+
+def write_whole(path: Path, family: Family, made: Mapping[str, Any]) -> None:
+    """Write all parts in one file, as ComfyUI saves a checkpoint, without the tokenizers."""
+    state = made["transformer"].state_dict()
+    parts = {"model.diffusion_model.": packed(state, FAMILIES[family].key_map(list(state), {}))}
+    parts["vae."] = packed(made["vae"].state_dict(), layout.vae(made["vae"].state_dict(), VAE))
+    encoder = made["text_encoder"].state_dict()
+    parts["text_encoders.qwen3_4b.transformer.model."] = encoder
+    _save({f"{at}{key}": each for at, some in parts.items() for key, each in some.items()}, path)
+    write_json(path.with_suffix(".config") / "config.json", VAE)
+
+
+def write_folder(path: Path, made: Mapping[str, Any]) -> None:
+    """Write a diffusers folder."""
+    write_json(path / "model_index.json", {"_class_name": "ZImagePipeline"})
+    for name in ("transformer", "text_encoder", "vae"):
+        made[name].save_pretrained(path / name)
+    (path / "tokenizer").mkdir()
+    made["tokenizer"].save(str(path / "tokenizer" / "tokenizer.json"))
 
 
 def write_network(path: Path, family: Family, made: Mapping[str, Any]) -> None:

@@ -34,8 +34,7 @@ from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
 from engine.diffusion.text.encoding import Clip, chunks_of, encode_each, padded_to_length
-from engine.diffusion.text.family_texts import FamilyTexts
-from engine.diffusion.text.webui import Parts, TextOptions
+from engine.diffusion.text.webui import Clips, Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
     NoiseConfig,
@@ -156,7 +155,7 @@ class Context:
             clip = replace(clip, encoders=changed.text_encoders)
         return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
-    def encode(self, clip: Clip | FamilyTexts, text: str) -> Work[Conditioning]:
+    def encode(self, clip: Clips, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
         return clip.encode(text)
 
@@ -172,11 +171,10 @@ class Context:
         return tuple(replace(each, size_conditioning=sizes) for each in found)
 
     def encode_webui(
-        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
+        self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
     ) -> Work[tuple[Conditioning, Conditioning]]:
         """The conditioning of both prompts in the WebUI's syntax, along a schedule."""
-        found = webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
-        return (yield from found)
+        return webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
 
     def sigmas(
         self,

@@ -16,7 +16,7 @@ from engine.diffusion.conditioning.condition import Conditioning
 from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
-from engine.diffusion.families.start import NoiseScale, noised, own_latent, require_schedule
+from engine.diffusion.families.start import NoiseScale, noised, own_latent
 from engine.diffusion.images.latents import Latent, Mask, noise_like
 from engine.diffusion.inpainting import MaskSteps, concat_latent, fitted_mask, inpainting
 from engine.diffusion.model import Model
@@ -126,25 +126,20 @@ def trajectory(
 ) -> Work[tuple[Latent, Latent]]:
     """The latent at the end of the schedule, and the last estimate of it without noise.
 
-    `on_sigmas_passed` gets the number of the schedule's sigmas that the sampler has passed,
-    `on_estimate` each estimate at the beginning of a step, in the model's scale.
+    `on_sigmas_passed` gets how many sigmas are passed, `on_estimate` the first estimate of a step.
     """
-    if len(schedule.sigmas) == 0:
+    if not len(schedule.sigmas):
         return latent, latent
-    latent = own_latent(latent, model)
-    require_schedule(model, schedule.sigmas, schedule.row)
+    latent = own_latent(latent, model, schedule.sigmas, schedule.row)
     clean = model.to_latent(latent.samples.to(model.device))
     noise, generator = _start_noise(latent, noise_config, like=clean)
     start = noised(clean, noise, schedule.sigmas[0], levels=model.levels, scale=noise_config.scale)
     if len(schedule.sigmas) == 1:
-        at_once = replace(latent, samples=model.from_latent(start))
-        return at_once, at_once
+        return (replace(latent, samples=model.from_latent(start)),) * 2
     sampling = _sampling(schedule, start, noise_config, generator, is_flow=model.levels.is_flow)
-    mask = latent.noise_mask
-    if mask is not None:
-        kept_noise = _mask_noise(schedule, noise, noise_config)
+    if (mask := latent.noise_mask) is not None:
+        kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
-        fitted = fitted_mask(mask, clean)
         sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
     calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond)
     end, x0 = yield from _sampled(
@@ -155,8 +150,9 @@ def trajectory(
         on_sigmas_passed=on_sigmas_passed,
         on_estimate=on_estimate,
     )
-    end = model.from_latent(model.levels.ended(end, schedule.sigmas[-1]))
-    return replace(latent, samples=end), replace(latent, samples=model.from_latent(x0))
+    ends = model.levels.ended(end, schedule.sigmas[-1]), x0
+    last, estimate = (replace(latent, samples=model.from_latent(each)) for each in ends)
+    return last, estimate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,8 @@ TEXT_ENCODERS: dict[Family, tuple[str, ...]] = {
 }
 """The prefixes that the weights of each family's text encoders have in a single file."""
 _OTHER_KINDS = {
+    "model.diffusion_model.double_blocks.": "Flux of another kind than Flux.1",
+    "double_blocks.": "Flux of another kind than Flux.1",
     "model.diffusion_model.joint_blocks.": "Stable Diffusion 3",
     "joint_blocks.": "Stable Diffusion 3",
     "text_encoders.": "a model with other text encoders than CLIP",

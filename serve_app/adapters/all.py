@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from serve_app.adapters.adapter import Adapter
+from serve_app.adapters.comfy_v2.adapter import COMFY_V2
 from serve_app.adapters.comfyui.adapter import COMFYUI
 from serve_app.adapters.openai.adapter import OPENAI
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = (COMFYUI, OPENAI)
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI, COMFY_V2, OPENAI)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:

@@ -38,7 +38,9 @@ NameOption = Annotated[str, typer.Option(help="To tell keys apart.")]
 ScopeOption = Annotated[
     list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
 ]
-DaysOption = Annotated[float | None, typer.Option(help="Days until it expires.", min=0)]
+DaysOption = Annotated[
+    float | None, typer.Option(help="Days until it expires.", min=0, max=350_000)
+]
 RateOption = Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")]
 BurstOption = Annotated[int | None, typer.Option(help="Requests at once, after a pause.")]
 OpenJobsOption = Annotated[int | None, typer.Option(help="Jobs that wait or run; 0: any number.")]
@@ -150,8 +152,13 @@ def _checked(**members: Any) -> NewKey:
     try:
         return NewKey(**members)
     except ValidationError as error:
-        text = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+        text = "; ".join(f"{_member(each['loc'])}: {each['msg']}" for each in error.errors())
         fail(text, code=ExitCode.USAGE)
+
+
+def _member(place: tuple[int | str, ...]) -> str:
+    """The innermost one that has a name."""
+    return [each for each in place if isinstance(each, str)][-1]
 
 
 @app.command("list")

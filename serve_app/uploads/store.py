@@ -64,7 +64,7 @@ class UploadStore:
 
         Raises what `add` raises.
         """
-        name = await self._decodes.run(owner, _content_name, data, is_quick=False)
+        name = await self.decodes.run(owner, _content_name, data, is_quick=False)
         known = (await self._rows.use(owner, [name], utc_now())).get(name)
         return await self._store(owner, name, data) if known is None else known
 

@@ -64,6 +64,7 @@ def test_no_page_breaks_a_rule(
 def test_a_graph_with_an_error_and_a_dialog_break_no_rule(signed_in: Visitor, axe: str) -> None:
     signed_in.refusals.add(400)
     page = signed_in.page
+    page.emulate_media(reduced_motion="reduce")
     signed_in.go("Workflow")
     graph = workflow()
     graph["prompt"]["3"]["inputs"]["steps"] = -1

@@ -227,6 +227,7 @@ def _groups(settings: Settings) -> dict[str, Any]:
         "key_settings": settings.keys,
         "owner_settings": settings.owners,
         "callback_settings": settings.callbacks,
+        "retention_settings": settings.retention,
         "fetch_settings": settings.fetch,
     }
 

@@ -22,11 +22,13 @@ variance after `Model.scaled_input`. ComfyUI does the latter at the model's larg
 flow model has one way."""
 
 
-def own_latent(latent: Latent, model: Model) -> Latent:
+def own_latent(latent: Latent, model: Model, sigmas: Tensor, row: Sampler) -> Latent:
     """The latent with as many channels as the model's; raises EngineError where it has others.
 
-    An empty one has no content that would be lost.
+    An empty one has no content that would be lost. Raises EngineError also for a schedule or a
+    sampler that a flow model cannot be sampled with.
     """
+    _require_schedule(model, sigmas, row)
     batch, channels, *sides = latent.samples.shape
     if channels == model.latent_channels:
         return latent
@@ -38,8 +40,7 @@ def own_latent(latent: Latent, model: Model) -> Latent:
     return replace(latent, samples=torch.zeros(batch, model.latent_channels, *sides))
 
 
-def require_schedule(model: Model, sigmas: Tensor, row: Sampler) -> None:
-    """Raises EngineError for what a flow model cannot be sampled with."""
+def _require_schedule(model: Model, sigmas: Tensor, row: Sampler) -> None:
     if not model.levels.is_flow:
         return
     require_flow_sigmas(sigmas)

@@ -90,8 +90,8 @@ def inspect_vae(path: Path) -> Component:
     Its configuration is `name.config/config.json`, else `config.json` in the same folder, else that
     of Flux's, which has 16 channels, or of Stable Diffusion 1.5's. Raises CheckpointUnavailable.
     """
-    weights = Weights(*component_files(path / "vae")) if path.is_dir() else Weights(path)
-    path = path / "vae" if path.is_dir() else path
+    files = component_files(path / "vae") if path.is_dir() else (path,)
+    path, weights = files[0], Weights(*files)
     known = "flux" if _DEEP_CHANNELS in _input_shape(weights)[1:2] else "sd15"
     folders = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / known / "vae")
     config = read_json(next(p for p in (each / "config.json" for each in folders) if p.is_file()))

@@ -38,9 +38,9 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """The models of a checkpoint, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = store.identity(path)
-    if family := store.inspect(whole_family, path):
+    if family := store.inspect_once(whole_family, path, identity):
         return Checkpoint(name, *load_whole(store, path, family, label=name))
-    info = store.inspect(inspect, path)
+    info = store.inspect_once(inspect, path, identity)
     unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
         store.get_or_create(

@@ -12,8 +12,8 @@ from serve_app.adapters.comfyui import (
     queue,
     uploads,
     view,
-    websocket,
 )
+from serve_app.adapters.comfyui.listening import websocket
 from serve_app.adapters.comfyui.refusals import with_basic
 from serve_app.adapters.comfyui.twins import PLACES, TWIN
 

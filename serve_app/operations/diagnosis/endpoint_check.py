@@ -51,7 +51,7 @@ class EndpointCheck:
     def _trouble(self, id: str, worker: Mapping[str, Any]) -> Finding:
         text = f"A worker of {id} is not ready: {worker['trouble']}"
         remedy = "The log of the service says more. `darkroom endpoints show` has it for callers."
-        return Finding(self.part, Level.ERROR, text, remedy)
+        return Finding(self.part, Level.WARNING, text, remedy)
 
 
 def _counts(told: Mapping[str, Mapping[str, Any] | None]) -> str:

@@ -91,8 +91,9 @@ async def _asked(address: str, *, token_path: Path) -> tuple[dict[str, Any] | No
 def _environment(token_path: Path) -> dict[str, str]:
     found = dict(os.environ)
     if token_path.exists():
-        found.setdefault("RAY_AUTH_MODE", "token")
         found.setdefault("RAY_AUTH_TOKEN_PATH", str(token_path.absolute()))
+    if "RAY_AUTH_TOKEN_PATH" in found:
+        found.setdefault("RAY_AUTH_MODE", "token")
     found["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else a loopback address is refused
     return found
 
@@ -104,7 +105,8 @@ def _shown(has: Mapping[str, Any]) -> str:
         total = sum(each.get(resource, 0) for each in nodes)
         return f"{free.get(resource, 0):g} of {total:g} {name} free"
 
-    return f"{len(nodes)} nodes; {part('GPUs', 'GPU')}, {part('CPUs', 'CPU')}."
+    plural = "s" * (len(nodes) != 1)
+    return f"{len(nodes)} node{plural}; {part('GPUs', 'GPU')}, {part('CPUs', 'CPU')}."
 
 
 def _fits(endpoint: Endpoint, node: Mapping[str, float]) -> bool:

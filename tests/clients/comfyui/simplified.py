@@ -12,11 +12,13 @@ from comfy_api_simplified import ComfyApiWrapper, ComfyWorkflowWrapper
 URL, KEY = os.environ["URL"], os.environ["KEY"]
 PROMPT = json.loads(os.environ["PROMPT"])
 
+TITLES = {"6": "positive", "9": "Save Image"}
+
 
 def main() -> None:
     api = ComfyApiWrapper(URL, user="anyone", password=KEY)
-    for id, title in (("3", "KSampler"), ("6", "positive"), ("9", "Save Image")):
-        PROMPT[id]["_meta"] = {"title": title}
+    for id, node in PROMPT.items():
+        node["_meta"] = {"title": TITLES.get(id, node["class_type"])}
     workflow = ComfyWorkflowWrapper(PROMPT)
     workflow.set_node_param("positive", "text", "a large red circle on white")
     workflow.set_node_param("KSampler", "steps", 3)

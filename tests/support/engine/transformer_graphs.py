@@ -45,7 +45,7 @@ def flux_graph(
             clip_name2="tiny-clip-l.safetensors",
             type="flux",
         ),
-        "3": node("VAELoader", vae_name="tiny-ae.safetensors"),
+        "3": node("VAELoader", vae_name="tiny-flux-ae.safetensors"),
         "12": node("CLIPTextEncode", text=text, clip=["2", 0]),
         "4": node("FluxGuidance", conditioning=["12", 0], guidance=guidance),
         "5": node("CLIPTextEncode", text=negative, clip=["2", 0]),

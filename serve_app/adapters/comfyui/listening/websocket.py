@@ -12,8 +12,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from events.store.records import ApiKey, Scope
 from serve_app.access.permissions import require_scope
+from serve_app.adapters.comfyui.listening.session import Session
 from serve_app.adapters.comfyui.prompts import CLIENT_ID
-from serve_app.adapters.comfyui.session import Session
 from serve_app.adapters.comfyui.twins import twin
 from serve_app.adapters.credentials import adapter_caller
 from serve_app.auth import may_go_on

@@ -15,11 +15,17 @@ from events.types import Cancelled, Completed, Erased, Event, Failed, Submitted
 from events.wire.progress import JobProgress
 from serve_app.adapters.comfyui.catalogue import server_features
 from serve_app.adapters.comfyui.files import class_of, media_type_of, outputs_of
-from serve_app.adapters.comfyui.messages import Message, executing, message, of_job, picture
+from serve_app.adapters.comfyui.listening.messages import (
+    Message,
+    executing,
+    message,
+    of_job,
+    picture,
+)
+from serve_app.adapters.comfyui.listening.watched import WatchedJobs
 from serve_app.adapters.comfyui.prompts import status
 from serve_app.adapters.comfyui.reading import caught_up, open_jobs, remaining
 from serve_app.adapters.comfyui.records import error_of, prompt_of
-from serve_app.adapters.comfyui.watched import WatchedJobs
 from serve_app.job_state import current_job
 from serve_app.live.listener import Listener, Passing
 from serve_app.replica import Replica

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from events.types import Cancelled, Completed, Erased, Event, Failed, Started, Submitted
 from events.wire.progress import JobProgress
-from serve_app.adapters.comfyui.messages import (
+from serve_app.adapters.comfyui.listening.messages import (
     Message,
     executing,
     of_job,
