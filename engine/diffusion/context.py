@@ -32,12 +32,12 @@ from engine.diffusion.loading.store import Load, ModelStore, Read
 from engine.diffusion.model import Model
 from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
+from engine.diffusion.samplers.noise import NoiseConfig
 from engine.diffusion.text import webui as webui_text
 from engine.diffusion.text.encoding import Clip, chunks_of, encode, encode_each, padded_to_length
 from engine.diffusion.text.webui import Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
-    NoiseConfig,
     Refiner,
     SamplerSchedule,
     trajectory,

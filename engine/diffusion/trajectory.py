@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,13 +17,19 @@ from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.images.latents import Latent, Mask, noise_like
-from engine.diffusion.inpainting import MaskSteps, concat_latent, fitted_mask, inpainting
+from engine.diffusion.inpainting import (
+    KeptNoise,
+    MaskSteps,
+    concat_latent,
+    fitted_mask,
+    inpainting,
+)
 from engine.diffusion.model import Model
 from engine.diffusion.patches.patched_calls import guided_x0, is_self_guided, patched_by_sigma
 from engine.diffusion.samplers.lookup import DEFAULT, SamplerOptions, sampling_of
 from engine.diffusion.samplers.noise import (
-    UNVARIED,
-    Variation,
+    NoiseConfig,
+    NoiseScale,
     drawn_noise,
     independent_noise,
     shifted,
@@ -98,25 +103,6 @@ class Refiner:
         levels = self.model.levels
         passed = levels.last_timestep - levels.timestep_near(sigma)
         return passed / (levels.last_timestep + 1) >= self.switch_at
-
-
-NoiseScale: TypeAlias = Literal["comfyui", "sigma", "unit variance"]
-"""What the noise of the start is multiplied with: the first sigma, or what gives a latent of unit
-variance after `Model.scaled_input`. ComfyUI does the latter at the model's largest sigma alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseConfig:
-    """The noise that sampling adds, at the start and in the steps."""
-
-    seed: int
-    adds_noise: bool = True
-    """False: the latent has its noise already."""
-    step_seed_offset: int | None = 0
-    """What is added to `seed` for the noise of the steps; None: it goes on where that of the start
-    ends."""
-    scale: NoiseScale = "comfyui"
-    variation: Variation = UNVARIED
 
 
 def trajectory(
@@ -260,7 +246,7 @@ def _start_noise(
     if not config.adds_noise:
         return torch.zeros_like(like), generator
     noise = varied(start_noise(latent, generator), config.seed, config.variation)
-    return noise.to(like), generator
+    return noise.to(like) * config.multiplier, generator
 
 
 def _sampling(
@@ -280,11 +266,11 @@ def _sampling(
     )
 
 
-def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> Tensor:
+def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
     """The noise of the part that a mask keeps."""
     if schedule.row.own_mask_noise:
-        return noise_like(noise, shifted(config.seed, 1)).to(noise)
-    return noise
+        noise = noise_like(noise, shifted(config.seed, 1)).to(noise)
+    return KeptNoise(noise, config.renews_kept)
 
 
 def _noise_scale(scale: NoiseScale, sigma: Tensor, levels: NoiseLevels) -> Tensor:

@@ -22,12 +22,15 @@ from engine.webui.sampler_names import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
     from engine.diffusion.model import Model
     from engine.diffusion.samplers.lookup import SamplerOptions
-    from engine.diffusion.trajectory import Guidance, NoiseConfig, Refiner
+    from engine.diffusion.samplers.noise import NoiseConfig
+    from engine.diffusion.trajectory import Guidance, Refiner
 
 SAMPLERS = Choice(tuple(SAMPLER_OF), resolve=sampler_alone)
 SCHEDULERS = Choice(tuple(SCHEDULER_OF), resolve=scheduler_alone)
@@ -35,6 +38,12 @@ _TEXTS = ("positive", "negative")
 _NOISE_BYTES = 6 * 16 / CELL**2
 """Of a pixel: six tensors of four channels while two noises are put together."""
 _ANY_SIGMA = 1e9
+TAKEN_STEPS = Int(
+    0,
+    min=0,
+    max=10_000,
+    tooltip="So many of the last steps of the schedule are taken; 0: as denoise says.",
+)
 _RESIZED = Int(
     0,
     min=0,
@@ -46,7 +55,8 @@ _RESIZED = Int(
 
 def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
     """Of the model, or of the refiner where that takes more; and of noise of another size."""
-    real = {**inputs, "steps": steps_of(inputs["scheduler"], inputs["steps"])}
+    steps = steps_of(inputs["scheduler"], inputs["steps"])
+    real = {**inputs, "steps": min(steps, inputs.get("taken_steps") or steps)}
     parts = [
         k_sampler.estimated({**real, **each})
         for each in ({}, _of_refiner(inputs, "model", *_TEXTS))
@@ -110,6 +120,13 @@ def _varied_pixels(inputs: Mapping[str, Any]) -> float:
         ),
         "seed_resize_from_w": _RESIZED,
         "seed_resize_from_h": _RESIZED,
+        "taken_steps": TAKEN_STEPS,
+        "noise_multiplier": Float(
+            1.0, min=0.0, max=10.0, tooltip="What the noise of the start is multiplied with."
+        ),
+        "renews_kept": Boolean(
+            True, tooltip="What a mask keeps gets its noise anew in each call of the model."
+        ),
         "refiner_model": Link("MODEL", tooltip="Takes the model's place near the end."),
         "refiner_positive": Link("CONDITIONING"),
         "refiner_negative": Link("CONDITIONING"),
@@ -145,7 +162,7 @@ def webui_sampler(
     from engine.diffusion.trajectory import Guidance, SamplerSchedule
 
     sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
-    whole = None
+    sigmas, whole = last_steps(sigmas, options.get("taken_steps", 0)), None
     if continues_noise and denoise:
         total = int(steps / denoise)
         whole = context.sigmas(model, scheduler, total, 1.0, sampler=sampler_name)
@@ -162,6 +179,11 @@ def webui_sampler(
     return (latent,)
 
 
+def last_steps(sigmas: Tensor, taken: int) -> Tensor:
+    """The end of a schedule that has so many steps; all of it for 0."""
+    return sigmas[-(taken + 1) :] if taken else sigmas
+
+
 def _sampler_options(inputs: Mapping[str, Any]) -> SamplerOptions:
     from engine.diffusion.samplers.ancestral import Churn
     from engine.diffusion.samplers.lookup import SamplerOptions
@@ -173,8 +195,7 @@ def _sampler_options(inputs: Mapping[str, Any]) -> SamplerOptions:
 
 
 def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool) -> NoiseConfig:
-    from engine.diffusion.samplers.noise import Variation
-    from engine.diffusion.trajectory import NoiseConfig
+    from engine.diffusion.samplers.noise import NoiseConfig, Variation
 
     delta = inputs["eta_noise_seed_delta"]
     sides = [inputs.get(f"seed_resize_from_{side}", 0) for side in "hw"]
@@ -188,6 +209,8 @@ def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool
             inputs.get("subseed_strength", 0.0),
             (height, width) if height and width else None,
         ),
+        multiplier=inputs.get("noise_multiplier", 1.0),
+        renews_kept=inputs.get("renews_kept", True),
     )
 
 
