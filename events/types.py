@@ -118,6 +118,10 @@ class Submitted(JobEvent):
     preview: Literal[True] | None = None
     bare: Literal[True] | None = None
     """Its images do not say how they were made."""
+    image_format: str | None = None
+    """Of its images: `webp` or `jpeg`; None is PNG."""
+    image_quality: int | None = None
+    """1 to 100 of these formats; a WebP of 100 is lossless."""
     cost: JobCost | None = None
     """None where the version that accepted it knew no costs."""
     retry_of: str | None = None

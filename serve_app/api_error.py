@@ -39,10 +39,14 @@ class ApiError(Exception):
             "details": self.details,
             "extra_info": self.extra_info,
         }
-        text = json.dumps({"error": error, "node_errors": self.node_errors}, ensure_ascii=False)
+        return self.response_with({"error": error, "node_errors": self.node_errors})
+
+    def response_with(self, body: Mapping[str, Any]) -> Response:
+        """The answer with a body in another form."""
+        text = json.dumps(body, ensure_ascii=False)
         # Half of a surrogate pair, which UTF-8 cannot hold, becomes its escape, as JSON has it too.
-        body = text.encode("utf-8", "backslashreplace")
-        return Response(body, self.status, self.headers, media_type="application/json")
+        data = text.encode("utf-8", "backslashreplace")
+        return Response(data, self.status, self.headers, media_type="application/json")
 
 
 def retry_after(seconds: int) -> dict[str, str]:

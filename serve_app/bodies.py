@@ -48,13 +48,16 @@ class Bodies:
             yield stream
 
     @asynccontextmanager
-    async def json(self, request: Request, owner: str) -> AsyncGenerator[tuple[bytes, Any]]:
+    async def json(
+        self, request: Request, owner: str, *, max_bytes: int | None = None
+    ) -> AsyncGenerator[tuple[bytes, Any]]:
         """The body, and the same parsed; its turn lasts as long as the context.
 
+        `max_bytes`: of a route whose bodies may be larger than `DARKROOM_MAX_BODY_BYTES`.
         Raises ApiError: 415 for another media type, 400 `invalid_json`, and as `chunks` does.
         """
         require_json(request)
-        async with self.chunks(request, owner, max_bytes=self._max_bytes) as chunks:
+        async with self.chunks(request, owner, max_bytes=max_bytes or self._max_bytes) as chunks:
             body = await joined(chunks)
             is_quick = len(body) <= QUICK_BYTES
             yield body, await self._checks.run(owner, parse_json, body, is_quick=is_quick)

@@ -8,6 +8,7 @@ RequestRefused
 │   ├── EndpointForbidden       the key may not use this endpoint
 │   └── CallbackHostForbidden   the key may not call this host back
 ├── CallbackUrlMissing      nobody to tell of what is asked for
+├── QualityOfPng            it has none
 ├── EndpointNotFound        also for one of another owner
 ├── EndpointExists
 ├── EndpointChanged         it has another revision than the caller said
@@ -78,6 +79,10 @@ class CallbackHostForbidden(KeyRefused):
 
 class CallbackUrlMissing(RequestRefused):
     """`callback_events` says what a `callback_url` is told of. Add one."""
+
+
+class QualityOfPng(RequestRefused):
+    """A PNG has no quality. Ask for `image_format` webp or jpeg, or leave `image_quality` out."""
 
 
 class EndpointNotFound(RequestRefused):

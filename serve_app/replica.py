@@ -66,11 +66,11 @@ class Replica:
         """This replica's part of them."""
         self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
         self.bodies = Bodies(http, self._checks)
-        self._withdrawals = Withdrawals(
+        self.withdrawals = Withdrawals(
             log=services.log, writer=services.writer, queue=services.queue
         )
         self.acceptance = Acceptance(
-            services, self._withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
+            services, self.withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
         )
         self.upload_store = _upload_store(services, self.acceptance)
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
@@ -84,7 +84,7 @@ class Replica:
     async def stop(self) -> None:
         await self.streams.stop()
         await self.acceptance.stop()
-        await self._withdrawals.stop()
+        await self.withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
         self.upload_store.stop()
@@ -107,6 +107,8 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
         max_open_jobs=settings.max_open_jobs,
         max_cost=settings.max_cost,
         embed_metadata=settings.embed_metadata,
+        image_format=settings.image_format,
+        image_quality=settings.image_quality,
         endpoints=settings.endpoints,
         callback_hosts=settings.callback_hosts,
     )

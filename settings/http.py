@@ -49,7 +49,9 @@ class HttpSettings(Group):
     """How long a caller may send nothing of a body, or take nothing of an answer, or less than 256
     kB of a file. Whoever waits for an answer, or for the next event, has nothing to send."""
     max_body_bytes: PositiveInt = 512 * 1024
-    """The longest request body that is accepted."""
+    """The longest request body that is accepted, without the images in it."""
+    max_image_body_bytes: PositiveInt = 16 * 1024**2
+    """The longest body that is accepted where images may be part of it, in base64 or as a form."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
     max_streams: PositiveInt = 2000
@@ -123,3 +125,6 @@ class AdapterSettings(Group):
     """Whether OpenAI's images API is served below `/v1/images`."""
     max_body_bytes: PositiveInt = 32 * 1024**2
     """The longest body of a request of these protocols that carries images as text."""
+    max_wait_s: PositiveFloat = 600.0
+    """How long a request of these protocols that is answered with the pictures themselves waits
+    for them. After that its answer names the job, which goes on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt
 from pydantic_settings import SettingsConfigDict
@@ -10,6 +10,8 @@ from pydantic_settings import SettingsConfigDict
 from settings.fields import HostPatterns, Names
 from settings.group import Group
 
+ImageFormat: TypeAlias = Literal["png", "webp", "jpeg"]
+"""Of the files that images are stored as."""
 LONGEST_GRACE_S = 366 * 86400.0
 """The longest that an old key may still work after a rotation."""
 
@@ -33,6 +35,12 @@ class KeySettings(Group):
     embed_metadata: bool = True
     """Whether the images of a key that does not say it tell how they were made: graph, prompt and
     seed."""
+    image_format: ImageFormat = "png"
+    """The format of the images of a key that has none of its own, where a request names none:
+    `png`, `webp` or `jpeg`."""
+    image_quality: Annotated[int, Field(ge=1, le=100)] = 90
+    """The quality of WebP and JPEG images where neither request nor key name one; a WebP of 100 is
+    lossless."""
     endpoints: Names = ("*",)
     """The endpoints that a key may use if it has no list of its own; `*` is all of them."""
     callback_hosts: HostPatterns = ("*",)

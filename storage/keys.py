@@ -7,13 +7,19 @@ import hashlib
 UPLOADS = "uploads"
 ARCHIVE = "archive"
 PNG = "image/png"
+WEBP = "image/webp"
+JPEG = "image/jpeg"
 SAFETENSORS = "application/x-safetensors"
-_SUFFIXES = {PNG: "png", SAFETENSORS: "latent"}
+_SUFFIXES = {PNG: "png", WEBP: "webp", JPEG: "jpg", SAFETENSORS: "latent"}
+_SUFFIX_OF_OTHERS = "bin"
 
 
 def file_name(index: int, media_type: str | None) -> str:
-    """The name of a job's file; `media_type` None means a PNG image."""
-    return f"{index}.{_SUFFIXES[media_type or PNG]}"
+    """The name of a job's file; `media_type` None means a PNG image.
+
+    One that this version does not know is that of a later version's file, which is shown as well.
+    """
+    return f"{index}.{_SUFFIXES.get(media_type or PNG, _SUFFIX_OF_OTHERS)}"
 
 
 def file_key(job_id: str, attempt: int, name: str) -> str:

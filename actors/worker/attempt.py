@@ -17,9 +17,9 @@ from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, Ord
 from actors.worker.failure import code_of
 from actors.worker.heartbeat import Heartbeat
 from actors.worker.lease import Lease, Loss
-from actors.worker.plan import Plan, plan_text
+from actors.worker.plan import Plan
 from actors.worker.progress import ReportProgress, job_progress
-from actors.worker.result_file import encode_result
+from actors.worker.result_file import planned_file
 from actors.worker.run_mark import RunMark
 from engine.errors import (
     DeviceFailed,
@@ -241,7 +241,7 @@ class Attempt:
         """What an earlier attempt has stored is not stored again."""
         if self._job.image(result.index) is not None:
             return
-        file = await asyncio.to_thread(encode_result, result, plan_text(plan, result))
+        file = await asyncio.to_thread(planned_file, plan, result)
         name = file_name(result.index, file.media_type)
         key = file_key(self._job.id, self._job.attempts, name)
         await self._reach_store(partial(self._images.put, key, file.content))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actors.worker.image_file import AS_PNG, ImageEncoding
 from engine.extra_data import pnginfo_of
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
@@ -34,6 +35,8 @@ class Plan:
     """The WebUI's text for the image of that index, in the flavour that is its own."""
     is_bare: bool = False
     """Its images do not say how they were made."""
+    encoding: ImageEncoding = AS_PNG
+    """Of its images."""
 
 
 def planner(
@@ -46,7 +49,9 @@ def planner(
     """
 
     def plan(job: Job) -> Plan:
-        return replace(plan_of(job), is_bare=bool(job.submitted.bare))
+        submitted = job.submitted
+        encoding = ImageEncoding.asked(submitted.image_format, submitted.image_quality)
+        return replace(plan_of(job), is_bare=bool(submitted.bare), encoding=encoding)
 
     def plan_of(job: Job) -> Plan:
         request, own = job.submitted.request, _limits_of(job, limits)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from actors.worker.png import encode_png
+from actors.worker.image_file import AS_PNG, ImageEncoding, encode_image
+from actors.worker.plan import Plan, plan_text
 from engine.reports import ImageReady, LatentReady
 from storage.keys import SAFETENSORS
 
@@ -22,15 +23,24 @@ class ResultFile:
     width: int
     height: int
     media_type: str | None = None
-    """None: an image."""
+    """None: a PNG."""
 
 
-def encode_result(result: ImageReady | LatentReady, text: Mapping[str, str]) -> ResultFile:
-    """`text` is what the file says of itself."""
+def planned_file(plan: Plan, result: ImageReady | LatentReady) -> ResultFile:
+    return encode_result(result, plan_text(plan, result), plan.encoding)
+
+
+def encode_result(
+    result: ImageReady | LatentReady,
+    text: Mapping[str, str],
+    encoding: ImageEncoding = AS_PNG,
+) -> ResultFile:
+    """`text` is what the file says of itself; `encoding` is for images."""
     match result:
         case ImageReady(pixels=pixels):
             height, width, _ = pixels.shape
-            return ResultFile(encode_png(pixels, text), width, height)
+            content, media_type = encode_image(pixels, text, encoding)
+            return ResultFile(content, width, height, media_type)
         case LatentReady(samples=samples):
             height, width = (side * _PIXELS_PER_CELL for side in samples.shape[-2:])
             return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)

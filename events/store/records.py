@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from events.types import Priority
 from settings.graph import Compatibility, GraphSettings
+from settings.keys import ImageFormat
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -44,6 +45,10 @@ class KeyLimits:
     """Megapixel-steps of one job; 0: as many as its endpoint takes."""
     embed_metadata: bool | None = None
     """Whether images say how they were made."""
+    image_format: ImageFormat | None = None
+    """Of images whose request names none."""
+    image_quality: int | None = None
+    """1 to 100, of WebP and JPEG images whose request names none."""
     weight: float | None = None
     """Of its owner's turns on an endpoint, while others wait; None is 1."""
     priority: Priority | None = None

@@ -171,6 +171,8 @@ API_KEYS = _table(
     sa.Column("max_open_jobs", sa.BigInteger),
     sa.Column("max_cost", sa.Double),
     sa.Column("embed_metadata", sa.Boolean),
+    sa.Column("image_format", sa.String),
+    sa.Column("image_quality", sa.Integer),
     sa.Column("endpoints", sa.String),
     sa.Column("callback_hosts", sa.String),
     sa.Column("weight", sa.Double),

@@ -20,6 +20,7 @@ from events.types import Submitted
 from serve_app.acceptance.callback_check import CallbackCheck
 from serve_app.acceptance.checker import Checker, checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
+from serve_app.acceptance.image_output import recorded_output
 from serve_app.acceptance.input_files import resolve_input_files
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.kept_bytes import OwnedBytes
@@ -139,11 +140,19 @@ class Acceptance:
             alone=request.alone or None,
             preview=request.preview or None,
             bare=True if request.key.limits.embed_metadata is False else None,
+            **recorded_output(request),
             cost=_recorded(checked.cost),
             terms=terms_of(endpoint, services.graph_settings),
             weight=request.key.limits.weight,
             priority=request.key.limits.priority,
         )
+
+    def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
+        """That of a diffusion request that names none; None where there is none at all.
+
+        May wait for the models folder. Raises ModelsUnavailable.
+        """
+        return self._checker(endpoint, key).checkpoint()
 
     def _checker(self, endpoint: Endpoint, key: ApiKey) -> Checker:
         services = self._services

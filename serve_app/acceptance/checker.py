@@ -121,8 +121,8 @@ class Checker:
         given = parse_parameters(body, self.compatibility)
         parameters = with_seed(expanded(given, self.catalogue.models), draw_seed)
         default = self.default_checkpoint
-        if default is None and given.checkpoint is None:
-            default = self._first_checkpoint()
+        if given.checkpoint is None:
+            default = self.checkpoint()
         compiled = compile_parameters(
             parameters, self.catalogue, self.limits, default_checkpoint=default
         )
@@ -147,7 +147,10 @@ class Checker:
             compiled=compiled.prompt,
         )
 
-    def _first_checkpoint(self) -> str | None:
+    def checkpoint(self) -> str | None:
+        """That of a request that names none. Raises ModelsUnavailable."""
+        if self.default_checkpoint is not None:
+            return self.default_checkpoint
         return next(iter(self.catalogue.models.names(CHECKPOINTS)), None)
 
     def _require_metadata(self, graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.checks import QUICK_BYTES
+from settings.keys import ImageFormat
 
 _ESCAPE = b"\\u"  # of JSON; it may stand for any of the others
 _TEXTS = (b"[", b"|", _ESCAPE)
@@ -29,6 +30,10 @@ class GenerateRequest:
     """What the caller is told of before the end; None is nothing."""
     alone: bool = False
     preview: bool = False
+    image_format: ImageFormat | None = None
+    """None: that of the key."""
+    image_quality: int | None = None
+    """1 to 100; None: that of the key."""
     idempotency_key: str | None = None
     traceparent: str | None = None
     fingerprint: str = field(init=False)
@@ -40,6 +45,8 @@ class GenerateRequest:
         callback = "" if self.callback_url is None else f"={self.callback_url}"
         asked = [name for name in ("alone", "preview") if getattr(self, name)]
         asked += self.callback_events or ()
+        of_images = {"format": self.image_format, "quality": self.image_quality}
+        asked += [f"image_{name}={value}" for name, value in of_images.items() if value is not None]
         text = "\0".join((self.flavour, self.endpoint, callback, *asked))
         said = text.encode("utf-8", "surrogatepass") + b"\0" + self.body
         object.__setattr__(self, "fingerprint", hashlib.sha256(said).hexdigest())

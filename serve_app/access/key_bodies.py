@@ -21,6 +21,7 @@ from events.store.records import ApiKey, KeyLimits, Scope
 from events.types import Priority
 from serve_app.openapi.request_bodies import model_body
 from settings.fields import HostPattern
+from settings.keys import ImageFormat
 
 USUAL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
 _LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
@@ -87,6 +88,16 @@ class Limits(Members):
     )
     embed_metadata: bool | None = Field(
         default=None, description="Whether images say how they were made: graph, prompt and seed"
+    )
+    image_format: ImageFormat | None = Field(
+        default=None, description="Of its images where a request names none"
+    )
+    image_quality: int | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description="Of its WebP and JPEG images where a request names none; a WebP of 100 is "
+        "lossless",
     )
     weight: float | None = Field(
         default=None,

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from serve_app.adapters.adapter import Adapter
+from serve_app.adapters.openai import errors as openai_errors
+from serve_app.adapters.openai import routes as openai
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = ()
+ADAPTERS: tuple[Adapter, ...] = (
+    Adapter(
+        name="openai",
+        routers=(openai.router,),
+        prefixes=(openai.IMAGES,),
+        error_form=openai_errors.error_response,
+    ),
+)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:

@@ -12,16 +12,19 @@ import typer
 from PIL import Image
 
 from engine.errors import ParametersInvalid
+from engine.webui.infotext.exif import read_user_comment
 from engine.webui.infotext.reading import read_infotext
 from engine.webui.parameters import parse_parameters
 from serve_app.cli.exit_codes import ExitCode
 from serve_app.cli.terminal import fail, stderr, wants_json
 
-_PNG = b"\x89PNG\r\n\x1a\n"
+_BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"RIFF": "WEBP"}
 
 TextArgument = Annotated[
     Path | None,
-    typer.Argument(help="A file with the text, or a PNG that has it; without one, standard input."),
+    typer.Argument(
+        help="A file with the text, or an image that has it; without one, standard input."
+    ),
 ]
 
 
@@ -45,10 +48,14 @@ def infotext(text: TextArgument = None) -> None:
 
 def _text(data: bytes) -> str:
     """Raises ValueError."""
-    if not data.startswith(_PNG):
+    kind = next((kind for start, kind in _BEGINNINGS.items() if data.startswith(start)), None)
+    if kind is None:
         return data.decode()
-    with Image.open(BytesIO(data)) as image:
-        text = getattr(image, "text", {}).get("parameters")
+    with Image.open(BytesIO(data), formats=[kind]) as image:
+        if kind == "PNG":
+            text = getattr(image, "text", {}).get("parameters")
+        else:
+            text = read_user_comment(image)
     if text is None:
-        raise ValueError("This PNG has no generation text.")
+        raise ValueError("This image has no generation text.")
     return str(text)

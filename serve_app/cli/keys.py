@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
@@ -58,6 +59,13 @@ MetadataOption = Annotated[
     bool | None,
     typer.Option("--metadata/--no-metadata", help="Whether its images say how they were made."),
 ]
+FormatOption = Annotated[
+    str | None, typer.Option(help="Of its images, where a request names none: png, webp or jpeg.")
+]
+QualityOption = Annotated[
+    int | None,
+    typer.Option(help="Of its WebP and JPEG images: 1 to 100; a WebP of 100 is lossless."),
+]
 EndpointOption = Annotated[
     list[str] | None, typer.Option(help="It may use this one; may be repeated.")
 ]
@@ -85,6 +93,8 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     max_open_jobs: OpenJobsOption = None,
     max_cost: MaxCostOption = None,
     metadata: MetadataOption = None,
+    image_format: FormatOption = None,
+    image_quality: QualityOption = None,
     endpoint: EndpointOption = None,
     callback_host: CallbackHostOption = None,
     weight: WeightOption = None,
@@ -97,20 +107,22 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
         max_open_jobs=max_open_jobs,
         max_cost=max_cost,
         embed_metadata=metadata,
+        image_format=image_format,
+        image_quality=image_quality,
         endpoints=tuple(endpoint) if endpoint else None,
         callback_hosts=tuple(callback_host) if callback_host else None,
         weight=weight,
         priority=priority,
     )
-    expires_at = utc_now() + timedelta(days=days) if days is not None else None
-    text, key = mint(
-        owner,
-        name or owner,
-        scope or USUAL_SCOPES,
-        created_at=utc_now(),
-        expires_at=expires_at,
-        limits=limits,
-    )
+    _add_key(owner, name or owner, scope or USUAL_SCOPES, days=days, limits=limits)
+
+
+def _add_key(
+    owner: str, name: str, scopes: Iterable[Scope], *, days: float | None, limits: KeyLimits
+) -> None:
+    now = utc_now()
+    expires_at = now + timedelta(days=days) if days is not None else None
+    text, key = mint(owner, name, scopes, created_at=now, expires_at=expires_at, limits=limits)
     settings = with_secret(Settings.load())
     asyncio.run(with_keys(settings.stores, lambda store: store.add(key)))
     _show_once(settings, text, key)

@@ -64,7 +64,7 @@ async def job_events(
     if job.end is not None and after >= job.position:
         return Response(status_code=204)
     return replica.streams.of_job(
-        job, after=after, may_go_on=_may_go_on(request, key), server=request.scope.get("server")
+        job, after=after, may_go_on=may_go_on(request, key), server=request.scope.get("server")
     )
 
 
@@ -87,18 +87,18 @@ async def owner_events(
         key.owner,
         Filter(status=status, endpoint=endpoint),
         after=cursor if last_event_id is None else last_event_id,
-        may_go_on=_may_go_on(request, key),
+        may_go_on=may_go_on(request, key),
         server=request.scope.get("server"),
     )
 
 
-def _may_go_on(request: Request, key: ApiKey) -> MayGoOn:
+def may_go_on(request: Request, key: ApiKey, scope: Scope = Scope.READ) -> MayGoOn:
     """Asked now and then: a key may be revoked while its stream is open."""
 
     async def ask() -> bool:
         try:
             now = await caller(request)
-            require_scope(now, Scope.READ)
+            require_scope(now, scope)
         except KeyRefused:
             return False
         except DatabaseUnavailable:

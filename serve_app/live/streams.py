@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from events.job import Job
@@ -61,11 +61,8 @@ class Streams:
 
         @asynccontextmanager
         async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-            with self._open.hold(job.submitted.owner):
-                self._server_end.begin(server)
-                async with self._listener(job) as listener:
-                    # Read now: what is stored between the two is not missed.
-                    stored = await self._stored(job.id)
+            with self.place(job.submitted.owner, server):
+                async with self.watch(job) as (listener, stored):
                     following = Following(
                         listener,
                         may_go_on=may_go_on,
@@ -94,8 +91,7 @@ class Streams:
 
         @asynccontextmanager
         async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-            with self._open.hold(owner):
-                self._server_end.begin(server)
+            with self.place(owner, server):
                 async with self._broadcaster.watch_owner(owner, only, after=after) as listener:
                     following = Following(
                         listener,
@@ -106,6 +102,23 @@ class Streams:
                     yield following.messages((), after=listener.after)
 
         return EventStream(open_stream, send_timeout_s=self._settings.stream_send_timeout_s)
+
+    @contextmanager
+    def place(self, owner: str, server: tuple[str, int | None] | None) -> Generator[None]:
+        """Hold the place of one stream. Raises TooManyStreams."""
+        with self._open.hold(owner):
+            self._server_end.begin(server)
+            yield
+
+    @asynccontextmanager
+    async def watch(self, job: Job) -> AsyncGenerator[tuple[Listener, list[LiveEvent]]]:
+        """What is told of the job from now on, and what is stored by now.
+
+        Raises LogUnavailable, and what `History.read` raises.
+        """
+        async with self._listener(job) as listener:
+            # Read now: what is stored between the two is not missed.
+            yield listener, await self._stored(job.id)
 
     async def stop(self) -> None:
         self._server_end.stop()

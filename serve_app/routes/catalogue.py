@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -12,6 +12,7 @@ from engine.graph.families import Family, family_of
 from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from engine.webui.sampler_names import NEW_SAMPLERS, NEW_SCHEDULERS, follows_timesteps
+from serve_app.adapters.openai.models import listed_models
 from serve_app.auth import READ, ReadKey
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
@@ -36,8 +37,20 @@ class ModelItem(BaseModel):
     )
 
 
+class ModelObject(BaseModel):
+    id: str = Field(description="An endpoint's id, or a checkpoint's name")
+    object: Literal["model"]
+    created: int = Field(description="0: not known")
+    owned_by: str
+
+
 class ModelList(BaseModel):
     models: list[ModelItem]
+    object: Literal["list"] = "list"
+    data: list[ModelObject] = Field(
+        description="What `model` of a request of OpenAI's images API may name, as its clients "
+        "read it"
+    )
 
 
 class SamplerItem(BaseModel):
@@ -62,7 +75,7 @@ class SchedulerList(BaseModel):
 
 
 @router.get("/models")
-async def list_models(replica: ReplicaDep) -> ModelList:
+async def list_models(key: ReadKey, replica: ReplicaDep) -> ModelList:
     """The models that are there now."""
     folder = replica.services.catalogue.models
 
@@ -73,7 +86,8 @@ async def list_models(replica: ReplicaDep) -> ModelList:
             for name in folder.names(kind)
         ]
 
-    return ModelList(models=await asyncio.to_thread(read))
+    data = [ModelObject(**each) for each in await listed_models(replica, key)]
+    return ModelList(models=await asyncio.to_thread(read), data=data)
 
 
 @router.get("/samplers")

@@ -17,7 +17,7 @@ from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
 from serve_app.services import Services
-from storage.keys import PNG, SAFETENSORS, file_name
+from storage.keys import JPEG, PNG, SAFETENSORS, WEBP, file_name
 from storage.tokens import is_file_token
 
 _NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z]+")
@@ -29,7 +29,9 @@ router = APIRouter(prefix="/files", tags=["files"], responses=documented(400, 40
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     # Without their media types, for which generators of clients leave a route out.
-    200: {"description": f"The image, `{PNG}`, or the latent, `{SAFETENSORS}`"},
+    200: {
+        "description": f"The image, `{PNG}`, `{WEBP}` or `{JPEG}`, or the latent, `{SAFETENSORS}`"
+    },
     206: {"description": "The part of it that Range names"},
     304: {"description": "The image is the one that If-None-Match names"},
     **documented(410, 416),

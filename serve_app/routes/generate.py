@@ -23,6 +23,7 @@ from serve_app.openapi.error_responses import documented
 from serve_app.openapi.request_bodies import request_body
 from serve_app.replica import ReplicaDep
 from serve_app.routes.direct_route import DirectRoute
+from settings.keys import ImageFormat
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -53,6 +54,19 @@ Alone = Annotated[
 Preview = Annotated[
     bool,
     Query(description="Show on the stream of the job's events what its picture looks like so far"),
+]
+Format = Annotated[
+    ImageFormat | None,
+    Query(description="Of the files of its images; absent: that of the key, PNG unless set up"),
+]
+Quality = Annotated[
+    int | None,
+    Query(
+        ge=1,
+        le=100,
+        description="Of WebP and JPEG; a WebP of 100 is lossless. Absent: that of the key, 90 "
+        "unless set up",
+    ),
 ]
 IdempotencyKey = Annotated[
     str | None,
@@ -117,6 +131,8 @@ def _generate(flavour: Flavour) -> Handler:
         callback_events: CallbackEvents = None,
         alone: Alone = False,
         preview: Preview = False,
+        image_format: Format = None,
+        image_quality: Quality = None,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         began = utc_now()
@@ -132,8 +148,10 @@ def _generate(flavour: Flavour) -> Handler:
                     callback_events=events_before_end(callback_events, callback_url),
                     alone=alone,
                     preview=preview,
+                    image_format=image_format,
+                    image_quality=image_quality,
                     idempotency_key=idempotency_key,
-                    traceparent=_traceparent(request),
+                    traceparent=traceparent_of(request),
                 )
             )
         replica.note_accepted(job, began=began)
@@ -142,7 +160,7 @@ def _generate(flavour: Flavour) -> Handler:
     return generate
 
 
-def _traceparent(request: Request) -> str | None:
+def traceparent_of(request: Request) -> str | None:
     """That of the caller, if it is well-formed."""
     given = request.headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else None

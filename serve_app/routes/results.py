@@ -85,7 +85,7 @@ async def result_answer(
     wait_s = min(wait_s, services.http_settings.max_wait_s)
     if job.end is None and wait_s > 0:
         with replica.waits.hold(key.owner):
-            job = await _ended_job(services, request, key, job, wait_s=wait_s)
+            job = await job_at_end(services, request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
     body = (await shown_result(replica, job)).body()
     headers = {"Cache-Control": "no-store"} | server_timing(job)
@@ -104,7 +104,7 @@ async def shown_result(replica: Replica, job: Job) -> ResultResponse:
     return result.model_copy(update={"progress": progress and progress.fraction})
 
 
-async def _ended_job(
+async def job_at_end(
     services: Services, request: Request, key: ApiKey, job: Job, *, wait_s: float
 ) -> Job:
     """The job once it has ended, or as it is after `wait_s` or once the caller has hung up."""

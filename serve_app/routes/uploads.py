@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
 from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import Upload
 from serve_app.api_error import ApiError, not_found
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.body import too_large, unsupported
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.uploads.form import TEXT_BYTES, read_form, require_form
 from serve_app.uploads.store import LATENT_SUFFIX
 from storage.keys import PNG, SAFETENSORS
 
 _FIELD = "image"
-_FORM_BYTES = 64 * 1024
-"""Room for the parts of a form beside its file."""
-_MAX_FIELDS = 16
 
 router = APIRouter(
     prefix="/v1/uploads", tags=["uploads"], responses=documented(400, 401, 403, 500, 503)
@@ -80,11 +73,11 @@ async def upload_image(request: Request, key: GenerateKey, replica: ReplicaDep) 
     `image` are passed over.
     """
     max_bytes = replica.services.http_settings.max_upload_bytes
-    _require_form(request)
-    form_bytes = max_bytes + _FORM_BYTES
+    require_form(request)
+    form_bytes = max_bytes + TEXT_BYTES
     async with replica.bodies.chunks(request, key.owner, max_bytes=form_bytes) as chunks:
-        file_name, data = await _read_form(request, chunks, max_bytes=max_bytes)
-        return _item(await replica.upload_store.add(key.owner, file_name, data))
+        file = (await read_form(request, chunks, max_file_bytes=max_bytes)).file(_FIELD)
+        return _item(await replica.upload_store.add(key.owner, file.name, file.data))
 
 
 @router.get("", response_model_exclude_none=True)
@@ -136,44 +129,6 @@ async def remove_upload(name: str, key: GenerateKey, replica: ReplicaDep) -> Non
     """Remove an input image. Jobs that were accepted with it still get it."""
     if not await replica.services.uploads.remove(key.owner, name, utc_now()):
         raise not_found("There is no such upload.")
-
-
-def _require_form(request: Request) -> None:
-    """Raises ApiError 415."""
-    content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        message = "Send the image as a file of a form (multipart/form-data)."
-        raise unsupported(message, content_type)
-
-
-async def _read_form(
-    request: Request, chunks: AsyncGenerator[bytes], *, max_bytes: int
-) -> tuple[str, bytes]:
-    """File name and bytes of the form's file. Raises ApiError 400, 408, 413."""
-    parser = MultiPartParser(
-        request.headers, chunks, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_FORM_BYTES
-    )
-    parser.spool_max_size = max_bytes + _FORM_BYTES  # it is read whole, so no file is needed
-    try:
-        part = (await parser.parse()).get(_FIELD)
-        if not isinstance(part, UploadFile) or not part.filename:
-            raise _invalid(f"The form has no file named {_FIELD!r}.")
-        name, data = part.filename, await part.read()
-    except (MultiPartException, UnicodeError) as error:
-        raise _invalid("The form cannot be read.", str(error)) from error
-    except ClientDisconnect as error:
-        raise _invalid("The form ended before it was complete.") from error
-    finally:
-        # Starlette itself does so where parsing fails, but not where a form has no end.
-        for file in parser._files_to_close_on_error:
-            file.close()
-    if len(data) > max_bytes:
-        raise too_large(max_bytes)
-    return name, data
-
-
-def _invalid(message: str, details: str = "") -> ApiError:
-    return ApiError(400, "invalid_upload", message, details=details)
 
 
 def _item(upload: Upload) -> UploadItem:

@@ -119,7 +119,7 @@ async def file_answer(
     wanted = range(file.size_bytes) if part is None else part
     headers["Content-Length"] = str(len(wanted))
     first = await images.get(file.key, wanted[:PART_BYTES])
-    return _FileAnswer(
+    return PartedAnswer(
         _parts(first, wanted[PART_BYTES:], images, file.key),
         200 if part is None else 206,
         headers,
@@ -136,7 +136,9 @@ async def _parts(first: bytes, rest: range, images: ImageStore, key: str) -> Asy
         rest = rest[PART_BYTES:]
 
 
-class _FileAnswer(TimedStream):
+class PartedAnswer(TimedStream):
+    """Bytes of stored files; the headers say how many they are in all."""
+
     def __init__(
         self,
         parts: AsyncGenerator[bytes],

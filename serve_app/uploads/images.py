@@ -39,6 +39,12 @@ def read_input_image(data: bytes, *, max_pixels: int) -> SanitizedFile:
     return SanitizedFile(out.getvalue(), plain.width, plain.height)
 
 
+def has_transparency(data: bytes) -> bool:
+    """Whether an image that `read_input_image` takes may be transparent; reads its header alone."""
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        return image.has_transparency_data
+
+
 def _require_size(image: Image.Image, max_pixels: int) -> None:
     """The header tells the size, so nothing has been decoded yet."""
     if image.width * image.height > max_pixels:

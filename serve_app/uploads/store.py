@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from events.store.uploads import Uploads
 
 LATENT_SUFFIX = ".latent"
+_CONTENT_DIGITS = 40
 
 
 class UploadStore:
@@ -55,6 +56,18 @@ class UploadStore:
         UploadRefused, NoTurn, DatabaseUnavailable, ImageStoreUnavailable.
         """
         name = upload_name(file_name, max_chars=self._settings.max_upload_name_chars)
+        return await self._store(owner, name, data)
+
+    async def add_content(self, owner: str, data: bytes) -> Upload:
+        """Store an image that has no name under one that its bytes give it; a repeat is one file.
+
+        Raises what `add` raises.
+        """
+        name = await self._decodes.run(owner, _content_name, data, is_quick=False)
+        known = (await self._rows.use(owner, [name], utc_now())).get(name)
+        return await self._store(owner, name, data) if known is None else known
+
+    async def _store(self, owner: str, name: str, data: bytes) -> Upload:
         max_pixels = self._settings.max_upload_pixels
         file, digest = await self._decodes.run(
             owner, _sanitize, name, data, max_pixels, is_quick=False
@@ -89,6 +102,10 @@ class UploadStore:
         if kept_bytes is not None:
             await self._images.delete(upload.storage_key)
             raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
+
+
+def _content_name(data: bytes) -> str:
+    return f"sent-{hashlib.sha256(data).hexdigest()[:_CONTENT_DIGITS]}.png"
 
 
 def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:

@@ -21,6 +21,8 @@ LIMITS = KeyLimits(
     max_open_jobs=2**40,
     endpoints=("fast", "default"),
     callback_hosts=("2001:db8::1", "*.example.com"),
+    image_format="webp",
+    image_quality=100,
 )
 
 

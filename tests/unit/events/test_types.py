@@ -135,6 +135,10 @@ ADDITIONS: dict[str, EventData] = {
     "bare": _submitted(
         bare=True,
     ),
+    "image_format": _submitted(
+        image_format="webp",
+        image_quality=100,
+    ),
     "cost": _submitted(
         **_WORKFLOW,
         input_files={

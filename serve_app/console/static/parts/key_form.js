@@ -19,6 +19,7 @@ const NUMBERS = {
   burst: ["Requests at once", { min: 1 }],
   max_open_jobs: ["Open jobs", { min: 0 }],
   max_cost: ["Megapixel-steps of a job", { min: 0 }],
+  image_quality: ["Quality of WebP and JPEG", { min: 1, max: 100 }],
   weight: ["Weight of its turns", { min: 0.1, max: 100, step: 0.1 }],
 };
 const LISTS = { endpoints: "Endpoints", callback_hosts: "Callback hosts" };
@@ -33,11 +34,12 @@ export function keyForm(key, send) {
   const numbers = Object.entries(NUMBERS).map(([member, [label, more]]) => [member, number(label, limits[member], more)]);
   const lists = Object.entries(LISTS).map(([member, label]) => [member, text(label, (limits[member] ?? []).join(", "), { hint: "With commas between" })]);
   const priority = choice("Class", [["", "As usual"], "high", "normal", "low"], limits.priority ?? "");
+  const format = choice("Format of its pictures", [["", "As usual"], ["png", "PNG"], ["webp", "WebP"], ["jpeg", "JPEG"]], limits.image_format ?? "");
   const trouble = h("div");
-  const fields = { owner, name, expires_at: days, ...Object.fromEntries([...numbers, ...lists]), priority };
+  const fields = { owner, name, expires_at: days, ...Object.fromEntries([...numbers, ...lists]), priority, image_format: format };
 
   function body() {
-    const given = [...numbers.map(([member, each]) => [member, numberOf(each)]), ...lists.map(([member, each]) => [member, listOf(each)]), ["priority", textOf(priority)]];
+    const given = [...numbers.map(([member, each]) => [member, numberOf(each)]), ...lists.map(([member, each]) => [member, listOf(each)]), ["priority", textOf(priority)], ["image_format", textOf(format)]];
     const chosen = key ? given.map(([member, value]) => [member, value ?? null]) : given.filter(([, value]) => value !== undefined);
     const last = numberOf(days);
     return {
@@ -64,7 +66,7 @@ export function keyForm(key, send) {
     { class: "stack-form", onsubmit: submit, novalidate: true },
     h("div", { class: "fields" }, owner.root, name.root, days.root),
     h("fieldset", {}, h("legend", {}, "May"), scopes.map(([, each]) => each.root)),
-    h("details", {}, h("summary", {}, "Limits"), h("p", { class: "hint" }, "What is empty is as the service is set up."), h("div", { class: "fields" }, numbers.map(([, each]) => each.root), priority.root, lists.map(([, each]) => each.root))),
+    h("details", {}, h("summary", {}, "Limits"), h("p", { class: "hint" }, "What is empty is as the service is set up."), h("div", { class: "fields" }, numbers.map(([, each]) => each.root), priority.root, format.root, lists.map(([, each]) => each.root))),
     trouble,
     h("div", { class: "actions" }, button(key ? "Change" : "Make the key", { kind: "primary", type: "submit" })),
   );

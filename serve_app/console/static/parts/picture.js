@@ -18,8 +18,9 @@ export function picture(id, image) {
   );
 }
 
-function isShown(url) {
-  return url.split("?")[0].endsWith(".png");
+/** Whether it is a picture: a latent, say, is a file that no browser shows. */
+export function isShown(url) {
+  return /\.(png|webp|jpg)$/.test(url.split("?")[0]);
 }
 
 function caption(image) {

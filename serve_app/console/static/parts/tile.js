@@ -2,10 +2,11 @@
 
 import { h, icon, link } from "../lib/dom.js";
 import { pictureUrl } from "../lib/api.js";
+import { isShown } from "./picture.js";
 import * as words from "../pure/words.js";
 
 export function tile(job, name) {
-  const made = job.results.map((each) => pictureUrl(each.url ?? "")).filter((url) => url.split("?")[0].endsWith(".png"));
+  const made = job.results.map((each) => pictureUrl(each.url ?? "")).filter(isShown);
   const state = words.STATES[job.state] ?? job.state;
   const frame = h(
     "div",

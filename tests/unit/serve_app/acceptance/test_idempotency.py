@@ -31,7 +31,8 @@ async def test_a_repeat_answers_the_job_as_it_is_now(edge: Edge, client: httpx.A
 
 
 @pytest.mark.parametrize(
-    "change", ["body", "endpoint", "callback_url", "alone", "preview", "flavour", "spelling"]
+    "change",
+    ["body", "endpoint", "callback_url", "alone", "preview", "format", "flavour", "spelling"],
 )
 async def test_another_request_is_a_conflict(
     edge: Edge, client: httpx.AsyncClient, change: str
@@ -47,6 +48,7 @@ async def test_another_request_is_a_conflict(
         ),
         "alone": lambda: client.post(f"{DIFFUSION}?alone=true", json=body, headers=KEY),
         "preview": lambda: client.post(f"{DIFFUSION}?preview=true", json=body, headers=KEY),
+        "format": lambda: client.post(f"{DIFFUSION}?image_format=webp", json=body, headers=KEY),
         "flavour": lambda: client.post("/workflow/v1/generate", json=workflow_body(), headers=KEY),
         # The same JSON in other bytes: told by the body as it was sent.
         "spelling": lambda: client.post(DIFFUSION, json=dict(reversed(body.items())), headers=KEY),

@@ -59,6 +59,8 @@ class Row:
 
 GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
 ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
+OPENAI = "/v1/images"
+NO_PICTURE = {"json": {"prompt": "", "n": 0}}
 GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
 UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
@@ -126,6 +128,10 @@ ROUTES = [
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
+    # Protocols of others. What is answered once a job has ended is asked for something impossible.
+    Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
+    Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
+    Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
     Row("GET", "/metrics", METRICS, 200, 200),
     Row("GET", "/health/live", None, 200, 200),
     Row("GET", "/health/ready", None, 200, 200),
@@ -186,9 +192,14 @@ async def refusals(client: httpx.AsyncClient, row: Row, places: dict[str, str]) 
         bare = (row.url or row.path).partition("?")[0].format(**places)
         answers.append(await client.request(row.method, bare))
     return [
-        (each.status_code, each.json()["error"]["type"] if each.status_code >= 400 else None)
-        for each in answers
+        (each.status_code, error_of(each) if each.status_code >= 400 else None) for each in answers
     ]
+
+
+def error_of(answer: httpx.Response) -> Any:
+    """The stable name of an error, in our form or in an adapter's."""
+    error = answer.json()["error"]
+    return error.get("code", error["type"])
 
 
 @every_route

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from PIL import Image
+from PIL.ExifTags import IFD
 from PIL.PngImagePlugin import PngInfo
 from typer.testing import CliRunner
 
+from engine.webui.infotext.exif import USER_COMMENT, user_comment
 from serve_app.cli.main import app
 
 TEXT = "a red circle\nSteps: 9, Sampler: Euler a, CFG scale: 5, Seed: 7, Size: 64x64"
@@ -34,6 +36,15 @@ def test_the_text_and_the_picture_that_has_it_are_one_request(tmp_path: Path) ->
     first, *others = [json.loads(each.stdout) for each in requests]
     assert others == [first, first]
     assert (first["prompt"], first["steps"], first["seed"]) == ("a red circle", 9, 7)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "webp"])
+def test_a_picture_of_another_format_has_it_in_its_exif(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif.get_ifd(IFD.Exif)[USER_COMMENT] = user_comment(TEXT)
+    path = tmp_path / f"a.{suffix}"
+    Image.new("RGB", (8, 8)).save(path, exif=exif)
+    assert json.loads(run(str(path)).stdout)["steps"] == 9
 
 
 @pytest.mark.parametrize("kind", ["bare", "cut", "other"])

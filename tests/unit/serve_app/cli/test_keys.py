@@ -57,7 +57,8 @@ def printed(result: Result) -> ApiKey:
 def test_a_key_has_what_was_asked_for(darkroom: Darkroom) -> None:
     options = (
         "--scope read --days 2 --rate 0.5 --burst 3 --max-open-jobs 7 --max-cost 9"
-        " --no-metadata --endpoint a --endpoint b --callback-host *.A.example"
+        " --no-metadata --image-format webp --image-quality 80"
+        " --endpoint a --endpoint b --callback-host *.A.example"
         " --weight 2.5 --priority high"
     )
     key = printed(darkroom("create", "alice", *options.split()))
@@ -68,6 +69,8 @@ def test_a_key_has_what_was_asked_for(darkroom: Darkroom) -> None:
         *(0.5, 3, 7, ("a", "b"), ("*.a.example",)),
         max_cost=9.0,
         embed_metadata=False,
+        image_format="webp",
+        image_quality=80,
         weight=2.5,
         priority=Priority.HIGH,
     )
@@ -79,7 +82,13 @@ def test_a_key_has_the_settings_limits_unless_it_is_told_otherwise(darkroom: Dar
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--rate", "-1"), ("--burst", "0"), ("--callback-host", "http://a.b"), ("--weight", "0")],
+    [
+        ("--rate", "-1"),
+        ("--burst", "0"),
+        ("--callback-host", "http://a.b"),
+        ("--weight", "0"),
+        ("--image-format", "gif"),
+    ],
 )
 def test_a_limit_that_makes_no_sense_is_told(darkroom: Darkroom, option: str, value: str) -> None:
     result = darkroom("create", "alice", option, value)

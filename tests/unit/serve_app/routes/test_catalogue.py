@@ -2,7 +2,7 @@ import httpx
 import pytest
 
 from events.log import utc_now
-from events.store.records import KeyLimits, Scope
+from events.store.records import Endpoint, KeyLimits, Scope
 from serve_app.access.api_keys import mint
 from tests.support.edge import Edge
 from tests.support.generate_bodies import CHECKPOINT
@@ -12,7 +12,16 @@ async def test_models_are_those_of_the_folder(client: httpx.AsyncClient) -> None
     answer = await client.get("/v1/models")
     # An empty file tells no family.
     item = {"kind": "checkpoints", "name": CHECKPOINT, "family": None}
-    assert answer.json() == {"models": [item]}
+    assert answer.json()["models"] == [item]
+
+
+async def test_models_are_listed_for_openais_clients_too(edge: Edge) -> None:
+    await edge.services.endpoints.put(Endpoint("bobs", owner="bob"))
+    async with await edge.client("alice") as alice:
+        answer = (await alice.get("/v1/models")).json()
+    assert answer["object"] == "list"
+    assert [each["id"] for each in answer["data"]] == ["default", CHECKPOINT]
+    assert answer["data"][0]["object"] == "model"
 
 
 async def test_samplers_and_schedulers_have_both_spellings(client: httpx.AsyncClient) -> None:

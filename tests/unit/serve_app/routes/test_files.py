@@ -3,7 +3,7 @@ import hashlib
 import httpx
 import pytest
 
-from storage.keys import SAFETENSORS
+from storage.keys import JPEG, SAFETENSORS, WEBP
 from storage.tokens import file_token
 from tests.support.edge import Edge, lasting_headers
 from tests.support.generate_bodies import diffusion_body
@@ -68,6 +68,21 @@ async def test_a_latent_is_a_file_of_its_own_kind(
     assert (part.status_code, part.headers["Content-Type"]) == (206, SAFETENSORS)
     token = file_token(edge.services.secret, job_id, "0.png")
     assert (await anyone.get(f"/files/{job_id}/0.png?token={token}")).status_code == 404
+
+
+@pytest.mark.parametrize(("media_type", "suffix"), [(WEBP, "webp"), (JPEG, "jpg")])
+async def test_an_image_of_another_format_is_named_and_sent_as_that(
+    edge: Edge, client: httpx.AsyncClient, anyone: httpx.AsyncClient, media_type: str, suffix: str
+) -> None:
+    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
+    job_id = answer.json()["request_id"]
+    await edge.start(job_id)
+    await edge.store_image(job_id, media_type=media_type)
+    await edge.complete(job_id)
+    url = str((await client.get(answer.headers["Location"])).json()["results"][0]["url"])
+    assert f"/0.{suffix}?token=" in url
+    found = await anyone.get(url)
+    assert (found.status_code, found.headers["Content-Type"]) == (200, media_type)
 
 
 @pytest.mark.parametrize("tag", [ETAG, f"W/{ETAG}", f'"other", {ETAG}', "*"])

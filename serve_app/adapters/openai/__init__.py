@@ -1,0 +1,1 @@
+"""OpenAI's images API (https://platform.openai.com/docs/api-reference/images)."""

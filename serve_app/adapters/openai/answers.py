@@ -1,0 +1,113 @@
+"""The pictures of a job as the answer of a request that has waited for them."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi import Response
+
+from events.job import Job
+from events.result import FailureCode, failure_code, is_retryable
+from events.types import Cancelled, Completed, Failed, ImageStored
+from serve_app.adapters.openai.errors import RETRY
+from serve_app.adapters.openai.parameters import ImageParameters
+from serve_app.api_error import ApiError
+from serve_app.replica import Replica
+from serve_app.sending.stored_file import PartedAnswer
+from storage.images import ImageStore
+from storage.keys import PNG
+
+_PART_BYTES = 3 * 64 * 1024
+"""So much of a picture is in memory for each reader. Three bytes are four characters of base64."""
+_OF_CALLER = {FailureCode.INVALID_INPUT, FailureCode.OUT_OF_MEMORY, FailureCode.MODEL_UNAVAILABLE}
+
+
+async def images_answer(replica: Replica, job: Job, asked: ImageParameters) -> Response:
+    """Raises ApiError where the job has failed, ImageStoreError."""
+    images = images_of(job)
+    told = {
+        "created": int((job.ended_at or job.submitted_at).timestamp()),
+        "request_id": job.id,
+        **picture_members(images[0], asked),
+    }
+    if asked.has_urls:
+        url_for = replica.services.url_for
+        data = [{"url": url_for(job.id, image)} for image in images]
+        body = json.dumps({**told, "data": data}).encode()
+        return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
+    parts = _body(replica.services.images, told, images)
+    first = await anext(parts)  # an image store that is away is an error, and no torn answer
+    return PartedAnswer(
+        _with_first(first, parts),
+        200,
+        # It is said to have no encoding so that nobody compresses it: base64 of PNG is little
+        # smaller then, and takes long.
+        {"Cache-Control": "no-store", "Content-Encoding": "identity"},
+        media_type="application/json",
+        send_timeout_s=replica.services.http_settings.silence_timeout_s,
+    )
+
+
+def images_of(job: Job) -> Sequence[ImageStored]:
+    """The pictures of a job that has ended, in order. Raises ApiError where there are none."""
+    if not isinstance(job.end, Completed):
+        raise failed(job)
+    images = sorted(job.images, key=lambda image: image.index)
+    if not images:
+        raise ApiError(500, "no_images", f"The job {job.id} has made no picture.")
+    return images
+
+
+def failed(job: Job) -> ApiError:
+    """A job that has ended without a picture, or has not ended by now."""
+    told = {"request_id": job.id}
+    end = job.end
+    if not isinstance(end, Failed | Cancelled):
+        message = (
+            f"The job {job.id} has not ended yet, and goes on. Its result is at "
+            f"/v1/jobs/{job.id}/result."
+        )
+        return ApiError(504, "not_ended", message, extra_info=told, headers={RETRY: "false"})
+    code = failure_code(end)
+    status = 400 if code in _OF_CALLER else 500
+    headers = {RETRY: "true" if is_retryable(code) else "false"}
+    return ApiError(status, code, end.message, extra_info=told, headers=headers)
+
+
+def picture_members(image: ImageStored, asked: ImageParameters) -> dict[str, Any]:
+    """What their answers and events say of pictures."""
+    return {
+        "background": "opaque",
+        "output_format": (image.media_type or PNG).removeprefix("image/"),
+        "quality": asked.quality,
+        "size": f"{image.width}x{image.height}",
+    }
+
+
+async def base64_of(images: ImageStore, image: ImageStored) -> AsyncGenerator[bytes]:
+    """In parts, each of which is read when the one before it is sent. Raises ImageStoreError."""
+    whole = range(image.size_bytes)
+    for at in range(0, image.size_bytes, _PART_BYTES):
+        yield b64encode(await images.get(image.key, whole[at : at + _PART_BYTES]))
+
+
+async def _body(
+    store: ImageStore, told: dict[str, Any], images: Sequence[ImageStored]
+) -> AsyncGenerator[bytes]:
+    """JSON; the first part has the beginning of a picture."""
+    before = json.dumps(told).removesuffix("}").encode() + b', "data": [{"b64_json": "'
+    for image in images:
+        async for part in base64_of(store, image):
+            yield before + part
+            before = b""
+        before = b'"}, {"b64_json": "'
+    yield b'"}]}'
+
+
+async def _with_first(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for part in rest:
+        yield part

@@ -1,0 +1,181 @@
+"""Requests of OpenAI's clients as generate requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from events.store.records import ApiKey, Upload
+from events.types import Flavour
+from serve_app.acceptance.generate_request import GenerateRequest
+from serve_app.adapters.openai.edit_graph import Edit, edit_graph
+from serve_app.adapters.openai.models import Target, target_of
+from serve_app.adapters.openai.parameters import (
+    EditParameters,
+    GenerationParameters,
+    ImageParameters,
+)
+from serve_app.api_error import ApiError
+from serve_app.replica import Replica
+from serve_app.routes.generate import traceparent_of
+from serve_app.uploads.form import TEXT_BYTES, Form, FormFile, read_form, require_form
+from serve_app.uploads.images import has_transparency
+
+P = TypeVar("P", bound=ImageParameters)
+
+_IMAGE_FIELDS = ("image", "image[]")
+_MASK_FIELD = "mask"
+_MIN_SIDE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a caller asks for, and the job that makes it."""
+
+    parameters: ImageParameters
+    job: GenerateRequest
+
+
+async def generation(
+    replica: Replica, request: Request, key: ApiKey, idempotency_key: str | None
+) -> Wanted:
+    """Raises what reading the body, `target_of` and checking parameters raise."""
+    asked = await replica.bodies.model(request, key.owner, GenerationParameters)
+    target = await target_of(replica, key, asked.model)
+    body: dict[str, Any] = {
+        "prompt": asked.prompt,
+        "negative_prompt": asked.negative_prompt,
+        "batch_size": asked.n,
+        "steps": asked.effective_steps(_max_steps(replica, target)),
+        "cfg_scale": asked.cfg_scale,
+        "seed": asked.seed,
+    }
+    if asked.sides is not None:
+        body["width"], body["height"] = asked.sides
+    if target.checkpoint is not None:
+        body["sd_model_checkpoint"] = target.checkpoint
+    return _wanted(
+        request,
+        key,
+        asked,
+        target=target,
+        flavour=Flavour.DIFFUSION,
+        content=body,
+        idempotency_key=idempotency_key,
+    )
+
+
+async def edit(
+    replica: Replica, request: Request, key: ApiKey, idempotency_key: str | None
+) -> Wanted:
+    """Its files become uploads of the caller, under names that come of what they hold.
+
+    Raises what reading the form, `target_of`, storing uploads and checking parameters raise.
+    """
+    require_form(request)
+    max_bytes = replica.services.http_settings.max_upload_bytes
+    form_bytes = 2 * max_bytes + TEXT_BYTES
+    async with replica.bodies.chunks(request, key.owner, max_bytes=form_bytes) as chunks:
+        form = await read_form(request, chunks, max_file_bytes=max_bytes, max_files=2)
+        asked = _parsed(form.texts, EditParameters)
+        image_file, mask_file = _files(form)
+        target = await target_of(replica, key, asked.model)
+        image = await _stored(replica, key, image_file)
+        mask = None if mask_file is None else await _stored_mask(replica, key, mask_file, image)
+    checkpoint = target.checkpoint or await asyncio.to_thread(
+        replica.acceptance.checkpoint, target.endpoint, key
+    )
+    if checkpoint is None:
+        raise ApiError(400, "checkpoint_unavailable", "There is no checkpoint.")
+    steps = asked.effective_steps(_max_steps(replica, target))
+    wanted = Edit(asked, checkpoint, steps, image, mask)
+    if min(wanted.sides) < _MIN_SIDE:
+        raise _refused("size", f"The sides of a picture are {_MIN_SIDE} pixels at least.")
+    body = {"prompt": edit_graph(wanted)}
+    return _wanted(
+        request,
+        key,
+        asked,
+        target=target,
+        flavour=Flavour.WORKFLOW,
+        content=body,
+        idempotency_key=idempotency_key,
+    )
+
+
+def _wanted(
+    request: Request,
+    key: ApiKey,
+    asked: ImageParameters,
+    *,
+    target: Target,
+    flavour: Flavour,
+    content: dict[str, Any],
+    idempotency_key: str | None,
+) -> Wanted:
+    job = GenerateRequest(
+        flavour=flavour,
+        key=key,
+        endpoint=target.endpoint.id,
+        body=json.dumps(content, sort_keys=True).encode(),
+        content=content,
+        preview=asked.stream and asked.partial_images > 0,
+        idempotency_key=idempotency_key,
+        traceparent=traceparent_of(request),
+    )
+    return Wanted(asked, job)
+
+
+def _max_steps(replica: Replica, target: Target) -> int:
+    return int(target.endpoint.limits(replica.services.graph_settings)["max_steps"])
+
+
+def _parsed(texts: Mapping[str, str], model: type[P]) -> P:
+    """A form has texts alone, of which numbers and yes or no are read. Raises ApiError 400."""
+    try:
+        return model.model_validate(texts)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(errors) from error
+
+
+def _files(form: Form) -> tuple[FormFile, FormFile | None]:
+    """The image and its mask. Raises ApiError 400."""
+    if unknown := form.files.keys() - {*_IMAGE_FIELDS, _MASK_FIELD}:
+        raise _refused(min(unknown), f"A file of this name is not taken: {min(unknown)!r}.")
+    images = [file for field in _IMAGE_FIELDS for file in form.files.get(field, ())]
+    if len(images) != 1:
+        raise _refused("image", f"Send one image to edit, not {len(images)}.")
+    masks = form.files.get(_MASK_FIELD, [])
+    return images[0], masks[0] if masks else None
+
+
+async def _stored(replica: Replica, key: ApiKey, file: FormFile) -> Upload:
+    name = f"openai-{hashlib.sha256(file.data).hexdigest()[:32]}.png"
+    return await replica.upload_store.add(key.owner, name, file.data)
+
+
+async def _stored_mask(replica: Replica, key: ApiKey, file: FormFile, image: Upload) -> Upload:
+    mask = await _stored(replica, key, file)
+    if (mask.width, mask.height) != (image.width, image.height):
+        message = (
+            f"The mask has {mask.width}x{mask.height} pixels and the image "
+            f"{image.width}x{image.height}: send both in one size."
+        )
+        raise _refused("mask", message)
+    if not await asyncio.to_thread(has_transparency, file.data):
+        message = "The mask has no alpha channel: it is transparent where the image is edited."
+        raise _refused("mask", message)
+    return mask
+
+
+def _refused(parameter: str, message: str) -> ApiError:
+    return ApiError(400, "invalid_request", message, extra_info={"parameter": parameter})
