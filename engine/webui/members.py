@@ -173,3 +173,5 @@ class WebUIMembers(Strict):
     firstphase_width: _Zero = 0
     firstphase_height: _Zero = 0
     firstpass_image: _NoText = ""
+    hr_additional_modules: Annotated[list[Any], _Only(([], ["Use same choices"]))] = []
+    """A member of Forge."""

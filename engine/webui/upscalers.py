@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from engine.errors import FieldError, ParametersInvalid
 from engine.graph.catalogue import Catalogue
-from engine.graph.models_folder import UPSCALE_MODELS
+from engine.graph.models_folder import UPSCALE_MODELS, ModelsFolder
 from engine.webui.model_names import listed_name
 from engine.webui.parameters import DiffusionParameters
 
@@ -48,13 +48,20 @@ _BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
 def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
     """The upscaler with the name that a request gives. Raises ParametersInvalid."""
     asked = parameters.hr_upscaler or "Latent"
+    found = upscaler_named(asked, catalogue.models)
+    if found is None:
+        models = catalogue.models.names(UPSCALE_MODELS)
+        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
+        raise ParametersInvalid((FieldError("value_not_in_list", message, "hr_upscaler"),))
+    return found
+
+
+def upscaler_named(asked: str, models: ModelsFolder) -> Upscaler | None:
+    """The upscaler of that name, which may be a model's; None where there is none."""
     if known := _BY_KEY.get(asked.casefold()):
         return known
-    models = catalogue.models.names(UPSCALE_MODELS)
+    named = _UPSCALE_MODELS.get(asked.casefold(), asked)
     try:
-        return Upscaler("model", listed_name(_UPSCALE_MODELS.get(asked.casefold(), asked), models))
+        return Upscaler("model", listed_name(named, models.names(UPSCALE_MODELS)))
     except ValueError:
-        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
-        raise ParametersInvalid(
-            (FieldError("value_not_in_list", message, "hr_upscaler"),)
-        ) from None
+        return None

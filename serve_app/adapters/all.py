@@ -5,6 +5,8 @@ from __future__ import annotations
 from serve_app.adapters.adapter import Adapter
 from serve_app.adapters.openai import errors as openai_errors
 from serve_app.adapters.openai import routes as openai
+from serve_app.adapters.webui import errors as webui_errors
+from serve_app.adapters.webui import routes as webui
 from settings.http import AdapterSettings
 
 ADAPTERS: tuple[Adapter, ...] = (
@@ -13,6 +15,12 @@ ADAPTERS: tuple[Adapter, ...] = (
         routers=(openai.router,),
         prefixes=(openai.IMAGES,),
         error_form=openai_errors.error_response,
+    ),
+    Adapter(
+        name="webui",
+        routers=(webui.router,),
+        prefixes=(webui.PREFIX,),
+        error_form=webui_errors.error_response,
     ),
 )
 
