@@ -60,6 +60,8 @@ class Row:
 GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
 ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
 OPENAI = "/v1/images"
+WEBUI = "/sdapi/v1"
+NO_STEPS = {"json": {"steps": 0, "image": 7, "resize_mode": 9}}
 NO_PICTURE = {"json": {"prompt": "", "n": 0}}
 GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
@@ -132,6 +134,31 @@ ROUTES = [
     Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
     Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
     Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
+    *(
+        Row("POST", f"{WEBUI}/{each}", GENERATE, 422, 422, request=NO_STEPS, in_document=False)
+        for each in ("txt2img", "extra-single-image", "extra-batch-images")
+    ),
+    Row("POST", f"{WEBUI}/img2img", GENERATE, 404, 404, request=NO_STEPS, in_document=False),
+    Row("POST", f"{WEBUI}/png-info", READ, 422, 422, request=NO_STEPS, in_document=False),
+    Row("POST", f"{WEBUI}/options", GENERATE, 200, 200, request={"json": {}}, in_document=False),
+    Row("POST", f"{WEBUI}/interrupt", CANCEL, 200, 200, in_document=False),
+    Row("POST", f"{WEBUI}/skip", CANCEL, 200, 200, in_document=False),
+    *(
+        Row("GET", f"{WEBUI}/{each}", READ, 200, 200, in_document=False)
+        for each in ["progress", "options", "samplers", "schedulers", "upscalers", "latent-upscale-modes", "sd-models", "sd-vae", "loras", "embeddings", "prompt-styles", "hypernetworks", "face-restorers", "realesrgan-models", "extensions", "script-info", "scripts", "cmd-flags", "memory"]
+    ),
+    *(
+        Row("POST", f"{WEBUI}/{each}", READ, status, status, in_document=False)
+        for each, status in (
+            ("refresh-checkpoints", 200),
+            ("refresh-vae", 200),
+            ("refresh-loras", 200),
+            ("refresh-embeddings", 200),
+            ("interrogate", 400),
+            ("unload-checkpoint", 400),
+            ("reload-checkpoint", 400),
+        )
+    ),
     Row("GET", "/metrics", METRICS, 200, 200),
     Row("GET", "/health/live", None, 200, 200),
     Row("GET", "/health/ready", None, 200, 200),
@@ -199,7 +226,7 @@ async def refusals(client: httpx.AsyncClient, row: Row, places: dict[str, str]) 
 def error_of(answer: httpx.Response) -> Any:
     """The stable name of an error, in our form or in an adapter's."""
     error = answer.json()["error"]
-    return error.get("code", error["type"])
+    return error if isinstance(error, str) else error.get("code", error["type"])
 
 
 @every_route

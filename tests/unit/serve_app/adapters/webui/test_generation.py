@@ -166,7 +166,7 @@ async def test_a_body_that_is_no_object_is_refused(
 
 async def test_a_small_file_of_many_pixels_is_not_decoded(client: httpx.AsyncClient) -> None:
     out = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(out, "PNG")
+    Image.new("1", (6_000, 6_000)).save(out, "PNG")
     bomb = base64.b64encode(out.getvalue()).decode()
     answer = await client.post(IMAGE_TO_IMAGE, json=body(init_images=[bomb]))
     assert answer.status_code == 400
@@ -191,7 +191,7 @@ async def test_a_failed_job_is_an_error(
     edge: Edge, client: httpx.AsyncClient, answered: Answered
 ) -> None:
     async def fail(job_id: str) -> None:
-        await edge.execute(job_id, Quarantine())
+        await edge.execute(job_id, Quarantine("it was stopped"))
 
     answer = await answered(client.post(TEXT_TO_IMAGE, json=body()), fail)
     assert answer.status_code == 500
