@@ -61,6 +61,27 @@ GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.
 ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
 OPENAI = "/v1/images"
 WEBUI = "/sdapi/v1"
+WEBUI_LISTS = (
+    "progress",
+    "options",
+    "samplers",
+    "schedulers",
+    "upscalers",
+    "latent-upscale-modes",
+    "sd-models",
+    "sd-vae",
+    "loras",
+    "embeddings",
+    "prompt-styles",
+    "hypernetworks",
+    "face-restorers",
+    "realesrgan-models",
+    "extensions",
+    "script-info",
+    "scripts",
+    "cmd-flags",
+    "memory",
+)
 NO_STEPS = {"json": {"steps": 0, "image": 7, "resize_mode": 9}}
 NO_PICTURE = {"json": {"prompt": "", "n": 0}}
 GRAPH = {"json": workflow_body()}
@@ -145,7 +166,7 @@ ROUTES = [
     Row("POST", f"{WEBUI}/skip", CANCEL, 200, 200, in_document=False),
     *(
         Row("GET", f"{WEBUI}/{each}", READ, 200, 200, in_document=False)
-        for each in ["progress", "options", "samplers", "schedulers", "upscalers", "latent-upscale-modes", "sd-models", "sd-vae", "loras", "embeddings", "prompt-styles", "hypernetworks", "face-restorers", "realesrgan-models", "extensions", "script-info", "scripts", "cmd-flags", "memory"]
+        for each in WEBUI_LISTS
     ),
     *(
         Row("POST", f"{WEBUI}/{each}", READ, status, status, in_document=False)
