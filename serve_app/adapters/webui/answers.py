@@ -91,12 +91,7 @@ def _info(job: Job, images: Sequence[ImageStored]) -> dict[str, Any]:
         "height": parameters.height or (images[0].height if images else None),
         **_sampling(parameters),
         "batch_size": parameters.batch,
-        "restore_faces": False,
-        "face_restoration_model": None,
-        "sd_model_name": parameters.checkpoint,
-        "sd_model_hash": None,
-        "sd_vae_name": parameters.override_settings.sd_vae or None,
-        "sd_vae_hash": None,
+        **_models(parameters),
         "seed_resize_from_w": parameters.seed_resize_from_w,
         "seed_resize_from_h": parameters.seed_resize_from_h,
         "denoising_strength": parameters.denoising_strength if is_denoised else None,
@@ -107,6 +102,18 @@ def _info(job: Job, images: Sequence[ImageStored]) -> dict[str, Any]:
         "clip_skip": parameters.stops_at_layer,
         "is_using_inpainting_conditioning": False,
         "request_id": job.id,
+    }
+
+
+def _models(parameters: DiffusionParameters) -> dict[str, Any]:
+    """Without hashes: to tell them, files of gigabytes would be read."""
+    return {
+        "restore_faces": False,
+        "face_restoration_model": None,
+        "sd_model_name": parameters.checkpoint,
+        "sd_model_hash": None,
+        "sd_vae_name": parameters.override_settings.sd_vae or None,
+        "sd_vae_hash": None,
     }
 
 

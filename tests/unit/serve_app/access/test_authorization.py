@@ -20,6 +20,7 @@ from serve_app.access.api_keys import mint
 from storage.tokens import file_token
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.support.webui_routes import WEBUI, WEBUI_LISTS
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
@@ -60,28 +61,6 @@ class Row:
 GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
 ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
 OPENAI = "/v1/images"
-WEBUI = "/sdapi/v1"
-WEBUI_LISTS = (
-    "progress",
-    "options",
-    "samplers",
-    "schedulers",
-    "upscalers",
-    "latent-upscale-modes",
-    "sd-models",
-    "sd-vae",
-    "loras",
-    "embeddings",
-    "prompt-styles",
-    "hypernetworks",
-    "face-restorers",
-    "realesrgan-models",
-    "extensions",
-    "script-info",
-    "scripts",
-    "cmd-flags",
-    "memory",
-)
 NO_STEPS = {"json": {"steps": 0, "image": 7, "resize_mode": 9}}
 NO_PICTURE = {"json": {"prompt": "", "n": 0}}
 GRAPH = {"json": workflow_body()}

@@ -18,7 +18,7 @@ async def got(client: httpx.AsyncClient, path: str) -> Any:
     return answer.json()
 
 
-async def test_every_sampler_and_scheduler_that_is_listed_is_taken(
+async def test_samplers_and_schedulers_are_listed_as_they_are_taken(
     client: httpx.AsyncClient,
 ) -> None:
     samplers, schedulers = await got(client, "samplers"), await got(client, "schedulers")
