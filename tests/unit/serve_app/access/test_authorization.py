@@ -20,7 +20,7 @@ from serve_app.access.api_keys import mint
 from storage.tokens import file_token
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body, workflow_body
-from tests.support.webui_routes import WEBUI, WEBUI_LISTS
+from tests.unit.serve_app.access.webui_routes import WEBUI, WEBUI_LISTS
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
