@@ -185,15 +185,18 @@ class Context:
         denoise: float,
         *,
         sampler: str | None = None,
+        taken: int = 0,
     ) -> Tensor:
         """The sigmas of a schedule, falling to 0; none where `denoise` is 0.
 
         Some samplers need their schedules changed: `sampler` is the one that will follow it.
+        `taken`: of so many of the last steps; 0 is all.
         """
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
-        return schedules.sigmas_for(
+        sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
         )
+        return sigmas[-(taken + 1) :] if taken else sigmas
 
     def sample(
         self,

@@ -22,8 +22,6 @@ from engine.webui.sampler_names import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
@@ -161,8 +159,9 @@ def webui_sampler(
     """Denoises a latent as the WebUI does: its noise, the options of its samplers, a refiner."""
     from engine.diffusion.trajectory import Guidance, SamplerSchedule
 
-    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
-    sigmas, whole = last_steps(sigmas, options.get("taken_steps", 0)), None
+    taken = options.get("taken_steps", 0)
+    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name, taken=taken)
+    whole = None
     if continues_noise and denoise:
         total = int(steps / denoise)
         whole = context.sigmas(model, scheduler, total, 1.0, sampler=sampler_name)
@@ -177,11 +176,6 @@ def webui_sampler(
         refiner=_refiner(guidance, options, rounds_timesteps=rounds_timesteps),
     )
     return (latent,)
-
-
-def last_steps(sigmas: Tensor, taken: int) -> Tensor:
-    """The end of a schedule that has so many steps; all of it for 0."""
-    return sigmas[-(taken + 1) :] if taken else sigmas
 
 
 def _sampler_options(inputs: Mapping[str, Any]) -> SamplerOptions:

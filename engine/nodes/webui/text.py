@@ -10,7 +10,7 @@ from engine.graph.cost import ConditioningShape, Estimate, text_tokens
 from engine.graph.declarations import Boolean, Choice, Input, Int, Link, String, node
 from engine.nodes.samplers.sampling import STEPS, k_sampler, require_schedule, schedule_work
 from engine.nodes.text import encoding_estimate
-from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS, TAKEN_STEPS, last_steps
+from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS, TAKEN_STEPS
 from engine.webui.prompt import Part, read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
 from engine.webui.values import Emphasis
@@ -115,13 +115,15 @@ def webui_text_encode(
     from engine.diffusion.text.webui import TextOptions
 
     counted = {"steps": steps, "steps_before": steps_before}
-    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
+    sigmas = context.sigmas(
+        model, scheduler, steps, denoise, sampler=sampler_name, taken=taken_steps
+    )
     return (
         yield from context.encode_webui(
             clip,
             read_prompt(text, **counted),
             read_negative_prompt(negative_text, **counted),
-            sigmas=last_steps(sigmas, taken_steps),
+            sigmas=sigmas,
             options=TextOptions(**options),
         )
     )
