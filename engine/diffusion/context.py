@@ -187,10 +187,9 @@ class Context:
         sampler: str | None = None,
         taken: int = 0,
     ) -> Tensor:
-        """The sigmas of a schedule, falling to 0; none where `denoise` is 0.
+        """The sigmas of a schedule, falling to 0, or of the last `taken` steps; 0 takes all.
 
-        Some samplers need their schedules changed: `sampler` is the one that will follow it.
-        `taken`: of so many of the last steps; 0 is all.
+        There are none where `denoise` is 0. `sampler` is the one that will follow them.
         """
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         sigmas = schedules.sigmas_for(
