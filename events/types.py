@@ -132,6 +132,8 @@ class Submitted(JobEvent):
     """Of its key among the owners that wait; None is 1."""
     priority: Priority | None = None
     """Of its key; None is normal."""
+    client_id: str | None = None
+    """Which websocket of ComfyUI's API is told of it; None where it came by another way."""
 
 
 class Started(JobEvent):
@@ -157,6 +159,8 @@ class ImageStored(JobEvent):
     seed: int | None = None
     media_type: str | None = None
     """None: `image/png`. A latent has the sides of the image that it decodes to."""
+    node: str | None = None
+    """Id of the output node that made it; None in events of older versions."""
 
 
 class AttemptFailed(JobEvent):

@@ -113,22 +113,27 @@ def create_api(
         generate_unique_id_function=operation_id,
         openapi_url="/openapi.json" if settings.docs else None,
     )
-    _add_pages(app, settings)
     app.state.replica = replica
     _add_middleware(app, cors_origins=settings.cors_origins)
     adapters = adapters_of(replica.services.adapter_settings)
     _add_error_handlers(app, replica, adapters)
-    for direct in _DIRECT_ROUTES:
-        app.router.routes += direct.router.routes
-    for router in _routers(adapters):
+    _add_routes(app)
+    _add_pages(app, settings)
+    for router in _routers_of(adapters):
         app.include_router(router)
     return app
 
 
-def _routers(adapters: Sequence[Adapter]) -> list[APIRouter]:
-    """All but those of direct routes; where two take a path, ours has it."""
-    others = [router for each in adapters for router in each.routers]
-    return [module.router for module in _ROUTES] + others
+def _add_routes(app: FastAPI) -> None:
+    """Routes are tried in their order, so those that are called most come first."""
+    app.router.routes[:0] = [each for direct in _DIRECT_ROUTES for each in direct.router.routes]
+    for module in _ROUTES:
+        app.include_router(module.router)
+
+
+def _routers_of(adapters: Sequence[Adapter]) -> list[APIRouter]:
+    """They come last: where two take a path, ours has it."""
+    return [router for each in adapters for router in each.routers]
 
 
 def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
@@ -140,7 +145,8 @@ def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
 
 def _add_error_handlers(app: FastAPI, replica: Replica, adapters: Sequence[Adapter]) -> None:
     form_of = error_forms(adapters)
-    routers = [module.router for module in _DIRECT_ROUTES] + _routers(adapters)
+    ours = [module.router for module in (*_DIRECT_ROUTES, *_ROUTES)]
+    routers = ours + _routers_of(adapters)
 
     async def wrong_method(request: Request, _error: Exception) -> Response:
         told = _wrong_method(request.scope["path"], routers)

@@ -34,10 +34,13 @@ from actors.assembly import (
     url_maker,
 )
 from actors.callbacks.guarded_backend import Resolver
+from actors.callbacks.proxy import Proxy
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
+from actors.fetcher import Fetcher
 from actors.logs import set_up_logging
+from actors.remote_keeper import CPU_NODE
 from actors.roles import ROLES
 from engine.extensions.installed import installed_extensions, log_extensions, nodes_of
 from engine.graph.catalogue import Catalogue
@@ -73,9 +76,6 @@ from telemetry.tracing.exporter import open_exporter
 
 logger = logging.getLogger(__name__)
 
-CPU_NODE = {"darkroom_cpu": 0.001}
-"""Only CPU nodes have this resource: an actor that needs it never keeps a GPU node alive."""
-
 _DEFAULT_REPLICAS = 2
 _MAX_ONGOING_REQUESTS = 4096
 _RETRIES = 1_000_000
@@ -107,6 +107,8 @@ def build_with(settings: Settings) -> Application:
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         max_constructor_retry_count=_RETRIES,
         graceful_shutdown_timeout_s=5,
+        # `DARKROOM_LOG_REQUESTS` has a line for each request, which says more.
+        logging_config={"enable_access_log": False},
     )(serve.ingress(lambda: build_replica(settings))())
     application: Application = api.bind(roles.bind())
     return application
@@ -203,6 +205,7 @@ def _services(
         key_settings=settings.keys,
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
+        retention_settings=settings.retention,
         default_endpoint=default_endpoint(settings.default_endpoint),
         secret=settings.stores.secret_bytes,
         url_for=url_maker(settings),
@@ -220,6 +223,8 @@ def _services(
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
         callback_queue=JetStreamCallbackQueue(bus),
+        fetch_settings=settings.fetch,
+        fetch=_fetcher(settings).fetch,
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         endpoint_status=partial(ask_status, bus),
@@ -242,6 +247,18 @@ def _catalogue(settings: StoreSettings) -> Catalogue:
     extensions = installed_extensions()
     log_extensions(extensions)
     return Catalogue(models, (*NODE_TYPES, *nodes_of(extensions)))
+
+
+def _fetcher(settings: Settings) -> Fetcher:
+    """It has a resolver of its own, so that the names of images hold up no callbacks."""
+    proxy = settings.callbacks.proxy
+    return Fetcher(
+        address_rule(settings),
+        settings=settings.fetch,
+        max_bytes=settings.http.max_upload_bytes,
+        resolve=Resolver().resolve,  # whose threads end with the process
+        proxy=None if proxy is None else Proxy.at(proxy.get_secret_value()),
+    )
 
 
 def _sample_callback(settings: Settings, keys: ApiKeys, sender: Sender) -> SampleCallback:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -9,10 +10,12 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 from starlette.requests import HTTPConnection
 
+from events.errors import DatabaseUnavailable
 from events.store.records import ApiKey, Scope
 from serve_app.access.permissions import require_scope
 from serve_app.middleware.queries import require_known_query
 from serve_app.middleware.rate_limits import note_limits
+from serve_app.refusals import KeyRefused
 from serve_app.replica import replica_of
 
 _AUTHORIZATION = "authorization"
@@ -35,6 +38,24 @@ def authorization_of(connection: HTTPConnection) -> str:
 def note_authorization(connection: HTTPConnection, value: str) -> None:
     """The key of this request came at another place than its header."""
     setattr(connection.state, _AUTHORIZATION, value)
+
+
+def may_go_on(
+    connection: HTTPConnection, key: ApiKey, scope: Scope = Scope.READ
+) -> Callable[[], Awaitable[bool]]:
+    """Whether what is read with this key may be read on: it may be revoked meanwhile."""
+
+    async def ask() -> bool:
+        try:
+            now = await caller(connection)
+            require_scope(now, scope)
+        except KeyRefused:
+            return False
+        except DatabaseUnavailable:
+            return True  # nor can it be revoked meanwhile
+        return now.owner == key.owner
+
+    return ask
 
 
 class Requires(SecurityBase):

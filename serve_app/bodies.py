@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -25,7 +25,9 @@ class Bodies:
     """The bodies that one replica reads. Each waits for its turn before it is read."""
 
     def __init__(self, settings: HttpSettings, checks: Checks) -> None:
-        self._max_bytes = settings.max_body_bytes
+        self.max_bytes = settings.max_body_bytes
+        """Of a body, or of what it has beside images."""
+        self._max_image_bytes = max(settings.max_body_bytes, settings.max_image_body_bytes)
         self._pace = Pace(settings.body_grace_s, settings.min_body_bytes_per_s)
         held = settings.max_held_body_bytes
         self._turns = Turns(held, per_owner=max(1, held // 2), timeout_s=settings.body_wait_s)
@@ -48,19 +50,37 @@ class Bodies:
             yield stream
 
     @asynccontextmanager
+    async def room(self, owner: str, size_bytes: int) -> AsyncGenerator[None]:
+        """A turn for what is held to answer a request, as bodies have theirs. Raises NoTurn."""
+        async with self._turns.take(owner, size_bytes):
+            yield
+
+    @asynccontextmanager
     async def json(
-        self, request: Request, owner: str, *, max_bytes: int | None = None
+        self,
+        request: Request,
+        owner: str,
+        *,
+        max_bytes: int | None = None,
+        of_any_type: bool = False,
     ) -> AsyncGenerator[tuple[bytes, Any]]:
         """The body, and the same parsed; its turn lasts as long as the context.
 
-        `max_bytes`: of a route whose bodies may be larger than `DARKROOM_MAX_BODY_BYTES`.
+        `max_bytes`: of a route whose bodies may be larger than others, if they bring images.
         Raises ApiError: 415 for another media type, 400 `invalid_json`, and as `chunks` does.
         """
-        require_json(request)
-        async with self.chunks(request, owner, max_bytes=max_bytes or self._max_bytes) as chunks:
+        if not of_any_type:
+            require_json(request)
+        async with self.chunks(request, owner, max_bytes=max_bytes or self.max_bytes) as chunks:
             body = await joined(chunks)
             is_quick = len(body) <= QUICK_BYTES
             yield body, await self._checks.run(owner, parse_json, body, is_quick=is_quick)
+
+    def json_with_images(
+        self, request: Request, owner: str
+    ) -> AbstractAsyncContextManager[tuple[bytes, Any]]:
+        """`json` of a body that may bring images along; without these it may still be too large."""
+        return self.json(request, owner, max_bytes=self._max_image_bytes)
 
     async def model(self, request: Request, owner: str, model: type[M]) -> M:
         """The body as `model`. FastAPI would read it without a bound, and before it asks for a key.

@@ -47,6 +47,7 @@ from events.errors import (
 )
 from serve_app.api_error import ApiError, not_found, retry_after
 from serve_app.refusals import (
+    BodyTooLarge,
     CallbackHostForbidden,
     CallbackUrlMissing,
     CursorGone,
@@ -57,6 +58,7 @@ from serve_app.refusals import (
     EndpointNotDeletable,
     EndpointNotFound,
     IdempotencyConflict,
+    ImageNotFetched,
     InvalidImage,
     InvalidLatent,
     InvalidUploadName,
@@ -210,6 +212,8 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     InvalidUploadName: _Plain(400, "invalid_upload"),
     InvalidImage: _Plain(400, "invalid_image"),
     InvalidLatent: _Plain(400, "invalid_latent"),
+    ImageNotFetched: _Plain(400, "invalid_image"),
+    BodyTooLarge: _Plain(413, "too_large"),
     TooManyUploadBytes: _too_much_uploaded,
     IdempotencyConflict: _Plain(409, "idempotency_conflict"),
     JobNotResubmittable: _Plain(409, "job_not_resubmittable"),

@@ -9,6 +9,7 @@ RequestRefused
 │   └── CallbackHostForbidden   the key may not call this host back
 ├── CallbackUrlMissing      nobody to tell of what is asked for
 ├── QualityOfPng            it has none
+├── BodyTooLarge            without the images that it brings along
 ├── EndpointNotFound        also for one of another owner
 ├── EndpointExists
 ├── EndpointChanged         it has another revision than the caller said
@@ -23,6 +24,7 @@ RequestRefused
 │   ├── InvalidUploadName
 │   ├── InvalidImage
 │   ├── InvalidLatent
+│   ├── ImageNotFetched     what its URL has, or that it is fetched at all
 │   └── TooManyUploadBytes  the owner keeps enough
 └── TryLater                the same request may be taken after `retry_after_s`
     ├── RateExceeded
@@ -83,6 +85,13 @@ class CallbackUrlMissing(RequestRefused):
 
 class QualityOfPng(RequestRefused):
     """A PNG has no quality. Ask for `image_format` webp or jpeg, or leave `image_quality` out."""
+
+
+class BodyTooLarge(RequestRefused):
+    def __init__(self, excess_bytes: int) -> None:
+        super().__init__(
+            f"The body has {excess_bytes:,} bytes too many beside the images that it brings along."
+        )
 
 
 class EndpointNotFound(RequestRefused):
@@ -154,6 +163,10 @@ class InvalidImage(UploadRefused):
 
 class InvalidLatent(UploadRefused):
     """The file is no latent that is taken."""
+
+
+class ImageNotFetched(UploadRefused):
+    """The image could not be fetched."""
 
 
 class TooManyUploadBytes(UploadRefused):

@@ -39,7 +39,7 @@ def _fields(request: Request, error: Exception) -> dict[str, object]:
     fields = {
         "reason": str(error),
         "key_id": _key_id(request),
-        "method": request.method,
+        "method": request.scope.get("method", "GET"),  # with which a websocket begins
         "route": getattr(request.scope.get("route"), "path", None),
         "peer": _peer(request),
     }

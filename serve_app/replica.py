@@ -27,7 +27,6 @@ from serve_app.live.queue_places import QueuePlaces
 from serve_app.live.streams import Streams
 from serve_app.operations.setup_warnings import SetupWarnings
 from serve_app.services import Services
-from serve_app.uploads.store import UploadStore
 from settings.keys import KeySettings
 from telemetry.edge_metrics import AskAll, EdgeMetrics
 from telemetry.tracing.exporter import SpanExporter
@@ -73,7 +72,8 @@ class Replica:
         self.acceptance = Acceptance(
             services, self.withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
         )
-        self.upload_store = _upload_store(services, self.acceptance)
+        self.upload_store = self.acceptance.upload_store
+        self.sent_images = self.acceptance.sent_images
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
         self.streams = Streams(services, self.queue_places)
         self.previews = LatestPreviews(services.progress)
@@ -89,17 +89,6 @@ class Replica:
         await self.withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
-        self.upload_store.stop()
-
-
-def _upload_store(services: Services, acceptance: Acceptance) -> UploadStore:
-    return UploadStore(
-        rows=services.uploads,
-        images=services.images,
-        settings=services.http_settings,
-        owned_bytes=acceptance.owned_bytes,
-        max_bytes_of_owner=services.owner_settings.max_upload_bytes,
-    )
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:

@@ -19,8 +19,9 @@ from events.wire.progress import JobProgress
 from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
-from settings.http import AdapterSettings, HttpSettings
+from settings.http import AdapterSettings, FetchSettings, HttpSettings
 from settings.keys import KeySettings, OwnerSettings
+from settings.retention import RetentionSettings
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
@@ -56,6 +57,13 @@ class ProgressBoard(Protocol):
         """Listen until cancelled."""
 
 
+class Fetch(Protocol):
+    """Fetches an input image."""
+
+    def __call__(self, url: str, *, timeout_s: float) -> Awaitable[bytes]:
+        """What is at an https URL. Raises FetchFailed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Services:
     http_settings: HttpSettings
@@ -65,6 +73,8 @@ class Services:
     key_settings: KeySettings
     owner_settings: OwnerSettings
     callback_settings: CallbackSettings
+    retention_settings: RetentionSettings
+    fetch_settings: FetchSettings
     default_endpoint: Endpoint
     """As the settings have it; its row may have been given something else."""
     secret: bytes
@@ -88,6 +98,7 @@ class Services:
     callback_queue: CallbackQueue
     send_sample: Callable[[str, ApiKey], Awaitable[CallbackAttempted]]
     """Sends a sample callback to an address. Raises AddressNotAllowed."""
+    fetch: Fetch
     health: LogHealth
     endpoint_status: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]]
     """What the dispatcher of an endpoint says of it; None where none answers."""

@@ -72,6 +72,10 @@ class DispatchSettings(Group):
     endpoint_gone_s: PositiveFloat = 60.0
     """How long after the row of an endpoint is gone its jobs fail and its workers are closed, in
     case the row comes back."""
+    workers_kept_s: Annotated[float, Field(ge=0)] = 60.0
+    """How long workers stay while no dispatcher is there, as after the end of the application, for
+    one that comes. Those that run a job stay until it has ended. With 0 all stay for good. Under
+    `darkroom up` they end with their Ray, whatever this is."""
     ray_calls: PositiveInt = 8
     """How many calls of Ray that block the dispatcher makes at the same time."""
     requeue_period_s: PositiveFloat = 60.0

@@ -27,6 +27,8 @@ class GraphSettings(Group):
     """The longest id that a node may have."""
     max_prompt_chars: PositiveInt = 32_768
     """The longest text that a node may have."""
+    max_sent_images: PositiveInt = 16
+    """The most images that a graph may bring along, beside those that it names as uploads."""
     max_request_chars: PositiveInt = 131_072
     """The most characters that all texts of a request may have together."""
     max_extra_data_bytes: PositiveInt = 64 * 1024

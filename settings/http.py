@@ -52,6 +52,9 @@ class HttpSettings(Group):
     """The longest request body that is accepted, without the images in it."""
     max_image_body_bytes: PositiveInt = 16 * 1024**2
     """The longest body that is accepted where images may be part of it, in base64 or as a form."""
+    max_inline_bytes: NonNegativeInt = 4 * 1024**2
+    """How many bytes of images a result may have in it, where that was asked for; of the others it
+    has the URL alone."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
     max_streams: PositiveInt = 2000
@@ -109,6 +112,29 @@ class HttpSettings(Group):
     @property
     def effective_public_url(self) -> str:
         return (self.public_url or f"http://{self.netloc}").rstrip("/")
+
+
+class FetchSettings(Group):
+    """How input images are fetched by their URLs.
+
+    Where these may lead is as the settings of callbacks have it.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_FETCH_")
+
+    enabled: bool = True
+    """Whether an input image may be an https URL, which is then fetched."""
+    timeout_s: PositiveFloat = 20.0
+    """How long it may take to fetch all images of one request."""
+    connect_timeout_s: PositiveFloat = 3.0
+    """How long it may take to connect to the server of an image."""
+    max_redirects: NonNegativeInt = 3
+    """How many redirects are followed to one image."""
+    in_flight: PositiveInt = 8
+    """How many images one HTTP process fetches at the same time, each in memory until it is stored;
+    others wait for `DARKROOM_BODY_WAIT_S`, then get 503."""
+    per_owner: PositiveInt = 4
+    """How many of them one owner may have."""
 
 
 class AdapterSettings(Group):

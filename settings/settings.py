@@ -17,7 +17,7 @@ from settings.engine import EngineSettings
 from settings.fields import wanted
 from settings.graph import GraphSettings
 from settings.group import Group
-from settings.http import AdapterSettings, HttpSettings
+from settings.http import AdapterSettings, FetchSettings, HttpSettings
 from settings.keys import KeySettings, OwnerSettings
 from settings.log import LogSettings, TelemetrySettings
 from settings.retention import RetentionSettings
@@ -29,6 +29,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     http: HttpSettings
+    fetch: FetchSettings
     adapters: AdapterSettings
     stores: StoreSettings
     log: LogSettings

@@ -56,7 +56,7 @@ def write_single_file(
     )
     for name, config in configs.items():
         write_json(out.with_suffix(".config") / name, config)
-    tensors = _packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
+    tensors = packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
     for component, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
         tensors |= _text_keys(component.state, prefix)
     half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
@@ -90,25 +90,31 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _packed(state: State, key_map: KeyMap) -> dict[str, Tensor]:
+def packed(state: State, key_map: KeyMap) -> dict[str, Tensor]:
     """The tensors by the keys of the file, with query, key and value joined where it joins them."""
     thirds: dict[str, list[Tensor]] = {}
-    packed = {}
+    rows: dict[str, dict[int, Tensor]] = {}
+    found = {}
     for name, tensor in state.items():
         stored = key_map[name]
         if stored.third is not None:
             thirds.setdefault(stored.key, [tensor] * 3)[stored.third] = tensor
+        elif stored.rows is not None:
+            rows.setdefault(stored.key, {})[stored.rows[0]] = tensor
+        elif stored.swapped:
+            found[stored.key] = torch.cat(tensor.chunk(2)[::-1])
         else:
-            packed[stored.key] = tensor.T if stored.transposed else tensor
-    return packed | {key: torch.cat(tensors) for key, tensors in thirds.items()}
+            found[stored.key] = tensor.T if stored.transposed else tensor
+    found |= {key: torch.cat([part[at] for at in sorted(part)]) for key, part in rows.items()}
+    return found | {key: torch.cat(tensors) for key, tensors in thirds.items()}
 
 
 def _vae_keys(vae: Component) -> dict[str, Tensor]:
-    packed = _packed(vae.state, layout.vae(vae.state, vae.config, VAE))
+    found = packed(vae.state, layout.vae(vae.state, vae.config, VAE))
     # The single file stores attention projections as 1x1 convolutions.
     return {
         key: tensor[:, :, None, None] if "attn_1" in key and tensor.ndim == 2 else tensor
-        for key, tensor in packed.items()
+        for key, tensor in found.items()
     }
 
 
@@ -120,4 +126,4 @@ def _text_keys(state: State, prefix: str) -> dict[str, Tensor]:
     is_open_clip = prefix.endswith("model.")
     keys = {f"{prefix}{name}" for name in named}
     key_map = layout.open_clip(named, prefix) if is_open_clip else layout.clip(named, keys, prefix)
-    return _packed(named, key_map)
+    return packed(named, key_map)

@@ -39,7 +39,7 @@ _STALLED = 2.0
 """A try that ended so many of its time-outs after its start was not ended by its time-out."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
-_FAILURES = (
+FAILURES = (
     TimeoutError,
     OSError,
     httpcore.TimeoutException,
@@ -135,9 +135,12 @@ class Sender:
                 pool.stream(
                     "POST",
                     httpcore.URL(
-                        scheme=target.scheme, host=target.host, port=target.port, target=_path(url)
+                        scheme=target.scheme,
+                        host=target.host,
+                        port=target.port,
+                        target=path_of(url),
                     ),
-                    headers=[*_own_headers(url), *headers.items()],
+                    headers=[*own_headers(url), *headers.items()],
                     content=body,
                     extensions={"timeout": {"connect": self._settings.connect_timeout_s}},
                 ) as answer,
@@ -145,7 +148,7 @@ class Sender:
                 await _skim(answer, self._settings.max_answer_bytes)
         except AddressNotAllowed as refusal:
             return SendResult(time.monotonic() - began, error=str(refusal), refused=True)
-        except _FAILURES as failure:
+        except FAILURES as failure:
             error = self._describe(failure)
         latency_s = time.monotonic() - began
         if answer is None:
@@ -203,7 +206,7 @@ async def _skim(answer: httpcore.Response, most_bytes: int) -> None:
             break
 
 
-def _own_headers(url: str) -> list[tuple[str, str]]:
+def own_headers(url: str) -> list[tuple[str, str]]:
     return [
         ("Host", urlsplit(url).netloc),  # a user name or password would have been refused
         ("User-Agent", _USER_AGENT),
@@ -212,7 +215,7 @@ def _own_headers(url: str) -> list[tuple[str, str]]:
     ]
 
 
-def _path(url: str) -> str:
+def path_of(url: str) -> str:
     """Path and query as they were given, with characters that are not ASCII escaped."""
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

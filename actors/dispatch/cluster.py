@@ -104,6 +104,12 @@ class Cluster(Protocol):
     async def workers(self, prefix: str) -> list[str]:
         """Names of all workers that begin so, whoever made them."""
 
+    async def draining(self, prefix: str) -> list[str]:
+        """Of the workers that begin so those whose node is about to be taken away.
+
+        Raises ActorUnavailable.
+        """
+
     async def is_idle(self, worker: str) -> bool:
         """Whether none of its job actors runs a job."""
 

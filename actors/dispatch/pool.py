@@ -55,6 +55,8 @@ class WorkerPool:
         self._found: Collection[Worker] = ()
         """Those of a predecessor, until they have said what they run."""
         self._found_at = time.monotonic()
+        self._draining: Collection[str] = ()
+        """Workers whose node is about to be taken away, by name: others take their places."""
         self._keeping: dict[int, asyncio.Task[None]] = {}
         self._pauses = Pauses(
             first_s=settings.worker_retry_first_s, longest_s=settings.worker_retry_longest_s
@@ -100,6 +102,7 @@ class WorkerPool:
                 self._open_needed(wanted)
                 self._replace_next(wanted)
                 try:
+                    await self._leave_draining()
                     await self._close_failed()
                     await self._close_unwanted(wanted)
                     await self._close_surplus(wanted)
@@ -136,9 +139,22 @@ class WorkerPool:
         least = 0 if endpoint.draining else endpoint.min_workers
         return max(min(filled, endpoint.max_workers), least)
 
+    @property
+    def _lasting(self) -> int:
+        """How many there are whose node is not about to be taken away."""
+        return sum(worker.name not in self._draining for worker in self._workers.values())
+
+    async def _leave_draining(self) -> None:
+        """They get no more jobs; what they run ends there, or is tried again elsewhere."""
+        self._draining = await self._cluster.draining(endpoint_prefix(self._endpoint.id))
+        for worker in self._workers.values():
+            if worker.name in self._draining and not worker.is_leaving:
+                logger.info("node drains", extra={"action": "worker_leave", "worker": worker.name})
+                worker.leave()
+
     def _open_needed(self, wanted: int) -> None:
         """One that was given up is not replaced by another one before its pause is over."""
-        missing = max(wanted - len(self._workers), 0)
+        missing = max(wanted - self._lasting, 0)
         for index in self._free_places(missing):
             if self._pauses.is_over(index):
                 self._open(index, worker_name(self._prefix, index))
@@ -166,7 +182,7 @@ class WorkerPool:
         if step is Step.LEAVE:
             rollout.leaves_next.leave()
         elif step is Step.OPEN:
-            self._open_needed(len(self._workers) + 1)
+            self._open_needed(self._lasting + 1)
 
     def _leave_surplus(self, most: int) -> None:
         """Where there may be fewer than before, those whose end costs least get no more jobs."""
@@ -224,7 +240,7 @@ class WorkerPool:
         ]
         starting.sort(key=lambda index: (self._workers[index].startup.is_placed, -index))
         is_replacing = any(map(self._is_old, self._workers.values()))
-        unwanted = starting[: max(len(self._workers) - wanted - is_replacing, 0)]
+        unwanted = starting[: max(self._lasting - wanted - is_replacing, 0)]
         for index, worker in list(self._workers.items()):
             if index not in unwanted:
                 worker.unwanted_since = None
@@ -246,7 +262,7 @@ class WorkerPool:
                 task.result()
             if not worker.is_ready or worker.is_busy:
                 worker.idle_since = now
-            elif len(self._workers) > wanted and now - worker.idle_since > idle_s:
+            elif self._lasting > wanted and now - worker.idle_since > idle_s:
                 await self._close_idle(index)
 
     async def _close_leaving(self) -> None:

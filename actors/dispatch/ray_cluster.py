@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray._private.state import state as global_state
 from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -161,6 +162,17 @@ class RayCluster:
             for group in groups
             if group["name"].startswith(prefix) and group["state"] != "REMOVED"
         )
+
+    async def draining(self, prefix: str) -> list[str]:
+        nodes = await self._run(global_state.get_draining_nodes)
+        groups = (await self._run(placement_group_table)).values() if nodes else ()
+        return [
+            group["name"]
+            for group in groups
+            if group["name"].startswith(prefix)
+            and group["state"] != "REMOVED"
+            and nodes.keys() & group["bundles_to_node_id"].values()
+        ]
 
     async def is_idle(self, worker: str) -> bool:
         for name in filter(is_slot_name, await self._run(partial(_actors_of, worker))):

@@ -242,8 +242,7 @@ class Attempt:
         if self._job.image(result.index) is not None:
             return
         file = await asyncio.to_thread(planned_file, plan, result)
-        name = file_name(result.index, file.media_type)
-        key = file_key(self._job.id, self._job.attempts, name)
+        key = file_key(self._job.id, self._job.attempts, file_name(result.index, file.media_type))
         await self._reach_store(partial(self._images.put, key, file.content))
         image = ImageStored(
             index=result.index,
@@ -255,6 +254,7 @@ class Attempt:
             height=file.height,
             seed=result.seed,
             media_type=file.media_type,
+            node=result.node_id,
         )
         await self._write(StoreImage(self._actor, image))
 

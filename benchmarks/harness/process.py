@@ -17,6 +17,16 @@ from actors.dispatch.ray_cluster import ENGINE_ENVIRONMENT
 from examples.service import ROOT
 
 
+def run_as_engine(module: str) -> None:
+    """Run this module from its start with the environment of a worker's engine, unless it is.
+
+    The allocator and OpenMP read theirs when a process starts.
+    """
+    if not ENGINE_ENVIRONMENT.items() <= os.environ.items():
+        arguments = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, arguments, os.environ | ENGINE_ENVIRONMENT)
+
+
 class Process:
     """The process of a module; `nice` lowers its priority, as the command does."""
 

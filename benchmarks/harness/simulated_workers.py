@@ -112,6 +112,9 @@ class SimulatedCluster:
     async def workers(self, prefix: str) -> list[str]:
         return sorted(name for name in self._workers if name.startswith(prefix))
 
+    async def draining(self, prefix: str) -> list[str]:  # noqa: ARG002 - the protocol's signature
+        return []
+
     async def is_idle(self, worker: str) -> bool:
         states = [await each.state() for each in self._workers[worker].values()]
         return all(job_id is None for job_id, _ in states)

@@ -16,6 +16,7 @@ OUTSIDE = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "client/README.md",
     "deploy/ray-cluster.yaml",
     "examples/demo.py",
     "examples/receiver.py",

@@ -32,12 +32,12 @@ from engine.diffusion.loading.store import Load, ModelStore, Read
 from engine.diffusion.model import Model
 from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
-from engine.diffusion.samplers.noise import NoiseConfig
 from engine.diffusion.text import webui as webui_text
-from engine.diffusion.text.encoding import Clip, chunks_of, encode, encode_each, padded_to_length
-from engine.diffusion.text.webui import Parts, TextOptions
+from engine.diffusion.text.encoding import Clip, chunks_of, encode_each, padded_to_length
+from engine.diffusion.text.webui import Clips, Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
+    NoiseConfig,
     Refiner,
     SamplerSchedule,
     trajectory,
@@ -155,9 +155,9 @@ class Context:
             clip = replace(clip, encoders=changed.text_encoders)
         return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
-    def encode(self, clip: Clip, text: str) -> Work[Conditioning]:
+    def encode(self, clip: Clips, text: str) -> Work[Conditioning]:
         """The conditioning of a prompt."""
-        return (yield from encode(clip, chunks_of(text, clip.tokenizer, clip.embeddings)))
+        return clip.encode(text)
 
     def encode_pair(
         self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]
@@ -171,11 +171,10 @@ class Context:
         return tuple(replace(each, size_conditioning=sizes) for each in found)
 
     def encode_webui(
-        self, clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
+        self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
     ) -> Work[tuple[Conditioning, Conditioning]]:
         """The conditioning of both prompts in the WebUI's syntax, along a schedule."""
-        found = webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
-        return (yield from found)
+        return webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
 
     def sigmas(
         self,
@@ -187,10 +186,7 @@ class Context:
         sampler: str | None = None,
         taken: int = 0,
     ) -> Tensor:
-        """The sigmas of a schedule, falling to 0, or of the last `taken` steps; 0 takes all.
-
-        There are none where `denoise` is 0. `sampler` is the one that will follow them.
-        """
+        """The sigmas of a schedule that `sampler` follows, or of its last `taken` steps; 0: all."""
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards

@@ -21,6 +21,7 @@ from engine.diffusion.conditioning.guidance_rules import Rule
 from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
 from engine.diffusion.control.control_net import Control, residuals
 from engine.diffusion.cross_attention_cache import CrossAttentionCache, join_texts
+from engine.diffusion.families.transformer import TransformerFamily
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.row_updates import RowUpdates
@@ -30,6 +31,10 @@ from engine.stages import Stage
 _MAX_REPEATS = 4
 _SHARED_TOKENS = 4 * 77
 """Longer prompts share calls only with prompts of their own length: they would slow down others."""
+
+_SHORT_TOKENS = 512
+"""Longer ones of transformers, which are padded to the longest, share with those of up to twice
+their length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +90,9 @@ class Denoise(Request):
     def key(self) -> Hashable:
         conditions = (each.condition for one in self.conditionings for each in one)
         longest = max((each.tokens.shape[1] for each in conditions), default=0)
+        if self.model.transformer is not None:
+            size = max(0, longest - 1).bit_length() if longest > _SHORT_TOKENS else 0
+            return "denoise", id(self.model.unet), self.x.shape[1:], size
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         means = model.prediction, model.sigma_data
@@ -199,17 +207,17 @@ class _Row:
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
     """x0 of each row, in as few UNet calls as the sizes and the lengths of the texts allow."""
     found: dict[int, Tensor] = {}
-    for places, length in _calls(rows):
+    for places, length in _calls(rows, by_length=model.transformer is None):
         x0s = _call(model, [rows[place] for place in places], length)
         found.update(zip(places, x0s, strict=True))
     return [found[place] for place in range(len(rows))]
 
 
-def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
+def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int], int]]:
     """The indices of rows that share a call, and the length to which their texts are repeated.
 
     Rows of the same adapters follow one another. Texts of different lengths share a call unless it
-    would become too large.
+    would become too large, or they are not `by_length`.
     """
     by_adapters: defaultdict[Adapters, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
@@ -218,7 +226,7 @@ def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
     for place in chain.from_iterable(by_adapters.values()):
         by_size[rows[place].x.shape[1:]].append(place)
     for places in by_size.values():
-        lengths = {rows[place].length for place in places}
+        lengths = {rows[place].length if by_length else 1 for place in places}
         common = math.lcm(*lengths)
         if common <= _MAX_REPEATS * min(lengths):
             yield places, common
@@ -229,6 +237,8 @@ def _calls(rows: Sequence[_Row]) -> Iterator[tuple[list[int], int]]:
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     """x0 of each row, from one UNet call."""
+    if model.transformer is not None:
+        return _flow_call(model.transformer, rows)
     windows = [row.x for row in rows]
     sizes = [len(each) for each in windows]
     x, dtype = torch.cat(windows), model.dtype
@@ -255,6 +265,17 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
         for row, own in zip(rows, attended.split(sizes), strict=True):
             row.request.note_attended(row.placed, own)
     return list(model.denoised(x, output, sigma).split(sizes))
+
+
+def _flow_call(family: TransformerFamily, rows: Sequence[_Row]) -> list[Tensor]:
+    """The same from one call of a transformer."""
+    model, windows = rows[0].request.model, [row.x for row in rows]
+    sizes, x = [len(each) for each in windows], torch.cat(windows)
+    of_rows = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+    sigmas = x.new_tensor([row.request.level for row in of_rows])
+    conditions = [row.condition for row in of_rows]
+    velocity = family.velocity(model.unet, x.to(model.dtype), sigmas, conditions).float()
+    return list(model.denoised(x, velocity, sigmas[:, None, None, None]).split(sizes))
 
 
 def _joined_texts(model: Model, rows: Sequence[_Row], sizes: Sequence[int], length: int) -> Tensor:

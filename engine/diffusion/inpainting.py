@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
@@ -88,6 +88,7 @@ def inpainting(
     clean: Tensor,
     kept_noise: KeptNoise,
     *,
+    levels: NoiseLevels = STABLE_DIFFUSION,
     steps: MaskSteps | None = None,
 ) -> Sampling:
     """`sampling` that changes the latent where `mask` is 1, and keeps `clean` where it is 0.
@@ -101,7 +102,7 @@ def inpainting(
         while True:
             mask = steps.at(whole, sigma) if steps else whole
             kept = 1 - mask
-            noised = clean + kept_noise.noise * sigma
+            noised = levels.noised(clean, kept_noise.noise, sigma)
             x0 = yield x * mask + noised * kept if kept_noise.is_renewed else x, sigma
             x, sigma = sampling.send(x0 * mask + clean * kept)
     except StopIteration as stop:

@@ -12,6 +12,9 @@ from torch import Tensor
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.conditioning.guidance_rules import Third
+from engine.diffusion.families.flow_levels import flow_levels
+from engine.diffusion.families.transformer import TransformerFamily
+from engine.diffusion.images.latents import CHANNELS
 from engine.diffusion.patches.deep_shrink import DeepShrink
 from engine.diffusion.patches.self_guidance import SelfAttention
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
@@ -19,12 +22,12 @@ from engine.errors import EngineError
 from engine.graph.families import Family
 
 Prediction: TypeAlias = Literal[
-    "epsilon", "v_prediction", "edm", "sample", "consistency", "image_to_image"
+    "epsilon", "v_prediction", "edm", "sample", "consistency", "image_to_image", "flow"
 ]
 """What the network was trained to predict, by diffusers' names.
 
 edm: the negative of v. consistency: the noise, as a latent consistency model predicts it.
-image_to_image: x0, of an input that is not scaled.
+image_to_image: x0, of an input that is not scaled. flow: the noise less x0.
 """
 
 _INPAINTING_CHANNELS = 9
@@ -38,13 +41,14 @@ _POSITIVE_SCORE, _NEGATIVE_SCORE = 6.0, 2.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A UNet, the noise levels that it was trained on, and the scale of its latents.
+    """A network, the noise levels that it was trained on, and the scale of its latents.
 
     `dataclasses.replace` makes another model of the same weights. Models that share `unet` share
     UNet calls where `levels` and `prediction` are the same too, whatever their `adapters`.
     """
 
     unet: Any
+    """The network: a UNet, or the transformer of `transformer`."""
     latent_scale: float
     levels: NoiseLevels = STABLE_DIFFUSION
     prediction: Prediction = "epsilon"
@@ -66,6 +70,10 @@ class Model:
     """The UNet of that guidance, once a run samples with it."""
     self_attention: SelfAttention | None = None
     """Self-attention guidance."""
+    latent_shift: float = 0.0
+    """What is subtracted from a latent before it is scaled."""
+    transformer: TransformerFamily | None = None
+    """The family of a network that is no UNet."""
     soft_mask: float | None = None
     """How far the greys of a mask say in which steps a place is sampled: see `MaskSteps`."""
 
@@ -76,7 +84,37 @@ class Model:
     @property
     def inpaints(self) -> bool:
         """Whether it is made for inpainting: see `inpainting.concat_latent`."""
-        return bool(self.unet.config.in_channels == _INPAINTING_CHANNELS)
+        return self.transformer is None and bool(
+            self.unet.config.in_channels == _INPAINTING_CHANNELS
+        )
+
+    @property
+    def latent_channels(self) -> int:
+        """Those of its latents."""
+        return CHANNELS if self.transformer is None else self.transformer.latent.channels
+
+    def with_shift(self, shift: float, count: int = 1000) -> Model:
+        """The model with shifted noise levels, of which schedules see `count`.
+
+        Raises EngineError for one that predicts no flow, and for a shift of 0.
+        """
+        if not self.levels.is_flow:
+            raise EngineError(
+                f"only flow models have shifted noise levels, and {self.family} is none"
+            )
+        if shift <= 0:
+            raise EngineError("the shift must be above 0")
+        return replace(self, levels=flow_levels(shift, count))
+
+    def to_latent(self, samples: Tensor) -> Tensor:
+        """Latents as the network has them. Those of nothing stay zeros."""
+        if not self.latent_shift or not samples.any():
+            return samples * self.latent_scale
+        return (samples - self.latent_shift) * self.latent_scale
+
+    def from_latent(self, x: Tensor) -> Tensor:
+        """Latents as the VAE has them."""
+        return x / self.latent_scale + self.latent_shift
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,14 +134,14 @@ class Model:
 
     def scaled_input(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The network's input, of unit variance."""
-        if self.prediction == "image_to_image":
+        if self.prediction in {"image_to_image", "flow"}:
             return x
         return x / self._spread(sigma).sqrt()
 
     def denoised(self, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
         """x0 from the network's output: Salimans and Ho 2022 (arXiv:2202.00512), appendix D."""
         match self.prediction:
-            case "epsilon":
+            case "epsilon" | "flow":
                 return x - sigma * output
             case "v_prediction":
                 return self._from_v(x, output, sigma)
@@ -167,6 +205,9 @@ class Model:
         return self.family in {Family.SDXL, Family.SDXL_REFINER}
 
     def _require_own(self, condition: Condition) -> None:
+        if self.transformer is not None:
+            self.transformer.require_own(self.unet, condition)
+            return
         width, own = condition.tokens.shape[-1], self.unet.config.cross_attention_dim
         if width != own or (self._has_size_conditioning and condition.pooled is None):
             raise EngineError(

@@ -16,6 +16,7 @@ from engine.diffusion.conditioning.condition import Conditioning
 from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
+from engine.diffusion.families.start import NoiseScale, noised, own_latent
 from engine.diffusion.images.latents import Latent, Mask, noise_like
 from engine.diffusion.inpainting import (
     KeptNoise,
@@ -28,15 +29,14 @@ from engine.diffusion.model import Model
 from engine.diffusion.patches.patched_calls import guided_x0, is_self_guided, patched_by_sigma
 from engine.diffusion.samplers.lookup import DEFAULT, SamplerOptions, sampling_of
 from engine.diffusion.samplers.noise import (
-    NoiseConfig,
-    NoiseScale,
+    UNVARIED,
+    Variation,
     drawn_noise,
     independent_noise,
     shifted,
     start_noise,
     varied,
 )
-from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.errors import EngineError
 from engine.graph.names import Sampler
@@ -105,6 +105,24 @@ class Refiner:
         return passed / (levels.last_timestep + 1) >= self.switch_at
 
 
+@dataclass(frozen=True, slots=True)
+class NoiseConfig:
+    """The noise that sampling adds, at the start and in the steps."""
+
+    seed: int
+    adds_noise: bool = True
+    """False: the latent has its noise already."""
+    step_seed_offset: int | None = 0
+    """What is added to `seed` for the noise of the steps; None: it goes on where that of the start
+    ends."""
+    scale: NoiseScale = "comfyui"
+    variation: Variation = UNVARIED
+    multiplier: float = 1.0
+    """What the noise of the start is multiplied with beside its scale."""
+    renews_kept: bool = True
+    """What a mask keeps gets its noise anew in each call."""
+
+
 def trajectory(
     model: Model,
     latent: Latent,
@@ -118,22 +136,21 @@ def trajectory(
 ) -> Work[tuple[Latent, Latent]]:
     """The latent at the end of the schedule, and the last estimate of it without noise.
 
-    `on_sigmas_passed` gets the number of the schedule's sigmas that the sampler has passed,
-    `on_estimate` each estimate at the beginning of a step, in the model's scale.
+    `on_sigmas_passed` gets how many sigmas are passed, `on_estimate` the first estimate of a step.
     """
-    if len(schedule.sigmas) == 0:
+    if not len(schedule.sigmas):
         return latent, latent
-    clean = latent.samples.to(model.device) * model.latent_scale
+    latent = own_latent(latent, model, schedule.sigmas, schedule.row)
+    clean = model.to_latent(latent.samples.to(model.device))
     noise, generator = _start_noise(latent, noise_config, like=clean)
-    start = clean + noise * _noise_scale(noise_config.scale, schedule.sigmas[0], model.levels)
+    start = noised(clean, noise, schedule.sigmas[0], levels=model.levels, scale=noise_config.scale)
     if len(schedule.sigmas) == 1:
-        noised = replace(latent, samples=start / model.latent_scale)
-        return noised, noised
-    sampling, mask = _sampling(schedule, start, noise_config, generator), latent.noise_mask
-    if mask is not None:
-        kept_noise = _mask_noise(schedule, noise, noise_config)
+        return (replace(latent, samples=model.from_latent(start)),) * 2
+    sampling = _sampling(schedule, start, noise_config, generator, is_flow=model.levels.is_flow)
+    if (mask := latent.noise_mask) is not None:
+        kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
-        sampling = inpainting(sampling, fitted_mask(mask, clean), clean, kept_noise, steps=steps)
+        sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
     calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond)
     end, x0 = yield from _sampled(
         sampling,
@@ -143,8 +160,9 @@ def trajectory(
         on_sigmas_passed=on_sigmas_passed,
         on_estimate=on_estimate,
     )
-    scale = model.latent_scale
-    return replace(latent, samples=end / scale), replace(latent, samples=x0 / scale)
+    ends = model.levels.ended(end, schedule.sigmas[-1]), x0
+    last, estimate = (replace(latent, samples=model.from_latent(each)) for each in ends)
+    return last, estimate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +268,12 @@ def _start_noise(
 
 
 def _sampling(
-    schedule: SamplerSchedule, start: Tensor, config: NoiseConfig, generator: torch.Generator
+    schedule: SamplerSchedule,
+    start: Tensor,
+    config: NoiseConfig,
+    generator: torch.Generator,
+    *,
+    is_flow: bool,
 ) -> Sampling:
     offset = config.step_seed_offset
     return sampling_of(
@@ -263,6 +286,7 @@ def _sampling(
         else independent_noise(start, shifted(config.seed, offset)),
         path=schedule.whole,
         options=schedule.options,
+        is_flow=is_flow,
     )
 
 
@@ -271,13 +295,3 @@ def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -
     if schedule.row.own_mask_noise:
         noise = noise_like(noise, shifted(config.seed, 1)).to(noise)
     return KeptNoise(noise, config.renews_kept)
-
-
-def _noise_scale(scale: NoiseScale, sigma: Tensor, levels: NoiseLevels) -> Tensor:
-    """The factor of the noise at the start."""
-    has_unit_variance = scale == "unit variance"
-    if scale == "comfyui":
-        has_unit_variance = bool(
-            sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
-        )
-    return (1 + sigma**2).sqrt() if has_unit_variance else sigma

@@ -114,6 +114,13 @@ class LatentShape(BatchShape):
     pixel_bytes = 0.25
 
 
+class DeepLatentShape(LatentShape):
+    """Latents of 16 channels."""
+
+    __slots__ = ()
+    pixel_bytes = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class ConditioningShape:
     """A conditioning: texts that apply together."""
@@ -175,6 +182,8 @@ class ModelShape:
     """So many times more it is called for one of the conditionings, for guidance."""
     third: ConditioningShape | None = None
     """A third conditioning: samplers get all three, whatever the cfg."""
+    weight: float = 1.0
+    """How much a call of it is worth, where that of a UNet is 1."""
     filters: int = 0
     """So often what its layers pass on is filtered. Each one is a copy of all layers."""
 
@@ -185,7 +194,8 @@ class ModelShape:
     @property
     def costs_more(self) -> bool:
         """Whether sampling with it does."""
-        return self.more_calls > 0 or self.third is not None or self.filters > 0
+        has_more = self.more_calls > 0 or self.filters > 0 or self.weight != 1.0
+        return has_more or self.third is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.graph.models_folder import CHECKPOINTS, LORAS, ModelsFolder
+from engine.graph.models_folder import CHECKPOINTS, DIFFUSION_MODELS, LORAS, ModelsFolder
 from engine.graph.safetensors_header import Header, read_header
 
 UNET = "model.diffusion_model."
@@ -22,6 +23,12 @@ class Family(StrEnum):
     SD2 = "sd2"
     SDXL = "sdxl"
     SDXL_REFINER = "sdxl_refiner"
+    Z_IMAGE = "z_image"
+    FLUX = "flux"
+
+
+TRANSFORMERS = frozenset({Family.Z_IMAGE, Family.FLUX})
+"""The families whose network is a transformer that predicts a flow, and no UNet."""
 
 
 TEXT_ENCODERS: dict[Family, tuple[str, ...]] = {
@@ -32,8 +39,8 @@ TEXT_ENCODERS: dict[Family, tuple[str, ...]] = {
 }
 """The prefixes that the weights of each family's text encoders have in a single file."""
 _OTHER_KINDS = {
-    "model.diffusion_model.double_blocks.": "Flux",
-    "double_blocks.": "Flux",
+    "model.diffusion_model.double_blocks.": "Flux of another kind than Flux.1",
+    "double_blocks.": "Flux of another kind than Flux.1",
     "model.diffusion_model.joint_blocks.": "Stable Diffusion 3",
     "joint_blocks.": "Stable Diffusion 3",
     "text_encoders.": "a model with other text encoders than CLIP",
@@ -41,6 +48,27 @@ _OTHER_KINDS = {
     "lora_": "a LoRA: it belongs into loras/",
     "emb_params": "an embedding: it belongs into embeddings/",
 }
+_Z_IMAGE_SIGN = "cap_pad_token"
+_FLUX_SIGNS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
+_FLUX_INPUTS = ("img_in.weight", "x_embedder.weight")
+_FLUX_WIDTH = 64
+"""A patch of 2 x 2 cells of a latent of 16 channels."""
+_OTHER_TRANSFORMERS = {
+    "double_stream_modulation_img.": "Flux.2",
+    "distilled_guidance_layer.": "Chroma",
+    "txt_in.individual_token_refiner.": "HunyuanVideo",
+    "joint_blocks.": "Stable Diffusion 3",
+    "cap_embedder.": "Lumina 2",
+    "txt_norm.": "Qwen-Image",
+    "head.modulation": "Wan",
+    "input_blocks.": "a UNet without text encoders, which is loaded as a whole checkpoint alone",
+    "lora_": "a LoRA: it belongs into loras/",
+    "text_model.": "a text encoder: it belongs into text_encoders/",
+    "model.embed_tokens.": "a text encoder: it belongs into text_encoders/",
+    "encoder.block.": "a text encoder: it belongs into text_encoders/",
+    "decoder.conv_in.": "a VAE: it belongs into vae/",
+}
+"""What a file of `diffusion_models/` is that has such a name, if it is none that is supported."""
 _UNSUPPORTED_CHANNELS = {
     5: "a depth model",
     7: "an upscaling model",
@@ -60,6 +88,8 @@ _TEXT_WIDTHS = {
 
 def checkpoint_family(header: Header) -> Family:
     """The family of a checkpoint. Raises CheckpointUnavailable with what the file is instead."""
+    if whole := _whole_transformer(header):
+        return whole
     for prefix, kind in _OTHER_KINDS.items():
         if header.has(prefix):
             raise CheckpointUnavailable(f"{header.name} is {kind}, not a checkpoint that is known")
@@ -75,6 +105,56 @@ def checkpoint_family(header: Header) -> Family:
         if all(header.has(prefix) for prefix in prefixes):
             return family
     raise CheckpointUnavailable(f"{header.name} has no text encoder that is known")
+
+
+def _whole_transformer(header: Header) -> Family | None:
+    """The family of a checkpoint with a transformer; None for another.
+
+    Raises CheckpointUnavailable for one without text encoders.
+    """
+    found = _transformer(header, UNET)
+    if found and header.has("text_encoders."):
+        return found
+    if found := found or _transformer(header):
+        raise CheckpointUnavailable(
+            f"{header.name} is the network of a {found} model alone: it belongs into "
+            "diffusion_models/"
+        )
+    return None
+
+
+def diffusion_model_family(header: Header) -> Family:
+    """The family of a network without text encoders, whose keys may begin with `UNET`.
+
+    Raises CheckpointUnavailable with what the file is instead.
+    """
+    prefix = UNET if header.has(UNET) else ""
+    if found := _transformer(header, prefix):
+        return found
+    kinds = (kind for key, kind in _OTHER_TRANSFORMERS.items() if header.has(f"{prefix}{key}"))
+    kind = next(kinds, "no diffusion model that is known")
+    raise CheckpointUnavailable(f"{header.name} is {kind}; Z-Image and Flux.1 are supported here")
+
+
+def _transformer(header: Header, prefix: str = "") -> Family | None:
+    """The family of the transformer whose keys begin with `prefix`; None if it is another one.
+
+    Raises CheckpointUnavailable for a Flux that takes more than a latent.
+    """
+    if f"{prefix}{_Z_IMAGE_SIGN}" in header.shapes:
+        return Family.Z_IMAGE
+    others = ("double_stream_modulation_img.", "distilled_guidance_layer.")
+    if any(header.has(f"{prefix}{each}") for each in others):
+        return None
+    if not any(f"{prefix}{sign}" in header.shapes for sign in _FLUX_SIGNS):
+        return None
+    shapes = (header.shapes.get(f"{prefix}{name}", ()) for name in _FLUX_INPUTS)
+    shape = next(filter(None, shapes), ())
+    if len(shape) == 2 and shape[1] != _FLUX_WIDTH:
+        raise CheckpointUnavailable(
+            f"{header.name} is a Flux for filling, edges or depth, which is not supported yet"
+        )
+    return Family.FLUX
 
 
 def input_channels(header: Header) -> int | None:
@@ -120,10 +200,17 @@ def family_at(kind: str, path: Path) -> Family | None:
 
 @lru_cache(maxsize=_CACHED_FAMILIES)
 def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
-    if kind not in {CHECKPOINTS, LORAS} or path.is_dir():
+    tell = _FAMILY_BY_KIND.get(kind)
+    if tell is None or path.is_dir():
         return None
     try:
-        header = read_header(path)
-        return checkpoint_family(header) if kind == CHECKPOINTS else lora_family(header)
+        return tell(read_header(path))
     except CheckpointUnavailable:
         return None
+
+
+_FAMILY_BY_KIND: dict[str, Callable[[Header], Family | None]] = {
+    CHECKPOINTS: checkpoint_family,
+    LORAS: lora_family,
+    DIFFUSION_MODELS: diffusion_model_family,
+}

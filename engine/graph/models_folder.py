@@ -6,6 +6,8 @@ root/checkpoints/name/model_index.json a diffusers folder, named "name"
 root/name.safetensors                 a checkpoint may also lie here
 root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
 root/loras/, vae/, controlnet/, ...    the other kinds, in the same way
+root/diffusion_models/, or unet/       networks without their text encoders and VAE
+root/text_encoders/, or clip/          text encoders
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ UPSCALE_MODELS = "upscale_models"
 LORAS = "loras"
 VAES = "vae"
 EMBEDDINGS = "embeddings"
+DIFFUSION_MODELS = "diffusion_models"
+TEXT_ENCODERS = "text_encoders"
+_OLD_FOLDERS = {DIFFUSION_MODELS: "unet", TEXT_ENCODERS: "clip"}
+"""Where models of a kind lie as well, by the names that ComfyUI had first."""
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
@@ -137,9 +143,15 @@ def _models_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
         yield from _models_at_top(root)
     if not _is_kind(kind):
         return
-    folder = root / kind
-    for path in _models_below(folder):
-        yield path.relative_to(folder).as_posix(), path
+    for folder in _folders(root, kind):
+        for path in _models_below(folder):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _folders(root: Path, kind: str) -> list[Path]:
+    """The folders of a kind; of two models of one name, that in the last one counts."""
+    old = [root / _OLD_FOLDERS[kind]] if kind in _OLD_FOLDERS else []
+    return [*old, root / kind]
 
 
 def _read_pickled(root: Path, kind: str) -> dict[str, Path]:
@@ -153,7 +165,7 @@ def _read_pickled(root: Path, kind: str) -> dict[str, Path]:
 def _pickled_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
     if not _is_kind(kind):
         return
-    folders = [(root / kind, "**/*")]
+    folders = [(folder, "**/*") for folder in _folders(root, kind)]
     if kind == CHECKPOINTS:
         folders.append((root, "*"))
     for folder, pattern in folders:

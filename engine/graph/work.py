@@ -13,6 +13,8 @@ ATTENTION_MEGAPIXELS = 2.0
 with the square of the size. Counted for the layers of SD 1.5 at 8 heads of 40."""
 TOKEN_MEGAPIXELS = 64 / 1e6
 """A token is as much to attend to as the 8 x 8 pixels of one place of a latent."""
+TRANSFORMER = 20.0
+"""The call of a transformer, of Z-Image or Flux, where that of a UNet is 1."""
 CONTROL = 0.5
 """The call of a ControlNet, as a share of the UNet's call that it joins."""
 DECODE = 2.0

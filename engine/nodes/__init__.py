@@ -7,6 +7,7 @@ from engine.graph.declarations import gather_nodes
 from engine.nodes import (
     conditioning,
     control,
+    families,
     loaders,
     merging,
     model_patches,
@@ -31,6 +32,7 @@ from engine.nodes.webui import text as webui_text
 
 NODE_TYPES = gather_nodes(
     loaders,
+    families,
     text,
     conditioning,
     control,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.diffusion.images.vae import Vae
     from engine.diffusion.model import Model
     from engine.diffusion.text.encoding import Clip
+    from engine.diffusion.text.family_texts import FamilyTexts
 
 _STRENGTH = {"min": -100.0, "max": 100.0}
 _MERGED = ModelShape(is_merged=True)
@@ -46,7 +47,9 @@ def load_part_estimate(_inputs: Mapping[str, Any]) -> Estimate:
     display_name="Load Checkpoint",
     estimate=_checkpoint_estimate,
 )
-def checkpoint_loader(context: Context, ckpt_name: str) -> Work[tuple[Model, Clip, Vae]]:
+def checkpoint_loader(
+    context: Context, ckpt_name: str
+) -> Work[tuple[Model, Clip | FamilyTexts, Vae]]:
     """Loads the denoising model, the text encoder and the image decoder of a checkpoint."""
     checkpoint = yield from context.load(ckpt_name)
     return checkpoint.model, checkpoint.clip, checkpoint.vae

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import CHUNK_TOKENS, ConditioningShape, Estimate, text_tokens
+from engine.graph.cost import CHUNK_TOKENS, ConditioningShape, Estimate, model_shape, text_tokens
 from engine.graph.declarations import Float, Int, Link, String, node
 from engine.nodes.sides import MAX_SIDE
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.text.encoding import Clip
+    from engine.diffusion.text.family_texts import FamilyTexts
 
 _TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
 
@@ -23,14 +24,15 @@ def _side(default: int, tooltip: str) -> Int:
     return Int(default, min=0, max=MAX_SIDE, tooltip=tooltip)
 
 
-def encoding_estimate(conditioning: ConditioningShape) -> Estimate:
-    """What it costs to encode the texts of a conditioning."""
+def encoding_estimate(conditioning: ConditioningShape, weight: float = 1.0) -> Estimate:
+    """What it costs to encode the texts of a conditioning. That of a CLIP has a `weight` of 1."""
     chunks = conditioning.texts * conditioning.tokens / CHUNK_TOKENS
-    return Estimate((conditioning,), work=chunks * work.CHUNK)
+    return Estimate((conditioning,), work=chunks * work.CHUNK * weight)
 
 
 def _text_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return encoding_estimate(ConditioningShape(1, text_tokens(inputs["text"])))
+    weight = model_shape(inputs["clip"]).weight
+    return encoding_estimate(ConditioningShape(1, text_tokens(inputs["text"])), weight)
 
 
 def _pair_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -66,7 +68,9 @@ def clip_set_last_layer(context: Context, clip: Clip, stop_at_clip_layer: int) -
     display_name="CLIP Text Encode (Prompt)",
     estimate=_text_estimate,
 )
-def clip_text_encode(context: Context, text: str, clip: Clip) -> Work[tuple[Conditioning]]:
+def clip_text_encode(
+    context: Context, text: str, clip: Clip | FamilyTexts
+) -> Work[tuple[Conditioning]]:
     """Encodes a text with a CLIP model, to guide the denoising towards it."""
     conditioning = yield from context.encode(clip, text)
     return (conditioning,)

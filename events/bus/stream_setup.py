@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import nats.errors
 import nats.js.api
@@ -53,6 +55,17 @@ class StreamSetup:
                 there = (await js.stream_info(spec.name)).config
                 await js.update_stream(config.evolve(max_bytes=there.max_bytes))
         self._updated.add(spec.name)
+
+    def differing(self, spec: StreamSpec, there: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those members of a stream's configuration, as the server tells it, that are otherwise.
+
+        The size of the log is not among them. What is off, the server leaves out.
+        """
+        wanted = self._stream_config(spec).as_dict()
+        del wanted["max_bytes"]
+        return tuple(
+            sorted(name for name, each in wanted.items() if (there.get(name) or 0) != (each or 0))
+        )
 
     def _stream_config(self, spec: StreamSpec) -> nats.js.api.StreamConfig:
         retention, policy = nats.js.api.RetentionPolicy, nats.js.api.DiscardPolicy

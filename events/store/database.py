@@ -208,6 +208,10 @@ class Database:
         keys = list(table.primary_key)
         return statement.on_conflict_do_update(index_elements=keys, set_=rest, where=newer)
 
+    async def time_s(self) -> float:
+        """The Unix time by that clock."""
+        return float((await self.fetch(sa.select(self.clock_s)))[0][0])
+
     @property
     def clock_s(self) -> sa.ColumnElement[float]:
         """The database's own clock as Unix time, because holders' clocks may differ."""

@@ -201,13 +201,18 @@ class ReadModel:
         endpoint: str | None = None,
         limit: int = 50,
         before: str | None = None,
+        offset: int = 0,
+        is_ended: bool | None = None,
     ) -> list[Job]:
         """The owner's jobs, newest first, without their requests.
 
         `before`: the id of the last one already seen; empty if it is no job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
-        query = _listing(wanted)
+        query = _listing(wanted).offset(offset)
+        if is_ended is not None:
+            has_ended = JOBS.c.ended_at.is_not(None)
+            query = query.where(has_ended if is_ended else ~has_ended)
         if before is not None:
             query = query.where(_is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))

@@ -59,6 +59,14 @@ class Uploads:
         rows = await self._database.fetch(query)
         return Upload(**rows[-1]._mapping) if rows else None
 
+    async def of_ids(self, owner: str, ids: Collection[str]) -> dict[str, Upload]:
+        """Those of the owner's files whose names still stand for them, by id.
+
+        Raises DatabaseUnavailable.
+        """
+        query = sa.select(UPLOADS).where(_labelled(owner), UPLOADS.c.id.in_(ids))
+        return {row.id: Upload(**row._mapping) for row in await self._database.fetch(query)}
+
     async def page(self, owner: str, *, limit: int, before: str | None = None) -> list[Upload]:
         """The owner's files, newest first; `before`: the id of the last one already seen."""
         query = sa.select(UPLOADS).where(_labelled(owner))

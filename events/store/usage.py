@@ -33,6 +33,12 @@ class Usage:
         rows = await self._database.fetch(query)
         return rows[0].seq, {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
 
+    async def open_jobs(self, owner: str) -> int:
+        """How many jobs of the owner have not ended."""
+        mine = (JOBS.c.owner == owner) & (JOBS.c.status == Status.RUNNING.value)
+        [row] = await self._database.fetch(sa.select(sa.func.count().label("jobs")).where(mine))
+        return int(row.jobs)
+
     async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
         """The checkpoint, and what the owner's jobs and uploads take; all from one snapshot.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 from engine.errors import EngineError
 from engine.graph.cost import Cost
@@ -16,12 +17,12 @@ from events.ids import derived_id, lane_of, new_id
 from events.job import Job, sizes_of
 from events.job_cost import JobCost
 from events.store.records import ApiKey, Endpoint
-from events.types import Submitted
+from events.types import InputFile, Submitted
 from serve_app.acceptance.callback_check import CallbackCheck
-from serve_app.acceptance.checker import Checker, checker_for
+from serve_app.acceptance.checker import CheckedRequest, Checker, checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.image_output import recorded_output
-from serve_app.acceptance.input_files import resolve_input_files
+from serve_app.acceptance.input_files import resolve_input_files, store_sent_images
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.kept_bytes import OwnedBytes
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
@@ -31,9 +32,13 @@ from serve_app.endpoints.used import UsedEndpoints, job_timeout_s, terms_of
 from serve_app.job_state import current_job, ended_job
 from serve_app.refusals import IdempotencyConflict, RequestRefused
 from serve_app.services import Services
+from serve_app.uploads.sent_images import SentImages
+from serve_app.uploads.store import UploadStore
 from telemetry.tracing.log_fields import about
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _REFUSALS = (RequestRefused, EngineError, AddressNotAllowed, LogFull)
 
@@ -63,6 +68,22 @@ class Acceptance:
             period_s=open_jobs_period_s,
         )
         self.owned_bytes = OwnedBytes(services.read_model.usage, services.owner_settings)
+        http = services.http_settings
+        self.upload_store = UploadStore(
+            rows=services.uploads,
+            images=services.images,
+            settings=http,
+            owned_bytes=self.owned_bytes,
+            max_bytes_of_owner=services.owner_settings.max_upload_bytes,
+        )
+        self.sent_images = SentImages(
+            self.upload_store,
+            checks,
+            services.fetch,
+            settings=services.fetch_settings,
+            max_bytes=http.max_upload_bytes,
+            wait_s=http.body_wait_s,
+        )
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:
@@ -74,6 +95,7 @@ class Acceptance:
         for append in appends:
             append.cancel()
         await asyncio.gather(*appends, return_exceptions=True)
+        self.upload_store.stop()
 
     async def accept(self, request: GenerateRequest) -> Job:
         """The job, stored now or by the same request before.
@@ -91,18 +113,22 @@ class Acceptance:
             submitted = await self.check(request)
             job = await self._store(job_id, submitted, request)
         except _REFUSALS:
-            key = request.idempotency_key
-            earlier = None if key is None else await current_job(self._services, job_id)
+            known = request.is_repeatable
+            earlier = await current_job(self._services, job_id) if known else None
             if earlier is None:
                 raise
             job = earlier
+        if job.submitted.owner != request.key.owner:
+            raise IdempotencyConflict("This id is taken. Choose another one.")
         if job.erased:
-            raise IdempotencyConflict("The job of this Idempotency-Key was erased.")
+            raise IdempotencyConflict("The job of this Idempotency-Key or id was erased.")
         if job.submitted.fingerprint != request.fingerprint:
             raise IdempotencyConflict
         return job
 
     def _job_id(self, request: GenerateRequest) -> str:
+        if request.job_id is not None:
+            return request.job_id
         if request.idempotency_key is None:
             return new_id()
         secret = self._services.secret
@@ -115,15 +141,10 @@ class Acceptance:
         if request.callback_url is not None:
             await self._callbacks.require_allowed(request.callback_url, request.key)
         checker = self._checker(endpoint, request.key)
-        run = partial(self._checks.run, request.key.owner, is_quick=request.is_quick_to_check)
-        checked = await run(checker.check, request.flavour, request.content)
+        check = partial(checker.check, excess_bytes=request.excess_bytes)
+        checked = await self._run(request, check, request.flavour, request.content)
         await self._require_room(endpoint)
-        require_files = partial(run, checker.require_files)
-        input_files = await resolve_input_files(
-            services.uploads, request.key.owner, checked=checked, check=require_files
-        )
-        if input_files is not None:
-            checked = await run(checker.with_files, checked, sizes_of(input_files))
+        checked, input_files = await self._with_files(request, checker, checked)
         return Submitted(
             flavour=request.flavour,
             owner=request.key.owner,
@@ -145,6 +166,7 @@ class Acceptance:
             terms=terms_of(endpoint, services.graph_settings),
             weight=request.key.limits.weight,
             priority=request.key.limits.priority,
+            client_id=request.client_id,
         )
 
     def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
@@ -164,6 +186,29 @@ class Acceptance:
             max_cost=key.limits.max_cost or 0.0,
         )
 
+    def _run(
+        self, request: GenerateRequest, function: Callable[..., T], *args: object
+    ) -> Awaitable[T]:
+        is_quick = request.is_quick_to_check
+        return self._checks.run(request.key.owner, function, *args, is_quick=is_quick)
+
+    async def _with_files(
+        self, request: GenerateRequest, checker: Checker, checked: CheckedRequest
+    ) -> tuple[CheckedRequest, dict[str, InputFile] | None]:
+        """The request with the cost that it has with its uploads, and these by their names."""
+        owner = request.key.owner
+        if checked.sent_images:
+            checked = await store_sent_images(self.sent_images, owner, checker, checked)
+        files = await resolve_input_files(
+            self._services.uploads,
+            owner,
+            checked=checked,
+            check=partial(self._run, request, checker.require_files),
+        )
+        if files is None:
+            return checked, None
+        return await self._run(request, checker.with_files, checked, sizes_of(files)), files
+
     async def _require_room(self, endpoint: Endpoint) -> None:
         """Raises QueueFull, LogFull, and LogUnavailable where neither limit can be kept."""
         services = self._services
@@ -182,7 +227,7 @@ class Acceptance:
         try:
             return await asyncio.shield(append)
         except asyncio.CancelledError:
-            if request.idempotency_key is None:
+            if not request.is_repeatable:
                 append.add_done_callback(partial(self._withdraw, job_id))
             raise
 
@@ -196,7 +241,9 @@ class Acceptance:
         self, request: GenerateRequest, submitted: Submitted
     ) -> AsyncGenerator[NoteStored]:
         """Hold what the job takes of the limits; call the given function once it is stored."""
-        key, body_bytes = request.key, len(request.body)
+        # A longer body has images, which are no part of what is stored.
+        most_bytes = self._services.http_settings.max_body_bytes
+        key, body_bytes = request.key, min(len(request.body), most_bytes)
         result_bytes = submitted.cost.result_bytes if submitted.cost is not None else 0
         async with (
             self.open_jobs.place(key) as note_job,
@@ -211,7 +258,7 @@ class Acceptance:
 
     async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
         command = Submit(submitted)
-        if request.idempotency_key is not None:
+        if request.is_repeatable:
             # Directly before the append: it must come while the log would still know the job.
             earlier = await ended_job(self._services, job_id)
             if earlier is not None:
@@ -225,7 +272,7 @@ class Acceptance:
                 if outcome.added:
                     stored(outcome.job.position)
         except OutcomeUnknown as error:
-            if request.idempotency_key is not None:
+            if request.is_repeatable:
                 raise
             self._withdrawals.schedule(job_id)
             message = (

@@ -23,8 +23,15 @@ from engine.webui.sampler_names import Compatibility
 from events.store.records import Endpoint
 from events.types import Flavour
 from serve_app.acceptance.expansion import expanded
+from serve_app.acceptance.sent_inputs import (
+    SentInput,
+    image_refused,
+    with_names,
+    without_images,
+)
 from serve_app.acceptance.text_budget import require_recordable, require_text_budget
 from serve_app.acceptance.workflow_file import workflow_members
+from serve_app.refusals import BodyTooLarge
 from settings.graph import GraphSettings
 
 _SHOWN_NAMES = 20
@@ -50,6 +57,8 @@ class CheckedRequest:
     """Until the uploads are known, those that it takes count as small ones."""
     input_files: tuple[str, ...] = ()
     """Names of the uploads that it takes."""
+    sent_images: tuple[SentInput, ...] = ()
+    """Those that are no uploads yet: their places are among the names."""
     compiled: dict[str, Any] | None = None
     """The graph of a diffusion request."""
 
@@ -69,21 +78,32 @@ class Checker:
     """If None, it is the first of the models folder."""
     compatibility: Compatibility
     """Of a diffusion request that names none."""
+    max_sent_images: int
     max_request_chars: int
     max_extra_data_bytes: int
     max_metadata_bytes: int
 
-    def check(self, flavour: Flavour, body: Any) -> CheckedRequest:
-        """Raises GraphInvalid, ParametersInvalid, ModelsUnavailable."""
-        return self._workflow(body) if flavour is Flavour.WORKFLOW else self._diffusion(body)
+    def check(self, flavour: Flavour, body: Any, *, excess_bytes: int = 0) -> CheckedRequest:
+        """`excess_bytes`: what the body has too many, unless these are of images.
 
-    def _workflow(self, body: Any) -> CheckedRequest:
+        Raises GraphInvalid, ParametersInvalid, BodyTooLarge, ModelsUnavailable.
+        """
+        if flavour is Flavour.WORKFLOW:
+            return self._workflow(body, excess_bytes)
+        if excess_bytes:
+            raise BodyTooLarge(excess_bytes)
+        return self._diffusion(body)
+
+    def _workflow(self, body: Any, excess_bytes: int) -> CheckedRequest:
         """Members that a run does not need, such as `client_id`, are accepted and not recorded."""
         members = workflow_members(body, self.catalogue)
+        taken = without_images(members.get("prompt"), self.catalogue, most=self.max_sent_images)
+        if taken.chars < excess_bytes:
+            raise BodyTooLarge(excess_bytes - taken.chars)
         pnginfo = pnginfo_of(members.get("extra_data"))
         require_size(pnginfo, self.max_extra_data_bytes)
-        require_text_budget(members.get("prompt"), self.max_request_chars)
-        prompt = resolve_seeds(members.get("prompt"), draw_seed)
+        require_text_budget(taken.prompt, self.max_request_chars)
+        prompt = resolve_seeds(taken.prompt, draw_seed)
         graph = validate(prompt, self.catalogue, self.limits)
         # Each text that came by links stands wherever it is used now.
         require_text_budget(graph.prompt, self.max_request_chars)
@@ -92,7 +112,24 @@ class Checker:
         if pnginfo:
             recorded["extra_data"] = {"extra_pnginfo": pnginfo}
         require_recordable(recorded)
-        return CheckedRequest(recorded, images=0, cost=graph.cost, input_files=graph.input_files)
+        return CheckedRequest(
+            recorded,
+            images=0,
+            cost=graph.cost,
+            input_files=graph.input_files,
+            sent_images=tuple([each for each in taken.images if each.place in graph.input_files]),
+        )
+
+    def with_uploads(self, checked: CheckedRequest, names: Mapping[str, str]) -> CheckedRequest:
+        """A valid workflow whose images are uploads now; `names` has these by their places."""
+        prompt = with_names(checked.request["prompt"], names)
+        files = dict.fromkeys(names.get(name, name) for name in checked.input_files)
+        request = {**checked.request, "prompt": prompt}
+        return replace(checked, request=request, input_files=tuple(files), sent_images=())
+
+    def refusal_of(self, checked: CheckedRequest, sent: SentInput, why: str) -> GraphInvalid:
+        """The error of an image that a valid workflow brings along."""
+        return image_refused(sent, why, checked.request["prompt"], self.catalogue)
 
     def with_files(self, checked: CheckedRequest, sizes: FileSizes) -> CheckedRequest:
         """A valid request with the cost that it has with its uploads.
@@ -205,6 +242,7 @@ def checker_for(
         limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
         default_checkpoint=endpoint.checkpoint or default_checkpoint or None,
         compatibility=endpoint.compatibility or settings.compatibility,
+        max_sent_images=settings.max_sent_images,
         max_request_chars=settings.max_request_chars,
         max_extra_data_bytes=settings.max_extra_data_bytes,
         max_metadata_bytes=settings.max_metadata_bytes,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from events.store.records import ApiKey
@@ -11,6 +13,7 @@ from events.types import Flavour
 from serve_app.checks import QUICK_BYTES
 from settings.keys import ImageFormat
 
+_LONG_BYTES = 2**20
 _ESCAPE = b"\\u"  # of JSON; it may stand for any of the others
 _TEXTS = (b"[", b"|", _ESCAPE)
 _TEXTS_OF_WORKFLOW = (b"WebUI", _ESCAPE)
@@ -34,7 +37,14 @@ class GenerateRequest:
     """None: that of the key."""
     image_quality: int | None = None
     """1 to 100; None: that of the key."""
+    max_bytes: int | None = None
+    """The most bytes that the body may have beside the images that it brings along; None: it was
+    held to that as it was read."""
     idempotency_key: str | None = None
+    job_id: str | None = None
+    """That the caller chose; a job that has it already must be of the same request."""
+    client_id: str | None = None
+    """As `Submitted` has it."""
     traceparent: str | None = None
     fingerprint: str = field(init=False)
     """Tells a repeat from another request. It covers all that a caller sends, before any seed is
@@ -52,6 +62,16 @@ class GenerateRequest:
         object.__setattr__(self, "fingerprint", hashlib.sha256(said).hexdigest())
 
     @property
+    def excess_bytes(self) -> int:
+        """How many bytes of the body must be images."""
+        return 0 if self.max_bytes is None else max(0, len(self.body) - self.max_bytes)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the caller can send it again without another job, and knows its job meanwhile."""
+        return self.idempotency_key is not None or self.job_id is not None
+
+    @property
     def is_quick_to_check(self) -> bool:
         """Whether a check takes some milliseconds at most.
 
@@ -59,3 +79,9 @@ class GenerateRequest:
         """
         marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
         return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
+
+
+async def generate_request(*, body: bytes, **fields: Any) -> GenerateRequest:
+    """Made in a thread where the body is long, since all of it is hashed."""
+    make = partial(GenerateRequest, body=body, **fields)
+    return make() if len(body) <= _LONG_BYTES else await asyncio.to_thread(make)

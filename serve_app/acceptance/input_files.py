@@ -1,4 +1,4 @@
-"""Finds the uploads that a request names."""
+"""Finds the uploads that a request names, and stores those that it brings along."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from events.log import utc_now
 from events.types import InputFile
-from serve_app.acceptance.checker import CheckedRequest
+from serve_app.acceptance.checker import CheckedRequest, Checker
+from serve_app.refusals import ImageNotFetched, InvalidImage
+from serve_app.uploads.sent_images import SentImages
 
 if TYPE_CHECKING:
     from events.store.uploads import Uploads
@@ -15,6 +17,25 @@ if TYPE_CHECKING:
 CheckFiles: TypeAlias = Callable[[CheckedRequest, Collection[str]], Awaitable[None]]
 
 _LISTED_NAMES = 20
+
+
+async def store_sent_images(
+    sent_images: SentImages, owner: str, checker: Checker, checked: CheckedRequest
+) -> CheckedRequest:
+    """The request with its images as uploads. They are stored one by one: one is in memory.
+
+    Raises GraphInvalid for what is no image, TooManyUploadBytes, NoTurn, DatabaseUnavailable,
+    ImageStoreUnavailable.
+    """
+    names: dict[str, str] = {}
+    give_up_at = sent_images.give_up_at()
+    for sent in checked.sent_images:
+        try:
+            name = await sent_images.name(owner, sent.image, give_up_at=give_up_at)
+        except (InvalidImage, ImageNotFetched) as error:
+            raise checker.refusal_of(checked, sent, str(error)) from error
+        names[sent.place] = name
+    return checker.with_uploads(checked, names)
 
 
 async def resolve_input_files(

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from serve_app.adapters.adapter import Adapter
-from serve_app.adapters.openai import errors as openai_errors
-from serve_app.adapters.openai import routes as openai
-from serve_app.adapters.webui import errors as webui_errors
-from serve_app.adapters.webui import routes as webui
+from serve_app.adapters.comfy_v2.adapter import COMFY_V2
+from serve_app.adapters.comfyui.adapter import COMFYUI
+from serve_app.adapters.openai.adapter import OPENAI
+from serve_app.adapters.webui.adapter import WEBUI
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = (
-    Adapter(
-        name="openai",
-        routers=(openai.router,),
-        prefixes=(openai.IMAGES,),
-        error_form=openai_errors.error_response,
-    ),
-    Adapter(
-        name="webui",
-        routers=(webui.router,),
-        prefixes=(webui.PREFIX,),
-        error_form=webui_errors.error_response,
-    ),
-)
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI, COMFY_V2, OPENAI, WEBUI)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:

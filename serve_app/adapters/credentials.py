@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from events.store.records import ApiKey, Scope
@@ -75,3 +76,7 @@ def _is_of_own_page(connection: HTTPConnection) -> bool:
 GENERATE = AdapterRequires(Scope.GENERATE)
 READ = AdapterRequires(Scope.READ)
 CANCEL = AdapterRequires(Scope.CANCEL)
+
+GenerateAdapterKey = Annotated[ApiKey, Depends(GENERATE)]
+ReadAdapterKey = Annotated[ApiKey, Depends(READ)]
+CancelAdapterKey = Annotated[ApiKey, Depends(CANCEL)]

@@ -1,13 +1,12 @@
-"""`darkroom keys`: changes API keys in the database itself, whether the service runs or not."""
+"""`darkroom keys`: API keys of this machine's service in its database, of others over HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from pydantic import ValidationError
@@ -15,24 +14,15 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from events.log import utc_now
-from events.store.records import ApiKey, KeyLimits, Scope
+from events.store.records import Scope
 from events.types import Priority
-from events.webhook_secret import webhook_secret
-from serve_app.access.api_keys import mint
-from serve_app.access.key_bodies import USUAL_SCOPES, KeyInfo, Limits, NewKeyInfo
-from serve_app.access.rotation import rotate
-from serve_app.cli.admin_key import (
-    ADMIN_KEY_FILE,
-    CALLBACK_SECRET_FILE,
-    replace_admin_key,
-    with_keys,
-)
+from serve_app.access.key_bodies import USUAL_SCOPES, NewKey
+from serve_app.cli.connection import KeyOption, open_client
 from serve_app.cli.exit_codes import ExitCode
-from serve_app.cli.terminal import console, fail, show_json, tell, wants_json
-from serve_app.local.embedded import with_secret
-from serve_app.refusals import KeyNotFound, RequestRefused
+from serve_app.cli.remote.keys import RemoteKeys
+from serve_app.cli.stored_keys import StoredKeys
+from serve_app.cli.terminal import console, fail, printable, show_json, tell, wants_json
 from settings.keys import LONGEST_GRACE_S
-from settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, rotate and revoke API keys.")
 
@@ -48,7 +38,9 @@ NameOption = Annotated[str, typer.Option(help="To tell keys apart.")]
 ScopeOption = Annotated[
     list[Scope] | None, typer.Option(help="May be repeated. Default: generate, read, cancel.")
 ]
-DaysOption = Annotated[float | None, typer.Option(help="Days until it expires.", min=0)]
+DaysOption = Annotated[
+    float | None, typer.Option(help="Days until it expires.", min=0, max=350_000)
+]
 RateOption = Annotated[float | None, typer.Option(help="Requests a second; 0: any number.")]
 BurstOption = Annotated[int | None, typer.Option(help="Requests at once, after a pause.")]
 OpenJobsOption = Annotated[int | None, typer.Option(help="Jobs that wait or run; 0: any number.")]
@@ -73,13 +65,40 @@ CallbackHostOption = Annotated[
     list[str] | None, typer.Option(help="Or *.example.com; may be repeated.")
 ]
 
-
 WeightOption = Annotated[
     float | None, typer.Option(help="Of its owner's turns while others wait: 0.1 to 100.")
 ]
 PriorityOption = Annotated[
     Priority | None, typer.Option(help="The class of its jobs. Default: normal.")
 ]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a service elsewhere, which is called; default: the database of this machine's.",
+        envvar="DARKROOM_URL",
+    ),
+]
+
+
+class Keyring(Protocol):
+    """Where keys are. Answers are those of the HTTP API."""
+
+    def create(self, body: NewKey) -> dict[str, Any]: ...
+
+    def all(self) -> list[dict[str, Any]]: ...
+
+    def rotate(self, key_id: str, grace: timedelta | None) -> dict[str, Any]: ...
+
+    def revoke(self, key_id: str) -> None: ...
+
+
+@contextmanager
+def open_keyring(url: str | None, key: str | None) -> Generator[Keyring]:
+    if url is None:
+        yield StoredKeys()
+        return
+    with open_client(url, key) as client:
+        yield RemoteKeys(client)
 
 
 @app.command("create")
@@ -99,9 +118,11 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
     callback_host: CallbackHostOption = None,
     weight: WeightOption = None,
     priority: PriorityOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
 ) -> None:
     """Make a key; print it, this once, and the secret that signs its callbacks."""
-    limits = _limits(
+    limits = _given(
         rate_per_s=rate,
         burst=burst,
         max_open_jobs=max_open_jobs,
@@ -109,57 +130,60 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
         embed_metadata=metadata,
         image_format=image_format,
         image_quality=image_quality,
-        endpoints=tuple(endpoint) if endpoint else None,
-        callback_hosts=tuple(callback_host) if callback_host else None,
+        endpoints=endpoint or None,
+        callback_hosts=callback_host or None,
         weight=weight,
         priority=priority,
     )
-    _add_key(owner, name or owner, scope or USUAL_SCOPES, days=days, limits=limits)
+    expires_at = None if days is None else utc_now() + timedelta(days=days)
+    scopes = scope or USUAL_SCOPES
+    body = _checked(
+        owner=owner, name=name or None, scopes=scopes, expires_at=expires_at, limits=limits
+    )
+    with open_keyring(url, key) as keyring:
+        _show_once(keyring.create(body))
 
 
-def _add_key(
-    owner: str, name: str, scopes: Iterable[Scope], *, days: float | None, limits: KeyLimits
-) -> None:
-    now = utc_now()
-    expires_at = now + timedelta(days=days) if days is not None else None
-    text, key = mint(owner, name, scopes, created_at=now, expires_at=expires_at, limits=limits)
-    settings = with_secret(Settings.load())
-    asyncio.run(with_keys(settings.stores, lambda store: store.add(key)))
-    _show_once(settings, text, key)
+def _given(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
-def _limits(**values: Any) -> KeyLimits:
+def _checked(**members: Any) -> NewKey:
     try:
-        return Limits(**values).values()
+        return NewKey(**members)
     except ValidationError as error:
-        text = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        text = "; ".join(f"{_member(each['loc'])}: {each['msg']}" for each in error.errors())
         fail(text, code=ExitCode.USAGE)
 
 
+def _member(place: tuple[int | str, ...]) -> str:
+    """The innermost one that has a name."""
+    return [each for each in place if isinstance(each, str)][-1]
+
+
 @app.command("list")
-def list_keys() -> None:
+def list_keys(url: UrlOption = None, key: KeyOption = None) -> None:
     """Every key, without its secret."""
-    now = utc_now()
-    keys = asyncio.run(with_keys(Settings.load().stores, lambda store: store.all()))
+    with open_keyring(url, key) as keyring:
+        keys = keyring.all()
     if wants_json():
-        show_json({"keys": [_info(key) for key in keys]})
+        show_json({"keys": keys})
         return
     id_column = Column("id", no_wrap=True, min_width=_ID_CHARS)
     state_column = Column("state", no_wrap=True, min_width=_STATE_CHARS)
     table = Table(
         id_column, "owner", "name", "scopes", "limits", "created", "expires", state_column
     )
-    for key in keys:
-        expires = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
+    for each in keys:
         table.add_row(
-            key.id,
-            escape(key.owner),
-            escape(key.name),
-            " ".join(sorted(key.scopes)),
-            escape(_shown_limits(key)),
-            f"{key.created_at:%Y-%m-%d}",
-            expires,
-            KeyInfo.of(key, now=now).state,
+            each["id"],
+            escape(printable(each["owner"])),
+            escape(printable(each["name"])),
+            " ".join(sorted(each["scopes"])),
+            escape(printable(_shown_limits(each["limits"]))),
+            each["created_at"].partition("T")[0],
+            each.get("expires_at", "never").partition("T")[0],
+            each["state"],
         )
     console.print(table)
 
@@ -171,62 +195,36 @@ def rotate_key(
         str | None,
         typer.Option(help="How long the old key still works: 90s, 30m, 12h, 7d, 0s. Default: 7d."),
     ] = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
 ) -> None:
     """Make a new key of the same owner, name, scopes and limits; print it as `create` does."""
-    settings = with_secret(Settings.load())
-    period = timedelta(seconds=settings.keys.rotation_grace_s) if grace is None else _period(grace)
-    try:
-        text, key = asyncio.run(
-            with_keys(
-                settings.stores, lambda store: rotate(store, key_id, grace=period, now=utc_now())
-            )
-        )
-    except RequestRefused as error:
-        fail(str(error), code=_code_of(error))
-    _show_once(settings, text, key)
-    if replace_admin_key(settings.stores, key_id, text) and not wants_json():
-        folder = settings.stores.data_dir
-        console.print(
-            f"They are in {folder / ADMIN_KEY_FILE} and {folder / CALLBACK_SECRET_FILE}, too.",
-            soft_wrap=True,
-        )
+    period = None if grace is None else _period(grace)
+    with open_keyring(url, key) as keyring:
+        _show_once(keyring.rotate(key_id, period))
 
 
 @app.command("revoke")
-def revoke_key(key_id: str) -> None:
+def revoke_key(key_id: str, url: UrlOption = None, key: KeyOption = None) -> None:
     """End a key; holds on every replica within 10 s."""
-    if not asyncio.run(
-        with_keys(Settings.load().stores, lambda store: store.revoke(key_id, utc_now()))
-    ):
-        fail(f"no live key has the id {key_id}", code=ExitCode.NOT_FOUND)
+    with open_keyring(url, key) as keyring:
+        keyring.revoke(key_id)
     tell(f"{key_id} is revoked.", {"id": key_id, "revoked": True})
 
 
-def _shown_limits(key: ApiKey) -> str:
+def _shown_limits(limits: dict[str, Any]) -> str:
     """Those of its own; for others the settings hold."""
-    given = {name: value for name, value in asdict(key.limits).items() if value is not None}
     return " ".join(
-        f"{name}={','.join(value) if isinstance(value, tuple) else value}"
-        for name, value in given.items()
+        f"{name}={','.join(value) if isinstance(value, list) else value}"
+        for name, value in limits.items()
     )
 
 
-def _code_of(refused: RequestRefused) -> ExitCode:
-    return ExitCode.NOT_FOUND if isinstance(refused, KeyNotFound) else ExitCode.REFUSED
-
-
-def _info(key: ApiKey, /, **secrets: str) -> dict[str, Any]:
-    """As the HTTP API answers it."""
-    model = KeyInfo if not secrets else NewKeyInfo
-    return model.of(key, now=utc_now(), **secrets).model_dump(mode="json", exclude_none=True)
-
-
-def _show_once(settings: Settings, text: str, key: ApiKey) -> None:
-    secret = webhook_secret(settings.stores.secret_bytes, key.id)
+def _show_once(made: dict[str, Any]) -> None:
     if wants_json():
-        show_json(_info(key, key=text, webhook_secret=secret))
+        show_json(made)
         return
-    for line in (text, secret):
+    for line in (made["key"], made["webhook_secret"]):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -17,7 +17,7 @@ from serve_app.cli.terminal import use_json, wants_json, write_error
 
 COMMANDS = {
     "up": "Start everything on this machine and keep it running until Ctrl-C.",
-    "doctor": "Say what is probably set up otherwise than it was meant.",
+    "doctor": "Say what is wrong with what the service stands on, and what to do about it.",
     "generate": "Run a job, show its progress, save its pictures.",
     "watch": "Tell what happens to a job, or to all of yours, as it happens.",
     "result": "Show where a job is; save the pictures it has.",

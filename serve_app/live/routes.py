@@ -6,18 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from events.errors import DatabaseUnavailable
 from events.ids import ENDPOINT_ID
 from events.result import Status
-from events.store.records import ApiKey, Scope
-from serve_app.access.permissions import require_scope
-from serve_app.auth import ReadKey, caller
+from serve_app.auth import ReadKey, may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream
 from serve_app.live.listener import Filter
-from serve_app.live.streams import MayGoOn
 from serve_app.openapi.error_responses import documented
-from serve_app.refusals import KeyRefused
 from serve_app.replica import ReplicaDep
 
 _LARGEST = 2**63 - 1
@@ -90,19 +85,3 @@ async def owner_events(
         may_go_on=may_go_on(request, key),
         server=request.scope.get("server"),
     )
-
-
-def may_go_on(request: Request, key: ApiKey, scope: Scope = Scope.READ) -> MayGoOn:
-    """Asked now and then: a key may be revoked while its stream is open."""
-
-    async def ask() -> bool:
-        try:
-            now = await caller(request)
-            require_scope(now, scope)
-        except KeyRefused:
-            return False
-        except DatabaseUnavailable:
-            return True  # nor can it be revoked meanwhile
-        return now.owner == key.owner
-
-    return ask

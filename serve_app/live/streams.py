@@ -91,17 +91,33 @@ class Streams:
 
         @asynccontextmanager
         async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-            with self.place(owner, server):
-                async with self._broadcaster.watch_owner(owner, only, after=after) as listener:
-                    following = Following(
-                        listener,
-                        may_go_on=may_go_on,
-                        settings=self._settings,
-                        ends_with_job=False,
-                    )
-                    yield following.messages((), after=listener.after)
+            async with self.watch_owner(owner, only, after=after, server=server) as listener:
+                following = Following(
+                    listener,
+                    may_go_on=may_go_on,
+                    settings=self._settings,
+                    ends_with_job=False,
+                )
+                yield following.messages((), after=listener.after)
 
         return EventStream(open_stream, send_timeout_s=self._settings.stream_send_timeout_s)
+
+    @asynccontextmanager
+    async def watch_owner(
+        self,
+        owner: str,
+        only: Filter,
+        *,
+        after: int | None,
+        server: tuple[str, int | None] | None,
+    ) -> AsyncGenerator[Listener]:
+        """A stream as `of_owner` counts it, for whoever writes it in another form.
+
+        Raises TooManyStreams and what `Broadcaster.watch_owner` raises.
+        """
+        with self.place(owner, server):
+            async with self._broadcaster.watch_owner(owner, only, after=after) as listener:
+                yield listener
 
     @contextmanager
     def place(self, owner: str, server: tuple[str, int | None] | None) -> Generator[None]:

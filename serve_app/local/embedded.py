@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 LOGS = "logs"
 """In the data folder."""
+RAY_ADDRESS_FILE = "ray.address"
+"""There, too: where the Ray of the last start is."""
+_LOCK = "lock"
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
 
@@ -114,7 +117,8 @@ class Embedded:
         self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
-        settings = fitted(settings, has_gpu=has_gpu())
+        (data_dir / RAY_ADDRESS_FILE).write_text(address)
+        settings = ending_with_ray(fitted(settings, has_gpu=has_gpu()))
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
@@ -194,10 +198,28 @@ def fitted(settings: Settings, *, has_gpu: bool) -> Settings:
     return settings.model_copy(update={"graph": graph})
 
 
+def is_up(data_dir: Path) -> bool:
+    """Whether a `darkroom up` works on this folder. Nothing is made where there is none."""
+    try:
+        with (data_dir / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def ending_with_ray(settings: Settings) -> Settings:
+    """Without the process that would give workers back after the end of the application."""
+    dispatch = settings.dispatch.model_copy(update={"workers_kept_s": 0.0})
+    return settings.model_copy(update={"dispatch": dispatch})
+
+
 @contextmanager
 def _exclusive(data_dir: Path) -> Generator[None]:
     """Lock the folder; the lock ends with the process. Raises AlreadyRunning."""
-    with (data_dir / "lock").open("w") as file:
+    with (data_dir / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -32,6 +32,10 @@ _RAY_ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
     # How often Serve's controller looks at everything, whether something happens or not.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # How often each replica hands on what it counted of requests. Ray sends it every 10 s.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+    # How often Ray's agent looks at every process of the machine, for a dashboard that is not here.
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
 
 

@@ -27,7 +27,9 @@ _WORKFLOW_SCHEMA: dict[str, Any] = {
                     "class_type": {"type": "string", "description": "One of GET /v1/object_info"},
                     "inputs": {
                         "type": "object",
-                        "description": "Literals, or [node id, output index]",
+                        "description": "Literals, or [node id, output index]. In the place of "
+                        "an uploaded image's name may be the image: a data URL, base64, or an "
+                        "https URL",
                     },
                 },
             },

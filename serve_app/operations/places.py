@@ -78,7 +78,9 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
 
 
 @asynccontextmanager
-async def open_bus(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Bus]:
+async def open_bus(
+    log: LogSettings, stores: StoreSettings, *, timeout_s: float = _CONNECT_TIMEOUT_S
+) -> AsyncGenerator[Bus]:
     """The connection of a command; streams are taken as they are. Raises LogUnavailable."""
     bus = Bus(
         _nats_url(log, stores),
@@ -89,11 +91,11 @@ async def open_bus(log: LogSettings, stores: StoreSettings) -> AsyncGenerator[Bu
     bus.start()
     try:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await bus.wait_connected()
         if not bus.is_connected:
             raise LogUnavailable(
-                f"The event log does not answer within {_CONNECT_TIMEOUT_S:g} s. Start the service."
+                f"The event log does not answer within {timeout_s:g} s. Start the service."
             )
         yield bus
     finally:

@@ -9,7 +9,14 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from engine.graph.families import Family, family_of
-from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, VAES
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    DIFFUSION_MODELS,
+    EMBEDDINGS,
+    LORAS,
+    TEXT_ENCODERS,
+    VAES,
+)
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
 from engine.webui.sampler_names import NEW_SAMPLERS, NEW_SCHEDULERS, follows_timesteps
 from serve_app.adapters.openai.models import listed_models
@@ -17,7 +24,16 @@ from serve_app.auth import READ, ReadKey
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 
-KINDS = (CHECKPOINTS, LORAS, VAES, "controlnet", EMBEDDINGS, "upscale_models")
+KINDS = (
+    CHECKPOINTS,
+    DIFFUSION_MODELS,
+    TEXT_ENCODERS,
+    LORAS,
+    VAES,
+    "controlnet",
+    EMBEDDINGS,
+    "upscale_models",
+)
 
 _LISTED_UPLOADS = 1000
 
@@ -33,7 +49,7 @@ class ModelItem(BaseModel):
     kind: str = Field(description="Folder that it lies in: checkpoints, loras, ...")
     name: str = Field(description="The name to ask for it by")
     family: Family | None = Field(
-        description="Of a single-file checkpoint or a LoRA, where the file's header tells it"
+        description="Of a file in checkpoints, diffusion_models or loras whose header tells it"
     )
 
 

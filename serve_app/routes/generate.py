@@ -15,7 +15,7 @@ from events.log import utc_now
 from events.result import ResultResponse, UrlFor, result_of
 from events.types import Flavour
 from serve_app.acceptance.callback_events import checked_callback_events, events_before_end
-from serve_app.acceptance.generate_request import GenerateRequest
+from serve_app.acceptance.generate_request import generate_request
 from serve_app.auth import GenerateKey
 from serve_app.openapi.callback_docs import callback_routes
 from serve_app.openapi.document import operation_id
@@ -136,14 +136,15 @@ def _generate(flavour: Flavour) -> Handler:
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         began = utc_now()
-        async with replica.bodies.json(request, key.owner) as (body, content):
+        async with replica.bodies.json_with_images(request, key.owner) as (body, content):
             job = await replica.acceptance.accept(
-                GenerateRequest(
+                await generate_request(
                     flavour=flavour,
                     key=key,
                     endpoint=endpoint,
                     body=body,
                     content=content,
+                    max_bytes=replica.bodies.max_bytes,
                     callback_url=callback_url,
                     callback_events=events_before_end(callback_events, callback_url),
                     alone=alone,
@@ -196,9 +197,14 @@ def _check(flavour: Flavour) -> Handler:
     async def check(
         request: Request, key: GenerateKey, replica: ReplicaDep, *, endpoint: EndpointId = "default"
     ) -> Response:
-        async with replica.bodies.json(request, key.owner) as (body, content):
-            asked = GenerateRequest(
-                flavour=flavour, key=key, endpoint=endpoint, body=body, content=content
+        async with replica.bodies.json_with_images(request, key.owner) as (body, content):
+            asked = await generate_request(
+                flavour=flavour,
+                key=key,
+                endpoint=endpoint,
+                body=body,
+                content=content,
+                max_bytes=replica.bodies.max_bytes,
             )
             would_be = await replica.acceptance.check(asked)
         assert would_be.cost is not None  # it is counted of every new job

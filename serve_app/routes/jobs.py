@@ -32,7 +32,7 @@ from serve_app.job_end import end_job
 from serve_app.job_state import owned_job, owned_or_erased_job
 from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
-from serve_app.routes.results import Wait, result_answer, shown_result
+from serve_app.routes.results import Inline, Wait, result_answer, shown_result
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -183,10 +183,18 @@ async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
     },
 )
 async def job_result(
-    request: Request, id: str, key: ReadKey, replica: ReplicaDep, *, wait: Wait = 0
+    request: Request,
+    id: str,
+    key: ReadKey,
+    replica: ReplicaDep,
+    *,
+    wait: Wait = 0,
+    inline: Inline = False,
 ) -> Response:
     """The state of a job of either flavour."""
-    return await result_answer(replica, request, key, id, flavour=None, wait_s=wait)
+    return await result_answer(
+        replica, request, key, id, flavour=None, wait_s=wait, is_inline=inline
+    )
 
 
 @router.post("/{id}/cancel", responses=documented(404))

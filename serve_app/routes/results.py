@@ -20,6 +20,7 @@ from serve_app.openapi.error_responses import documented
 from serve_app.replica import Replica, ReplicaDep
 from serve_app.routes.direct_route import DirectRoute
 from serve_app.routes.server_timing import server_timing
+from serve_app.sending.inline_result import inline_result
 from serve_app.services import Services
 
 _SLICE_S = 1.0
@@ -38,6 +39,13 @@ Wait = Annotated[
         "service is set up otherwise, more is cut to that",
     ),
 ]
+Inline = Annotated[
+    bool,
+    Query(
+        description="Have the files of the images in the answer, too, as base64 in `data`: the "
+        "first ones of up to 4 MiB together, unless the service is set up otherwise"
+    ),
+]
 
 router = APIRouter(
     tags=["results"],
@@ -53,21 +61,37 @@ router = APIRouter(
 @router.get("/api/v1/workflow/result", response_model=None)
 @router.get("/workflow/v1/result", response_model=None)
 async def workflow_result(
-    request: Request, key: ReadKey, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
+    request: Request,
+    key: ReadKey,
+    replica: ReplicaDep,
+    request_id: RequestId,
+    *,
+    wait: Wait = 0,
+    inline: Inline = False,
 ) -> Response:
     """The state of a workflow job."""
     flavour = Flavour.WORKFLOW
-    return await result_answer(replica, request, key, request_id, flavour=flavour, wait_s=wait)
+    return await result_answer(
+        replica, request, key, request_id, flavour=flavour, wait_s=wait, is_inline=inline
+    )
 
 
 @router.get("/api/v1/diffusion/result", response_model=None)
 @router.get("/diffusion/v1/result", response_model=None)
 async def diffusion_result(
-    request: Request, key: ReadKey, replica: ReplicaDep, request_id: RequestId, *, wait: Wait = 0
+    request: Request,
+    key: ReadKey,
+    replica: ReplicaDep,
+    request_id: RequestId,
+    *,
+    wait: Wait = 0,
+    inline: Inline = False,
 ) -> Response:
     """The state of a diffusion job."""
     flavour = Flavour.DIFFUSION
-    return await result_answer(replica, request, key, request_id, flavour=flavour, wait_s=wait)
+    return await result_answer(
+        replica, request, key, request_id, flavour=flavour, wait_s=wait, is_inline=inline
+    )
 
 
 async def result_answer(
@@ -78,6 +102,7 @@ async def result_answer(
     *,
     flavour: Flavour | None,
     wait_s: float,
+    is_inline: bool,
 ) -> Response:
     """The state of a job; `flavour`: the only one that it may have."""
     services = replica.services
@@ -87,9 +112,18 @@ async def result_answer(
         with replica.waits.hold(key.owner):
             job = await job_at_end(services, request, key, job, wait_s=wait_s)
         await caller(request)  # the key may have been revoked meanwhile
-    body = (await shown_result(replica, job)).body()
+    result = await shown_result(replica, job)
     headers = {"Cache-Control": "no-store"} | server_timing(job)
-    return Response(body, headers=headers, media_type="application/json")
+    if not is_inline:
+        return Response(result.body(), headers=headers, media_type="application/json")
+    return await inline_result(
+        result,
+        job.images,
+        services.images,
+        max_bytes=services.http_settings.max_inline_bytes,
+        headers=headers,
+        send_timeout_s=services.http_settings.silence_timeout_s,
+    )
 
 
 async def shown_result(replica: Replica, job: Job) -> ResultResponse:

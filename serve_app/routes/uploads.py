@@ -14,13 +14,11 @@ from events.store.records import Upload
 from serve_app.api_error import ApiError, not_found
 from serve_app.auth import GenerateKey, ReadKey
 from serve_app.openapi.error_responses import documented
+from serve_app.receiving.forms import FIELD, read_form
 from serve_app.replica import ReplicaDep
 from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
-from serve_app.uploads.form import TEXT_BYTES, read_form, require_form
 from serve_app.uploads.store import LATENT_SUFFIX
 from storage.keys import PNG, SAFETENSORS
-
-_FIELD = "image"
 
 router = APIRouter(
     prefix="/v1/uploads", tags=["uploads"], responses=documented(400, 401, 403, 500, 503)
@@ -33,9 +31,9 @@ _FORM: dict[str, Any] = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "required": [_FIELD],
+                    "required": [FIELD],
                     "properties": {
-                        _FIELD: {
+                        FIELD: {
                             "type": "string",
                             "format": "binary",
                             "description": "A PNG, JPEG or WebP image with its file name; or a "
@@ -72,12 +70,8 @@ async def upload_image(request: Request, key: GenerateKey, replica: ReplicaDep) 
     An image is kept as a PNG of its pixels alone, a latent as its tensor alone. Form fields beside
     `image` are passed over.
     """
-    max_bytes = replica.services.http_settings.max_upload_bytes
-    require_form(request)
-    form_bytes = max_bytes + TEXT_BYTES
-    async with replica.bodies.chunks(request, key.owner, max_bytes=form_bytes) as chunks:
-        file = (await read_form(request, chunks, max_file_bytes=max_bytes)).file(_FIELD)
-        return _item(await replica.upload_store.add(key.owner, file.name, file.data))
+    async with read_form(replica, request, key.owner) as (file_name, data, _):
+        return _item(await replica.upload_store.add(key.owner, file_name, data))
 
 
 @router.get("", response_model_exclude_none=True)

@@ -44,10 +44,11 @@ class UploadStore:
         self._settings = settings
         self._owned_bytes = owned_bytes
         self._max_bytes_of_owner = max_bytes_of_owner
-        self._decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
+        self.decodes = Checks(settings.upload_decodes, timeout_s=settings.body_wait_s)
+        """Where pictures of callers are decoded."""
 
     def stop(self) -> None:
-        self._decodes.stop()
+        self.decodes.stop()
 
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
         """Store an image or a latent under the last part of its file name.
@@ -63,13 +64,13 @@ class UploadStore:
 
         Raises what `add` raises.
         """
-        name = await self._decodes.run(owner, _content_name, data, is_quick=False)
+        name = await self.decodes.run(owner, _content_name, data, is_quick=False)
         known = (await self._rows.use(owner, [name], utc_now())).get(name)
         return await self._store(owner, name, data) if known is None else known
 
     async def _store(self, owner: str, name: str, data: bytes) -> Upload:
         max_pixels = self._settings.max_upload_pixels
-        file, digest = await self._decodes.run(
+        file, digest = await self.decodes.run(
             owner, _sanitize, name, data, max_pixels, is_quick=False
         )
         now, upload_id = utc_now(), new_id()

@@ -273,3 +273,12 @@ def test_a_revoked_key_stops_working(service: Service) -> None:
 def test_secrets_on_disk_are_the_owners_alone(service: Service) -> None:
     for name in ("admin.key", "admin.whsec", "secret", "nats/credentials.json", "nats/reader.url"):
         assert (service.data_dir / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_the_doctor_finds_nothing_that_does_not_work(service: Service) -> None:
+    service.ended(service.submit("diffusion", diffusion()))  # so a worker is ready
+    findings = json.loads(service.command("doctor", "--json", check=False).stdout)["findings"]
+    assert [each for each in findings if each["level"] == "error"] == []
+    levels = {each["part"]: each["level"] for each in findings}
+    parts = ("ports", "event log", "database", "image store", "models", "Ray", "endpoints")
+    assert {part: levels[part] for part in parts} == dict.fromkeys(parts, "ok")

@@ -121,7 +121,10 @@ def test_a_long_job_is_previewed_and_cancelled(signed_in: Visitor) -> None:
     page.get_by_label("Checkpoint").select_option(CHECKPOINT)
     page.get_by_label("Pictures").fill("2")
     signed_in.generate("a long one", Width="512", Height="512", Steps="150")
-    expect(page.locator(".said")).to_contain_text(re.compile(r"Step \d+ of 150"), timeout=JOB_MS)
+    said = page.locator(".said")
+    # Each picture has a sampler of its own.
+    expect(said).to_contain_text(re.compile(r"Step \d+ of 300 for 2 pictures"), timeout=JOB_MS)
+    expect(page.get_by_role("img", name="The picture so far")).to_be_visible(timeout=JOB_MS)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".stage .badge")).to_have_text("Cancelled", timeout=JOB_MS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 from playwright.sync_api import expect
 
@@ -42,9 +43,12 @@ def test_a_key_that_is_revoked_signs_out(visitor: Visitor, service: Service) -> 
     names = visitor.page.get_by_role("navigation").get_by_role("link").all_inner_texts()
     assert names == ["Create", "Workflow", "Gallery", "Use"]
     service.http.delete(f"/v1/keys/{made['id']}").raise_for_status()
-    visitor.page.wait_for_timeout(6000)  # the key is remembered for five seconds
-    visitor.page.evaluate("location.hash = '#/use'")
-    expect(visitor.page.get_by_text("The key is no longer valid")).to_be_visible()
+    told = visitor.page.get_by_text("The key is no longer valid")
+    give_up_at = time.monotonic() + WAIT_MS / 1000
+    while not told.is_visible() and time.monotonic() < give_up_at:  # the key is remembered a while
+        visitor.page.evaluate("dispatchEvent(new Event('hashchange'))")
+        visitor.page.wait_for_timeout(250)
+    expect(told).to_be_visible()
 
 
 def test_a_refused_workflow_is_told_at_its_node(signed_in: Visitor) -> None:
@@ -96,7 +100,8 @@ def test_it_goes_on_when_the_service_was_away(signed_in: Visitor, service: Servi
     page = signed_in.page
     page.get_by_label("Checkpoint").select_option(CHECKPOINT)
     page.get_by_label("Pictures").fill("2")
-    signed_in.generate("it survives", Width="256", Height="256", Steps="60")
+    # One that no machine has done before the service is gone, and that none needs to do again.
+    signed_in.generate("it survives", Width="512", Height="512", Steps="150")
     expect(page.locator(".said")).to_contain_text(re.compile(r"Step \d+"), timeout=JOB_MS)
     signed_in.is_service_taken_away = True
     service.stop()
@@ -104,5 +109,9 @@ def test_it_goes_on_when_the_service_was_away(signed_in: Visitor, service: Servi
     expect(banner).to_be_visible(timeout=WAIT_MS)
     service.start()
     expect(banner).to_be_hidden(timeout=WAIT_MS)
-    signed_in.completed()
-    assert signed_in.pictures() == [256, 256]
+    badge, give_up_at = page.locator(".stage .badge"), time.monotonic() + JOB_MS / 1000
+    while badge.inner_text() != "Cancelled" and time.monotonic() < give_up_at:
+        # Not once alone: a replica that has just begun may still be on its way to the log.
+        page.evaluate("document.querySelector('.watch .actions button:enabled')?.click()")
+        page.wait_for_timeout(250)
+    expect(badge).to_have_text("Cancelled")

@@ -24,7 +24,9 @@ expect.set_options(timeout=WAIT_MS)
 def launch(playwright: Playwright) -> Browser:
     assert CHROMIUM is not None
     # Its own sandbox needs rights that containers do not give.
-    return playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    return playwright.chromium.launch(
+        executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS
+    )
 
 
 @dataclass

@@ -45,6 +45,7 @@ async def test_open_jobs_are_counted_by_owner_and_key(model: ReadModel, history:
         7,
         {("alice", "one"): 1, ("alice", "two"): 2, ("bob", "three"): 1},
     )
+    assert [await model.usage.open_jobs(owner) for owner in ("alice", "bob", "carol")] == [3, 1, 0]
 
 
 async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
@@ -53,6 +54,20 @@ async def test_listing_is_newest_first(model: ReadModel, history: History) -> No
         history.add(ids[place], submitted(), at=MORNING + timedelta(minutes=minute))
     await model.apply(history.events, expected=0)
     assert [job.id for job in await model.jobs("alice")] == [ids[1], ids[3], ids[0], ids[2]]
+
+
+async def test_listing_of_what_has_ended_and_from_a_place_on(
+    model: ReadModel, history: History
+) -> None:
+    ids = [new_id() for _ in range(4)]
+    for minute, id in enumerate(ids):
+        ends = (Cancelled(),) if minute % 2 else ()
+        history.add(id, submitted(), *ends, at=MORNING + timedelta(minutes=minute))
+    await model.apply(history.events, expected=0)
+    ended = await model.jobs("alice", is_ended=True)
+    still_open = await model.jobs("alice", is_ended=False, limit=1, offset=1)
+    assert [job.id for job in ended] == [ids[3], ids[1]]
+    assert [job.id for job in still_open] == [ids[0]]
 
 
 async def test_listing_compares_instants_not_clocks_on_the_wall(

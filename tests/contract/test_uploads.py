@@ -59,6 +59,14 @@ async def test_a_name_stands_for_the_last_file(uploads: Uploads) -> None:
     assert await uploads.page("bob", limit=9) == [bobs]
 
 
+async def test_a_file_is_found_by_its_id_while_its_name_stands_for_it(uploads: Uploads) -> None:
+    first, last, bobs = upload(), upload(at=NOON + DAY), upload(owner="bob")
+    await add(uploads, first, bobs, last)
+    ids = [first.id, last.id, bobs.id, new_id()]
+    assert await uploads.of_ids("alice", ids) == {last.id: last}
+    assert await uploads.of_ids("alice", []) == {}
+
+
 async def test_pages_follow_each_other(uploads: Uploads) -> None:
     rows = [upload(f"{number}.png") for number in range(5)]
     await add(uploads, *rows)

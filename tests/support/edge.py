@@ -90,6 +90,7 @@ class Edge(MemoryParts):
         index: int = 0,
         data: bytes = b"pixels",
         media_type: str | None = None,
+        node: str | None = None,
     ) -> None:
         key = file_key(job_id, 1, file_name(index, media_type))
         await self.services.images.put(key, data)
@@ -103,6 +104,7 @@ class Edge(MemoryParts):
             height=64,
             seed=7,
             media_type=media_type,
+            node=node,
         )
         await self.execute(job_id, StoreImage(actor=ACTOR, image=image))
 

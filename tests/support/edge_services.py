@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
 from events.callback_address import AddressRule
+from events.errors import FetchFailed
 from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
@@ -130,8 +132,22 @@ class MemoryParts:
     statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the dispatcher says of endpoints, by id."""
 
+    pictures: dict[str, bytes | Exception] = field(default_factory=dict)
+    """What there is at the URLs of images."""
+    hanging: set[str] = field(default_factory=set)
+    hangs: asyncio.Event = field(default_factory=asyncio.Event)
+
     said_metrics: list[bytes] = field(default_factory=list)
     """What other processes say of themselves."""
+
+    async def fetch(self, url: str, *, timeout_s: float) -> bytes:
+        if url in self.hanging:
+            self.hangs.set()
+            await asyncio.Event().wait()
+        found = self.pictures.get(url, FetchFailed("its server answered 404"))
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def ask_metrics(self) -> list[bytes]:
         return list(self.said_metrics)
@@ -176,14 +192,9 @@ def _services(
     deliveries, read_model, keys = MemoryLog(), ReadModel(database), ApiKeys(database)
     archiving = open_archive(database, images)
     return Services(
-        http_settings=settings.http,
-        adapter_settings=settings.adapters,
-        graph_settings=settings.graph,
+        **_groups(settings),
         default_endpoint=default_endpoint(settings.default_endpoint),
-        dispatch_settings=settings.dispatch,
-        key_settings=settings.keys,
-        owner_settings=settings.owners,
-        callback_settings=settings.callbacks,
+        fetch=parts.fetch,
         secret=SECRET,
         url_for=URL_FOR,
         read_model=read_model,
@@ -205,6 +216,20 @@ def _services(
         endpoint_status=parts.endpoint_status,
         progress=parts.progress,
     )
+
+
+def _groups(settings: Settings) -> dict[str, Any]:
+    return {
+        "http_settings": settings.http,
+        "adapter_settings": settings.adapters,
+        "graph_settings": settings.graph,
+        "dispatch_settings": settings.dispatch,
+        "key_settings": settings.keys,
+        "owner_settings": settings.owners,
+        "callback_settings": settings.callbacks,
+        "retention_settings": settings.retention,
+        "fetch_settings": settings.fetch,
+    }
 
 
 def _models_folder(folder: Path) -> Path:

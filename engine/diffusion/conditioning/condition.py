@@ -67,6 +67,8 @@ class Condition:
     """The same in percent (0..1) of the timesteps: see `NoiseLevels.percent_to_sigma`."""
     controls: tuple[Control, ...] = ()
     """The ControlNets that are applied with it."""
+    guidance: float | None = None
+    """The scale of guidance that a distilled model is told; None: what is usual for it."""
 
     def concatenated(self, other: Condition) -> Condition:
         """The tokens of both, one after the other."""

@@ -22,6 +22,7 @@ from diffusers.loaders.single_file_utils import (
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.loading.unets import require_unet
 from engine.diffusion.loading.weights import LoadTarget, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS
@@ -81,6 +82,7 @@ def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> A
 
 def control_net_on(store: ModelStore, name: str, unet: Any) -> Any:
     """The network of that name, whose file may have its differences to a UNet."""
+    require_unet(unet)
     path = store.models.path(CONTROL_NETS, name)
     identity = store.identity(path)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.diffusion.conditioning.feathering import ramp
 from engine.diffusion.images.latent_arithmetic import joined
-from engine.diffusion.images.latents import PIXELS_PER_LATENT, Latent, empty_latent
+from engine.diffusion.images.latents import CHANNELS, PIXELS_PER_LATENT, Latent, empty_latent
 from engine.diffusion.images.resampling import kept_ratio, resampled
 from engine.errors import EngineError
 from engine.graph.limits import Limits
@@ -26,10 +26,12 @@ class LatentOperations:
 
     limits: Limits
 
-    def empty(self, width: int, height: int, batch_size: int) -> Latent:
+    def empty(
+        self, width: int, height: int, batch_size: int, *, channels: int = CHANNELS
+    ) -> Latent:
         """A latent of zeros."""
         self.limits.require_batch(batch_size, width=width, height=height)
-        return empty_latent(width, height, batch_size)
+        return empty_latent(width, height, batch_size, channels)
 
     def scaled(self, latent: Latent, width: int, height: int, *, method: str, crop: str) -> Latent:
         """Resize to `width` x `height`; if one is 0, in proportion; if both are, not at all."""

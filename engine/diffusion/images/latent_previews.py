@@ -61,8 +61,10 @@ _MAPS = {
 
 
 def show_estimate(previews: RunPreviews, family: Family, estimate: Tensor) -> None:
-    """Have a preview made of the first of a batch, (batch, 4, height, width), where one is due."""
-    if previews.wants():
+    """Have a preview made of the first of a batch, (batch, channels, height, width), where one is
+    due and there is a map for the family.
+    """
+    if family in _MAPS and previews.wants():
         first = estimate[0].clone()  # the sampler may go on in place
         copy = _copier(first)
         previews.show(lambda: jpeg_of(copy(), family))

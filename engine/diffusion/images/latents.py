@@ -12,6 +12,8 @@ from torch import Tensor
 
 PIXELS_PER_LATENT = 8
 CHANNELS = 4
+DEEP_CHANNELS = 16
+"""Those of Stable Diffusion's latents, and of the later families'."""
 
 Images: TypeAlias = Tensor
 """(batch, height, width, 3) float32 of 0..1."""
@@ -24,17 +26,17 @@ class Latent:
     """Latents with the mask and the noise draws for sampling; change with `dataclasses.replace`."""
 
     samples: Tensor
-    """(batch, 4, height/8, width/8) float32, scaled as the VAE decodes them."""
+    """(batch, 4 or 16, height/8, width/8) float32, scaled as the VAE decodes them."""
     noise_mask: Tensor | None = None
     """(batch or 1, height, width) of 0..1 in any size; 1 where the latent is to be sampled."""
     batch_index: tuple[int, ...] | None = None
     """The index of the noise draw for each latent of the batch; None: 0, 1, 2, …"""
 
 
-def empty_latent(width: int, height: int, batch_size: int) -> Latent:
+def empty_latent(width: int, height: int, batch_size: int, channels: int = CHANNELS) -> Latent:
     """Latents of zeros for images of `width` x `height` pixels."""
     side = (height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT)
-    return Latent(torch.zeros(batch_size, CHANNELS, *side))
+    return Latent(torch.zeros(batch_size, channels, *side))
 
 
 def noise_like(samples: Tensor, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.feathering import ramp
-from engine.diffusion.images.latents import CHANNELS, PIXELS_PER_LATENT, Images, Latent
+from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images, Latent
 from engine.diffusion.images.vae import Decode, Encode, Vae, cropped
 from engine.graph.tiles import tiles_of, tilings
 
@@ -33,7 +33,7 @@ def encoded(vae: Vae, images: Images, *, tile: int, overlap: int) -> Work[Latent
     latents = []
     for image in cropped(images).split(1):
         height, width = (side // PIXELS_PER_LATENT for side in image.shape[1:3])
-        mean = _Mean(CHANNELS, height, width)
+        mean = _Mean(vae.channels, height, width)
         for shape in tilings(tile):
             for rows, columns in tiles_of(width, height, tile=shape, overlap=overlap):
                 part: Tensor = yield Encode(vae, image[:, _pixels(rows), _pixels(columns)])

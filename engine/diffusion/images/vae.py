@@ -28,6 +28,20 @@ class Vae:
     autoencoder: Any
 
     @property
+    def channels(self) -> int:
+        """Those of its latents."""
+        found: int = self.autoencoder.config.latent_channels
+        return found
+
+    def require_own(self, samples: Tensor) -> None:
+        """Raises EngineError for latents of another kind of VAE."""
+        if samples.shape[1] != self.channels:
+            raise EngineError(
+                f"the latent has {samples.shape[1]} channels, and the VAE takes {self.channels}: "
+                "take the VAE of the model that made it"
+            )
+
+    @property
     def device(self) -> torch.device:
         """That of the first weight. diffusers' own property looks at all layers: a millisecond."""
         weight: Tensor = next(self.autoencoder.parameters())
@@ -36,7 +50,7 @@ class Vae:
 
 @dataclass(slots=True, eq=False)
 class Decode(Request):
-    """Decodes one latent (1, 4, h, w).
+    """Decodes one latent (1, channels, h, w).
 
     Only small latents gain from sharing a call. A large one counts as many rows, so that the steps
     of other jobs run between the images of a batch.
@@ -48,6 +62,9 @@ class Decode(Request):
     goes_ahead: bool = False
     is_clamped: bool = True
     """Off: what is beyond 0..1 stays, for a mean of several."""
+
+    def __post_init__(self) -> None:
+        self.vae.require_own(self.samples)
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -92,7 +109,7 @@ class Encode(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """The latents, (1, 4, h, w): the modes of the distributions that the encoder gives."""
+        """The latents, (1, channels, h, w): the modes of the encoder's distributions."""
         vae, device = requests[0].vae, requests[0].vae.device
         with memory_checked():
             images = torch.cat([request.image.to(device) for request in requests])

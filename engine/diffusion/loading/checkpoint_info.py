@@ -53,6 +53,8 @@ _LEAST_V_DEVIATION = 0.09
 _DIFFUSERS_VAE_KEY = "decoder.mid_block.resnets.0.norm1.weight"
 _SINGLE_FILE_VAE_KEY = "decoder.mid.block_1.norm1.weight"
 _CLIP_H_LAYERS = 24
+_DEEP_CHANNELS = 16
+_VAE_PREFIXES = ("", VAE, "vae.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,18 +88,26 @@ def inspect_vae(path: Path) -> Component:
     """Inspect the file of a VAE alone, in the layout of a checkpoint or in that of diffusers.
 
     Its configuration is `name.config/config.json`, else `config.json` in the same folder, else that
-    of Stable Diffusion 1.5. Raises CheckpointUnavailable.
+    of Flux's, which has 16 channels, or of Stable Diffusion 1.5's. Raises CheckpointUnavailable.
     """
-    weights = Weights(path)
-    folders = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / "sd15" / "vae")
+    files = component_files(path / "vae") if path.is_dir() else (path,)
+    path, weights = files[0], Weights(*files)
+    known = "flux" if _DEEP_CHANNELS in _input_shape(weights)[1:2] else "sd15"
+    folders = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / known / "vae")
     config = read_json(next(p for p in (each / "config.json" for each in folders) if p.is_file()))
     keys = weights.shapes.keys()
     if _DIFFUSERS_VAE_KEY in keys:
         return Component(config, weights, lambda names: layout.diffusers_vae(names, keys))
-    prefix = VAE if f"{VAE}{_SINGLE_FILE_VAE_KEY}" in keys else ""
+    prefix = next((p for p in _VAE_PREFIXES if f"{p}{_SINGLE_FILE_VAE_KEY}" in keys), "")
     if f"{prefix}{_SINGLE_FILE_VAE_KEY}" in keys:
         return Component(config, weights, lambda names: layout.vae(names, config, prefix))
-    raise CheckpointUnavailable(f"{path.name} is no VAE of Stable Diffusion 1, 2 or XL")
+    raise CheckpointUnavailable(f"{path.name} is no VAE of Stable Diffusion 1, 2 or XL, or of Flux")
+
+
+def _input_shape(weights: Weights) -> tuple[int, ...]:
+    """The shape of the first weights of a VAE's decoder."""
+    names = (f"{prefix}decoder.conv_in.weight" for prefix in _VAE_PREFIXES)
+    return next((weights.shapes[name] for name in names if name in weights.shapes), ())
 
 
 def _single_file(path: Path) -> CheckpointInfo:
@@ -137,6 +147,8 @@ def _config_name(family: Family, weights: Weights) -> str:
             return "sdxl_base"
         case Family.SDXL_REFINER:
             return "sdxl_refiner"
+        case _:
+            raise AssertionError(f"{family} has no UNet")
 
 
 def _predicts_velocity(weights: Weights) -> bool:

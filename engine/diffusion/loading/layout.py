@@ -21,6 +21,10 @@ class StoredTensor:
     third: int | None = None
     """Which third of the rows, if query (0), key (1) and value (2) are stored as one tensor."""
     transposed: bool = False
+    rows: tuple[int, int] | None = None
+    """The rows of it alone, if the file stores more in one tensor."""
+    swapped: bool = False
+    """Whether its two halves have changed places."""
 
 
 KeyMap: TypeAlias = Mapping[str, StoredTensor]

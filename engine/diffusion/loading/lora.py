@@ -16,6 +16,7 @@ from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, LowRank
 from engine.diffusion.loading.lora_file import LoraFile, Matrices, text_layers, unet_layers
 from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
 from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.loading.unets import require_unet
 from engine.diffusion.text.text_encoders import TextEncoder
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import LORAS
@@ -57,6 +58,7 @@ def with_lora(
 
     Raises CheckpointUnavailable if the file is missing, damaged or has layers for none of them.
     """
+    require_unet(networks.unet)
     path = store.models.path(LORAS, name)
     identity = store.identity(path)
     file = LoraFile(path)

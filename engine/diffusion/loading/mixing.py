@@ -15,7 +15,7 @@ from engine.diffusion.adapters import Adapters, key_of
 from engine.diffusion.loading.layout import unet_names
 from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.unets import prepared
+from engine.diffusion.loading.unets import prepared, require_unet
 from engine.diffusion.model import Model
 from engine.diffusion.text.encoding import Clip
 from engine.diffusion.text.text_encoders import TextEncoder
@@ -61,6 +61,8 @@ def clip_key(clip: Clip) -> Hashable:
 
 def mixed_unet(store: ModelStore, first: Model, second: Model, mix: Mix) -> Any:
     """A UNet with weights of both. Raises EngineError for models of other sizes."""
+    for each in (first, second):
+        require_unet(each.unet)
     configs = [tuple(each.unet.config.get(name) for name in _CONFIG) for each in (first, second)]
     if configs[0] != configs[1]:
         raise EngineError("models of different families cannot be merged: their layers differ")

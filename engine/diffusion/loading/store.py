@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
-from engine.graph.models_folder import ModelsFolder
+from engine.errors import ModelsUnavailable
+from engine.graph.models_folder import CONFIG_SUFFIX, ModelsFolder
 from engine.options import UnetOptions
 from engine.stages import Stage
 
@@ -36,7 +37,8 @@ T = TypeVar("T")
 Read: TypeAlias = Callable[[Path, torch.device], T]
 """Reads a file or folder onto a device; raises CheckpointUnavailable."""
 Identity: TypeAlias = tuple[str, int, int]
-"""Path, size and time of the last change, so that a file that was replaced is another model."""
+"""Path, size and time of the last change, so that a file that was replaced is another model. What
+lies in the folder of its configuration counts, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class ModelStore:
         self.use = ModelUse()
         """Any thread may read it."""
         self._cache_bytes = cache_bytes
+        self._inspected: dict[Hashable, Identity] = {}
+        """What each path was when it was inspected last, by function and path."""
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     @property
@@ -102,6 +106,21 @@ class ModelStore:
         So what is in memory can be used meanwhile. Raises ModelsUnavailable, and what `read` does.
         """
         return self.models.reads.read((read, path), partial(read, path), ttl_s=0)
+
+    def inspect_once(self, read: Callable[[Path], T], path: Path, identity: Identity) -> T:
+        """The same, but it is not looked for again as long as the identity of the path is the same.
+
+        To go through the names of all tensors takes a millisecond or more of every job's start.
+        """
+        key, reads = (read, path), self.models.reads
+        if self._inspected.get(key) == identity:
+            return cast(T, reads.last(key))
+        try:
+            found = reads.read_now(key, partial(read, path), ttl_s=0)
+        except ModelsUnavailable:
+            return self.inspect(read, path)  # what was found of another identity
+        self._inspected[key] = identity
+        return found
 
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
         """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
@@ -194,7 +213,8 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def _identity_of(path: Path) -> Identity:
-    states = [each.stat() for each in (path, *(path.rglob("*") if path.is_dir() else ()))]
+    folder = path if path.is_dir() else path.with_suffix(CONFIG_SUFFIX)
+    states = [each.stat() for each in (path, *(folder.rglob("*") if folder.is_dir() else ()))]
     return str(path), sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
 
 

@@ -11,6 +11,7 @@ from engine.diffusion.cross_attention_cache import CrossAttentionCache
 from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.row_updates import use_row_updates
+from engine.errors import EngineError
 from engine.options import UnetOptions
 
 
@@ -39,3 +40,9 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
         use_one_dnn(use_plain_attention(unet), unet.cross_attention_cache)
         use_row_updates(unet)
     return unet
+
+
+def require_unet(network: Any) -> None:
+    """Raises EngineError for the network of a family of transformers."""
+    if title := getattr(network, "transformer_of", None):
+        raise EngineError(f"this is made for UNets, and {title} has a transformer")

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.diffusion.loading.scaled import unscaled
 from engine.errors import CheckpointUnavailable
 from engine.graph.safetensors_header import Header, read_header
 
@@ -83,7 +84,8 @@ class Weights:
 
             def weight(name: str, shape: torch.Size) -> Tensor:
                 stored = key_map[name]
-                return target.convert(_extracted(read(stored.key), stored).view(shape))
+                whole = unscaled(stored.key, self.shapes, read)
+                return target.convert(_extracted(whole, stored).view(shape))
 
             shapes = [tensor.shape for tensor in wanted.values()]
             state = dict(zip(wanted, threads.map(weight, wanted, shapes), strict=True))
@@ -99,6 +101,8 @@ class Weights:
                 "its configuration"
             )
         found = shape
+        if stored.rows is not None and stored.rows[1] <= shape[0]:
+            found = (stored.rows[1] - stored.rows[0], *shape[1:])
         if stored.third is not None:
             found = (shape[0] // 3, *shape[1:])
         if stored.transposed:
@@ -114,6 +118,10 @@ class Weights:
 def _extracted(tensor: Tensor, stored: StoredTensor) -> Tensor:
     if stored.third is not None:
         tensor = tensor.chunk(3)[stored.third]
+    if stored.rows is not None:
+        tensor = tensor[slice(*stored.rows)]
+    if stored.swapped:
+        tensor = torch.cat(tensor.chunk(2)[::-1])
     return tensor.T.contiguous() if stored.transposed else tensor
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from engine.diffusion.loading.merging import sharing_copy
+from engine.diffusion.loading.unets import require_unet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +28,10 @@ _VARIANTS: WeakValueDictionary[tuple[int, Hashable], Any] = WeakValueDictionary(
 def variant_of(network: Any, settings: Hashable, change: Callable[[Any], None]) -> Any:
     """The network with layers of its own, which `change` alters; equal settings give the same one
     as long as anybody uses that.
+
+    Raises EngineError for a transformer: what changes layers here knows those of UNets and VAEs.
     """
+    require_unet(network)
     key = id(network), settings
     found = _VARIANTS.get(key)
     if found is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
 
+from engine.diffusion.families.flow_sampling import FLOW_SAMPLERS, by_levels, in_levels
 from engine.diffusion.samplers.ancestral import NO_CHURN, Churn, churned
 from engine.diffusion.samplers.noise import (
     NoiseSampler,
@@ -58,23 +59,31 @@ def sampling_of(
     step_noise: NoiseSampler | None = None,
     path: Tensor | None = None,
     options: SamplerOptions = DEFAULT,
+    is_flow: bool = False,
 ) -> Sampling:
     """The sampler of that name at its start.
 
     Brownian paths are drawn from `seed`, over the sigmas of `path`, or over `sigmas`; independent
-    noise is `step_noise`, or draws from `seed`.
+    noise is `step_noise`, or draws from `seed`. `is_flow`: the sigmas are those of a flow model.
     """
     row = SAMPLER_OF[name]
     sampler: Callable[..., Sampling] = function_at(row.function)
     chosen = {} if row.eta is None or options.eta is None else {"eta": options.eta}
     is_churned = row.churns and options.churn.amount > 0
+    own = FLOW_SAMPLERS.get(name) if is_flow else None
+    is_by_levels = is_flow and own is None
     if row.noise == "none" and not is_churned:
+        if is_by_levels and row.needs_uncond:
+            return by_levels(sampler, x, sigmas)
         return sampler(x, sigmas)
     if row.noise == "brownian":
         noise = brownian_noise(x, sigmas if path is None else path, seed)
     else:
         noise = step_noise or independent_noise(x, seed)
     noise = scaled_noise(noise, options.noise_factor)
+    if is_by_levels:
+        noise = in_levels(noise)
+    steps = partial(own or sampler, noise_sampler=noise, **chosen)
     if is_churned:
-        return churned(sampler, x, sigmas, noise, churn=options.churn)
-    return sampler(x, sigmas, noise, **chosen)
+        steps = partial(churned, sampler, noise_sampler=noise, churn=options.churn)
+    return by_levels(steps, x, sigmas) if is_by_levels else steps(x, sigmas)

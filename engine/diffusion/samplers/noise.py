@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torchsde  # type: ignore[import-untyped]  # it ships no types
@@ -66,28 +66,6 @@ class Variation:
 
 
 UNVARIED = Variation()
-
-NoiseScale: TypeAlias = Literal["comfyui", "sigma", "unit variance"]
-"""What the noise of the start is multiplied with: the first sigma, or what gives a latent of unit
-variance after `Model.scaled_input`. ComfyUI does the latter at the model's largest sigma alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseConfig:
-    """The noise that sampling adds, at the start and in the steps."""
-
-    seed: int
-    adds_noise: bool = True
-    """False: the latent has its noise already."""
-    step_seed_offset: int | None = 0
-    """What is added to `seed` for the noise of the steps; None: it goes on where that of the start
-    ends."""
-    scale: NoiseScale = "comfyui"
-    variation: Variation = UNVARIED
-    multiplier: float = 1.0
-    """What the noise of the start is multiplied with beside its scale."""
-    renews_kept: bool = True
-    """What a mask keeps gets its noise anew in each call."""
 
 
 def varied(noise: Tensor, seed: int, variation: Variation) -> Tensor:

@@ -44,6 +44,11 @@ class NoiseLevels:
         return cls(strided.float(), strided.log().float(), stride)
 
     @property
+    def is_flow(self) -> bool:
+        """Whether x is a mean of picture and noise, and no sum."""
+        return False
+
+    @property
     def sigma_min(self) -> Tensor:
         return self.sigmas[0]
 
@@ -81,6 +86,14 @@ class NoiseLevels:
     def fractional_timestep_of(self, sigma: float) -> float:
         """The timestep between two of the model's, interpolated in log sigma; remembered."""
         return _fractional_timestep(self, sigma)
+
+    def noised(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        """A clean latent with noise of unit variance at that sigma."""
+        return clean + noise * sigma
+
+    def ended(self, x: Tensor, sigma: Tensor) -> Tensor:  # noqa: ARG002 - that of flows
+        """What is passed on of a latent that was denoised down to that sigma."""
+        return x
 
     def percent_to_sigma(self, percent: float) -> float:
         """The sigma at a `percent` (0..1) of the timesteps, counted from the largest sigma.

@@ -84,6 +84,10 @@ class Clip:
             for each in self.encoders
         )
 
+    def encode(self, text: str) -> Work[Conditioning]:
+        """The conditioning of a prompt."""
+        return encode(self, chunks_of(text, self.tokenizer, self.embeddings))
+
     def stopping_at(self, layer: int) -> Clip:
         return replace(self, layer=layer)
 

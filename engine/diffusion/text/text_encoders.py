@@ -74,6 +74,8 @@ class TextEncoderSpec:
     has_final_norm: bool
     """Whether the final layer norm is applied to them, whichever layer it is."""
     has_projection: bool = False
+    is_pooled: bool = False
+    """Whether the state of the end is used as it is, without a projection."""
     missing_layers: int = 0
     """How many of the last layers are not in the file."""
 
@@ -82,11 +84,17 @@ class TextEncoderSpec:
 
 
 CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-1, has_final_norm=True)
+FLUX_CLIP_L = replace(CLIP_L, is_pooled=True)
 CLIP_H = TextEncoderSpec("clip_h", pad_token=0, layer=-2, has_final_norm=True)
 SDXL_CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-2, has_final_norm=False)
 CLIP_G = TextEncoderSpec("clip_g", pad_token=0, layer=-2, has_final_norm=False, has_projection=True)
 
 _serials = count()
+
+
+def next_serial() -> int:
+    """A number for a text encoder. Unlike an id, it is never used again."""
+    return next(_serials)
 
 
 class TextEncoder(nn.Module):
@@ -103,8 +111,7 @@ class TextEncoder(nn.Module):
 
     def renew_serial(self) -> None:
         """Give a copy, whose weights may change, a serial number of its own."""
-        self.serial = next(_serials)
-        """Unlike an id, it is never used again."""
+        self.serial = next_serial()
 
     @property
     def device(self) -> torch.device:
@@ -127,6 +134,8 @@ class TextEncoder(nn.Module):
         pooled: Sequence[Tensor | None] = [None] * len(rows)
         if self.spec.has_projection:
             pooled = list(self.text_projection(output.pooler_output))
+        elif self.spec.is_pooled:
+            pooled = list(output.pooler_output)
         return [Encoded(*each) for each in zip(states, pooled, strict=True)]
 
     def _read(self, output: Any, layer: int) -> Tensor:

@@ -27,6 +27,7 @@ from engine.diffusion.text.encoding import (
     padded,
     padded_to_length,
 )
+from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.text_encoders import Embedding, EmbeddingToken
 from engine.diffusion.text.textual_inversion import Embeddings
 from engine.webui.plain_text import plain_text
@@ -34,6 +35,7 @@ from engine.webui.prompt import Part, Stretch
 from engine.webui.prompt_weights import Section, Segment
 from engine.webui.values import Emphasis
 
+Clips: TypeAlias = Clip | FamilyTexts
 Parts: TypeAlias = Sequence[Part]
 _Spelled: TypeAlias = tuple[tuple[int, ...], str]
 """The tokens that spell the name of an embedding, and the name."""
@@ -66,14 +68,37 @@ _PLAIN = TextOptions()
 
 
 def encode(
-    clip: Clip, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions = _PLAIN
+    clip: Clips,
+    positive: Parts,
+    negative: Parts,
+    *,
+    sigmas: Tensor,
+    options: TextOptions = _PLAIN,
 ) -> Work[tuple[Conditioning, Conditioning]]:
     """The conditioning of both prompts for a sampler that goes along `sigmas`."""
+    if isinstance(clip, FamilyTexts):
+        own = yield from _encode_whole(clip, positive, sigmas)
+        other = yield from _encode_whole(clip, negative, sigmas)
+        return _composed(positive, own, other), other
     conditional = yield from _encode_parts(clip, positive, sigmas, options)
     unconditional = yield from _encode_parts(clip, negative, sigmas, options)
     if options.zeroes_empty_negative and clip.has_pooled and _is_empty(negative):
         unconditional = tuple(each.zeroed_out() for each in unconditional)
     return _composed(positive, conditional, unconditional), unconditional
+
+
+def _encode_whole(clip: FamilyTexts, parts: Parts, sigmas: Tensor) -> Work[Conditioning]:
+    """The texts of a family that knows neither chunks nor the WebUI's weights."""
+    found: list[Condition] = []
+    for part in parts:
+        for stretch, sigma_range in sigma_ranges_of(part.stretches, sigmas):
+            words = " ".join("".join(each for each, _ in some) for some in stretch.sections)
+            conditioning = yield from clip.encode(words)
+            found += (
+                replace(each, strength=part.weight, sigma_range=sigma_range)
+                for each in conditioning
+            )
+    return tuple(found)
 
 
 def _is_empty(parts: Parts) -> bool:

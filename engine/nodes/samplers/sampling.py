@@ -72,6 +72,7 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     beside = work.CONTROL * max(each.controls for each in texts) + _FILTER * model.filters
     tokens = max(each.tokens for each in texts)
     call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * (1.0 + beside)
+    call *= model.weight
     taken = max(steps, row.least_steps) if steps else 0
     return Estimate(
         (latent,),

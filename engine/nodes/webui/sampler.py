@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from engine.diffusion.images.latents import Latent
     from engine.diffusion.model import Model
     from engine.diffusion.samplers.lookup import SamplerOptions
-    from engine.diffusion.samplers.noise import NoiseConfig
-    from engine.diffusion.trajectory import Guidance, Refiner
+    from engine.diffusion.trajectory import Guidance, NoiseConfig, Refiner
 
 SAMPLERS = Choice(tuple(SAMPLER_OF), resolve=sampler_alone)
 SCHEDULERS = Choice(tuple(SCHEDULER_OF), resolve=scheduler_alone)
@@ -189,7 +188,8 @@ def _sampler_options(inputs: Mapping[str, Any]) -> SamplerOptions:
 
 
 def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool) -> NoiseConfig:
-    from engine.diffusion.samplers.noise import NoiseConfig, Variation
+    from engine.diffusion.samplers.noise import Variation
+    from engine.diffusion.trajectory import NoiseConfig
 
     delta = inputs["eta_noise_seed_delta"]
     sides = [inputs.get(f"seed_resize_from_{side}", 0) for side in "hw"]

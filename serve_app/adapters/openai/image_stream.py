@@ -18,17 +18,17 @@ from events.errors import ServiceError
 from events.job import Job
 from events.log import utc_now
 from events.store.records import ApiKey, Scope
-from events.wire.progress import JobProgress
+from serve_app.adapters.newest import Newest, newest_of
 from serve_app.adapters.openai.answers import failed, images_of, picture_members
 from serve_app.adapters.openai.errors import error_object
 from serve_app.adapters.openai.requests import Wanted
 from serve_app.adapters.pictures import base64_of
 from serve_app.api_error import ApiError
+from serve_app.auth import may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream
-from serve_app.live.listener import Listener
+from serve_app.live.listener import Listener, LiveEvent
 from serve_app.live.messages import KEEP_ALIVE
-from serve_app.live.routes import may_go_on
 from serve_app.replica import Replica
 from storage.images import ImageStoreError
 
@@ -39,27 +39,6 @@ _NO_TOKENS = {
     "total_tokens": 0,
 }
 """Clients in typed languages ask for it; nothing here is paid by the token."""
-
-
-@dataclass
-class Previews:
-    """Some of what a job looks like on its way, spread over its steps."""
-
-    job_id: str
-    most: int
-    sent: int = 0
-    newest: bytes | None = field(default=None, init=False)
-
-    def note(self, job_id: str, progress: JobProgress) -> None:
-        """As a listener to progress; a preview that is not due is passed over."""
-        due = (self.sent + 1) / (self.most + 1)
-        if job_id == self.job_id and self.sent < self.most and progress.fraction >= due:
-            self.newest = progress.preview or self.newest
-
-    def take(self) -> bytes | None:
-        taken, self.newest = self.newest, None
-        self.sent += taken is not None
-        return taken
 
 
 def image_stream(
@@ -98,15 +77,15 @@ class _Stream:
     event: str
     is_told: bool = field(default=False, init=False)
     """Whether the caller knows how the job ended, or its id."""
+    _previews: int = field(default=0, init=False)
+    """How many were sent."""
 
     async def messages(self, listener: Listener) -> AsyncGenerator[bytes]:
         """Raises SlowReader."""
-        previews = Previews(self.job.id, self.wanted.parameters.partial_images)
-        listeners = self.replica.services.progress.listeners
-        listeners.append(previews.note)
         try:
-            async for part in self._until_end(listener, previews):
-                yield part
+            with newest_of(self.replica.services.progress, self.job.id) as newest:
+                async for part in self._until_end(listener, newest):
+                    yield part
             async for part in self._completed():
                 yield part
         except ImageStoreError:
@@ -115,11 +94,9 @@ class _Stream:
             yield _error(error)
         except ServiceError:  # what tells of the job is away, or the job is erased
             yield _error(failed(self.job))
-        finally:
-            listeners.remove(previews.note)
         self.is_told = True
 
-    async def _until_end(self, listener: Listener, previews: Previews) -> AsyncGenerator[bytes]:
+    async def _until_end(self, listener: Listener, newest: Newest) -> AsyncGenerator[bytes]:
         """What comes before the job has ended, or its time here is over."""
         services = self.replica.services
         go_on = may_go_on(self.request, self.key, Scope.GENERATE)
@@ -128,15 +105,16 @@ class _Stream:
         keep_alive_s = services.http_settings.stream_keep_alive_s
         check_at = now() + keep_alive_s
         yield KEEP_ALIVE
-        while (left_s := end_at - now()) > 0:
+        while now() < end_at:
             self.job = await owned_job(services, self.job.id, self.key, with_request=False)
             if self.job.end is not None:
                 return
-            news = await listener.next(min(left_s, keep_alive_s))
-            while news is not None and not news[0] and now() < min(end_at, check_at):
-                if (preview := previews.take()) is not None:
-                    yield self._partial(previews.sent - 1, preview)
-                news = await listener.next(min(end_at, check_at) - now())
+            until = min(end_at, check_at)
+            news: tuple[list[LiveEvent], list[bytes]] | None = ([], [])
+            while news is not None and not news[0] and now() < until:
+                if (preview := self._due(newest)) is not None:
+                    yield preview
+                news = await listener.next(max(until - now(), 0))
             if news is None:
                 return
             if now() >= check_at:
@@ -145,12 +123,20 @@ class _Stream:
                     return
                 yield KEEP_ALIVE
 
-    def _partial(self, index: int, preview: bytes) -> bytes:
+    def _due(self, newest: Newest) -> bytes | None:
+        """A preview, where one is due: they are spread over the steps of the job."""
         asked = self.wanted.parameters
+        progress, preview = newest.take()
+        due = (self._previews + 1) / (asked.partial_images + 1)
+        if preview is None or progress is None or progress.fraction < due:
+            return None
+        if self._previews == asked.partial_images:
+            return None
+        self._previews += 1
         return _message(
             f"{self.event}.partial_image",
             b64_json=b64encode(preview).decode(),
-            partial_image_index=index,
+            partial_image_index=self._previews - 1,
             background="opaque",
             output_format="jpeg",
             quality=asked.quality,

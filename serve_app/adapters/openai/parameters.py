@@ -93,6 +93,13 @@ class ImageParameters(BaseModel):
         asked = self.response_format
         return asked == "url" or (asked is None and self.model.startswith(_BY_URL))
 
+    @property
+    def quality_of_file(self) -> int | None:
+        """Of WebP and JPEG; PNG has none, and is sent whole whatever is asked for."""
+        if self.output_format in {None, "png"} or self.output_compression is None:
+            return None
+        return max(1, self.output_compression)
+
     def effective_steps(self, most: int) -> int:
         """`most`: of the endpoint, which bounds what a quality stands for."""
         return self.steps or min(_QUALITY_STEPS[self.quality], most)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
 
 from events.store.records import ApiKey, Upload
 from events.types import Flavour
@@ -24,9 +24,9 @@ from serve_app.adapters.openai.parameters import (
     ImageParameters,
 )
 from serve_app.api_error import ApiError
+from serve_app.receiving.forms import files_in, read_files
 from serve_app.replica import Replica
 from serve_app.routes.generate import traceparent_of
-from serve_app.uploads.form import TEXT_BYTES, Form, FormFile, read_form, require_form
 from serve_app.uploads.images import has_transparency
 
 P = TypeVar("P", bound=ImageParameters)
@@ -80,15 +80,12 @@ async def edit(
 
     Raises what reading the form, `target_of`, storing uploads and checking parameters raise.
     """
-    require_form(request)
-    max_bytes = replica.services.http_settings.max_upload_bytes
-    form_bytes = 2 * max_bytes + TEXT_BYTES
-    async with replica.bodies.chunks(request, key.owner, max_bytes=form_bytes) as chunks:
-        form = await read_form(request, chunks, max_file_bytes=max_bytes, max_files=2)
-        asked = _parsed(form.texts, EditParameters)
-        image_file, mask_file = _files(form)
+    async with read_files(replica, request, key.owner, max_files=2) as form:
+        texts = {name: each for name, each in form.items() if isinstance(each, str)}
+        asked = _parsed(texts, EditParameters)
+        image_file, mask_file = await _files(form)
         target = await target_of(replica, key, asked.model)
-        image = await _stored(replica, key, image_file)
+        image = await replica.upload_store.add_content(key.owner, image_file)
         mask = None if mask_file is None else await _stored_mask(replica, key, mask_file, image)
     checkpoint = target.checkpoint or await asyncio.to_thread(
         replica.acceptance.checkpoint, target.endpoint, key
@@ -128,6 +125,8 @@ def _wanted(
         body=json.dumps(content, sort_keys=True).encode(),
         content=content,
         preview=asked.stream and asked.partial_images > 0,
+        image_format=asked.output_format,
+        image_quality=asked.quality_of_file,
         idempotency_key=idempotency_key,
         traceparent=traceparent_of(request),
     )
@@ -147,31 +146,28 @@ def _parsed(texts: Mapping[str, str], model: type[P]) -> P:
         raise RequestValidationError(errors) from error
 
 
-def _files(form: Form) -> tuple[FormFile, FormFile | None]:
+async def _files(form: FormData) -> tuple[bytes, bytes | None]:
     """The image and its mask. Raises ApiError 400."""
-    if unknown := form.files.keys() - {*_IMAGE_FIELDS, _MASK_FIELD}:
-        raise _refused(min(unknown), f"A file of this name is not taken: {min(unknown)!r}.")
-    images = [file for field in _IMAGE_FIELDS for file in form.files.get(field, ())]
+    images: list[UploadFile] = []
+    masks: list[UploadFile] = []
+    for field, file in files_in(form):
+        if field not in {*_IMAGE_FIELDS, _MASK_FIELD}:
+            raise _refused(field, f"A file of this name is not taken: {field!r}.")
+        (masks if field == _MASK_FIELD else images).append(file)
     if len(images) != 1:
         raise _refused("image", f"Send one image to edit, not {len(images)}.")
-    masks = form.files.get(_MASK_FIELD, [])
-    return images[0], masks[0] if masks else None
+    return await images[0].read(), await masks[0].read() if masks else None
 
 
-async def _stored(replica: Replica, key: ApiKey, file: FormFile) -> Upload:
-    name = f"openai-{hashlib.sha256(file.data).hexdigest()[:32]}.png"
-    return await replica.upload_store.add(key.owner, name, file.data)
-
-
-async def _stored_mask(replica: Replica, key: ApiKey, file: FormFile, image: Upload) -> Upload:
-    mask = await _stored(replica, key, file)
+async def _stored_mask(replica: Replica, key: ApiKey, data: bytes, image: Upload) -> Upload:
+    mask = await replica.upload_store.add_content(key.owner, data)
     if (mask.width, mask.height) != (image.width, image.height):
         message = (
             f"The mask has {mask.width}x{mask.height} pixels and the image "
             f"{image.width}x{image.height}: send both in one size."
         )
         raise _refused("mask", message)
-    if not await asyncio.to_thread(has_transparency, file.data):
+    if not await asyncio.to_thread(has_transparency, data):
         message = "The mask has no alpha channel: it is transparent where the image is edited."
         raise _refused("mask", message)
     return mask

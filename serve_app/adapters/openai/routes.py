@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from events.store.records import ApiKey
-from serve_app.adapters.credentials import GENERATE, READ
+from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.adapters.openai.answers import failed, images_answer
 from serve_app.adapters.openai.image_stream import image_stream
 from serve_app.adapters.openai.models import one_model
@@ -16,24 +16,23 @@ from serve_app.adapters.waiting import ended_job
 from serve_app.replica import Replica, ReplicaDep
 from serve_app.routes.generate import IdempotencyKey
 
-Key = Annotated[ApiKey, Depends(GENERATE)]
-
 IMAGES = "/v1/images"
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/v1/models/{model:path}")
-async def show_model(
-    model: str, key: Annotated[ApiKey, Depends(READ)], replica: ReplicaDep
-) -> dict[str, Any]:
+async def show_model(model: str, key: ReadAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
     """One of those that `GET /v1/models` lists."""
     return await one_model(replica, key, model)
 
 
 @router.post(f"{IMAGES}/generations")
 async def generate_images(
-    request: Request, key: Key, replica: ReplicaDep, idempotency_key: IdempotencyKey = None
+    request: Request,
+    key: GenerateAdapterKey,
+    replica: ReplicaDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     wanted = await generation(replica, request, key, idempotency_key)
     return await _answer(replica, request, key, wanted, event="image_generation")
@@ -41,7 +40,10 @@ async def generate_images(
 
 @router.post(f"{IMAGES}/edits")
 async def edit_image(
-    request: Request, key: Key, replica: ReplicaDep, idempotency_key: IdempotencyKey = None
+    request: Request,
+    key: GenerateAdapterKey,
+    replica: ReplicaDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     wanted = await edit(replica, request, key, idempotency_key)
     return await _answer(replica, request, key, wanted, event="image_edit")

@@ -17,6 +17,7 @@ _JOBS = {False: "/v1/jobs", True: "/v1/admin/jobs"}
 """The path of jobs: those of the key's owner, and of every owner (True)."""
 _ENDPOINTS = "/v1/endpoints"
 _UPLOADS = "/v1/uploads"
+_KEYS = "/v1/keys"
 
 
 class ClientError(Exception):
@@ -143,6 +144,27 @@ class Client:
         """Raises ClientError."""
         return self._call("GET", "/v1/models")
 
+    def keys(self, filters: Mapping[str, Any]) -> dict[str, Any]:
+        """A page of the keys of every owner, oldest first. Raises ClientError."""
+        return self._call("GET", _KEYS, params=filters)
+
+    def key(self, id: str) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("GET", _key_path(id))
+
+    def create_key(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """With the text of the key and its webhook secret. Raises ClientError."""
+        return self._call("POST", _KEYS, json=members)
+
+    def rotate_key(self, id: str, *, grace_s: float | None) -> dict[str, Any]:
+        """As `create_key`. Raises ClientError."""
+        query = {} if grace_s is None else {"grace_s": str(grace_s)}
+        return self._call("POST", f"{_key_path(id)}/rotate", params=query)
+
+    def revoke_key(self, id: str) -> dict[str, Any]:
+        """Raises ClientError."""
+        return self._call("DELETE", _key_path(id))
+
     @contextmanager
     def stream(
         self, path: str, query: Mapping[str, Any], headers: Mapping[str, str], *, silence_s: float
@@ -187,6 +209,10 @@ class Client:
 
 def _endpoint_path(id: str) -> str:
     return f"{_ENDPOINTS}/{quote(id, safe='')}"
+
+
+def _key_path(id: str) -> str:
+    return f"{_KEYS}/{quote(id, safe='')}"
 
 
 def _job_path(request_id: str, *, every_owner: bool) -> str:

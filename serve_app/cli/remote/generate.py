@@ -92,7 +92,14 @@ def _run(
 ) -> dict[str, Any]:
     given = {name: value for name, value in query.items() if value is not None}
     try:
-        return run_job(client, flavour, body, console=progress_console(), **given)
+        return run_job(
+            client,
+            flavour,
+            body,
+            console=progress_console(),
+            with_previews=not wants_json(),
+            **given,
+        )
     except Interrupted as interrupted:
         _leave(client, interrupted.request_id, is_kept=is_kept)
 

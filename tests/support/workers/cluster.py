@@ -138,6 +138,8 @@ class FakeCluster:
     engines: dict[str, FakeEngine] = field(default_factory=dict)
     actors: dict[str, FakeJobActor] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
+    drained: set[str] = field(default_factory=set)
+    """Workers whose node is about to be taken away."""
     removed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     """Those that were removed since they did not come up."""
@@ -180,6 +182,9 @@ class FakeCluster:
 
     async def workers(self, prefix: str) -> list[str]:
         return sorted(name for name in self.groups if name.startswith(prefix))
+
+    async def draining(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.drained if name.startswith(prefix))
 
     async def is_idle(self, worker: str) -> bool:
         mine = [actor for name, actor in self.actors.items() if name.startswith(f"{worker}:")]

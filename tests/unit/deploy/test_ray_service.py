@@ -9,7 +9,8 @@ import yaml
 from ray.serve._private.application_state import _get_shared_build_app_label_selector
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from serve_app.app import CPU_NODE, build
+from actors.remote_keeper import CPU_NODE
+from serve_app.app import build
 from settings.settings import Settings
 from tests.support.deploy.manifests import (
     ROOT,

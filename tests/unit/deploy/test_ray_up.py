@@ -8,7 +8,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import fillout_defaults, validate_config
 
-from serve_app.app import CPU_NODE
+from actors.remote_keeper import CPU_NODE
 from tests.support.deploy.manifests import DEPLOY, environment
 
 RESOURCE = next(iter(CPU_NODE))

@@ -180,6 +180,19 @@ ADDITIONS: dict[str, EventData] = {
         height=64,
         media_type="application/x-safetensors",
     ),
+    "node": ImageStored(
+        index=0,
+        attempt=1,
+        key="0199/1/0.png",
+        size_bytes=412_345,
+        digest="sha256:9f86d081",
+        width=512,
+        height=768,
+        node="9",
+    ),
+    "client_id": _submitted(
+        client_id="0d41f7c2b6a94f3f9d5d2c1f6a7b8c9d",
+    ),
 }
 """Events with what was added to their type later."""
 

@@ -1,3 +1,4 @@
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -24,3 +25,12 @@ async def client(edge: Edge) -> AsyncGenerator[httpx.AsyncClient]:
     """Alice, who may do everything but administer."""
     async with await edge.client("alice") as client:
         yield client
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Of this machine: nobody listens there."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port

@@ -10,16 +10,19 @@ import pytest
 
 from serve_app.app import build, build_asgi
 from serve_app.replica import Replica
+from serve_app.routes.direct_route import DirectRoute
 from settings.settings import Settings
+
+
+def _settings(folder: Path) -> Settings:
+    return Settings.load(
+        data_dir=folder, secret="a secret for the tests", nats_url="nats://127.0.0.1:1"
+    )
 
 
 async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> None:
     """A name server that hangs may not hold up `asyncio.to_thread`, nor the other way round."""
-    app = build_asgi(
-        Settings.load(
-            data_dir=tmp_path, secret="a secret for the tests", nats_url="nats://127.0.0.1:1"
-        )
-    )
+    app = build_asgi(_settings(tmp_path))
     replica: Replica = app.state.replica
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     may_end = threading.Event()
@@ -30,6 +33,14 @@ async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> Non
         may_end.set()
     assert addresses == ["127.0.0.1"]
     await busy
+
+
+def test_routes_that_are_called_most_are_tried_first(tmp_path: Path) -> None:
+    """Each route that is tried before costs every submission."""
+    routes = build_asgi(_settings(tmp_path)).router.routes
+    direct = [each for each in routes if isinstance(each, DirectRoute)]
+    assert direct
+    assert routes[: len(direct)] == direct
 
 
 def test_roles_get_their_settings_where_serve_reads_a_configuration(

@@ -67,9 +67,9 @@ function pending(preview) {
   return { preview: image, element: h("div", { class: "picture pending" }, image ?? h("span", { class: "developing", "aria-hidden": "true" })) };
 }
 
-function sentence({ name, progress, place, message, events }) {
+function sentence({ name, progress, place, message, events, asked }) {
   if (name === "queued") return place ? placed(place) : "Waiting for a worker";
-  if (name === "running") return progress ? progressed(progress) : "Starting";
+  if (name === "running") return progress ? progressed(progress, asked) : "Starting";
   if (name === "completed") return took(events);
   return message;
 }
@@ -79,9 +79,11 @@ function placed({ queue_position: position, starts_in_s: starts }) {
   return starts === undefined ? first : `${first}, begins in about ${words.seconds(starts)}`;
 }
 
-function progressed({ step, steps, class_type: node, rows }) {
+/** The steps are those of all samplers of the job together. */
+function progressed({ step, steps, class_type: node, rows }, asked) {
+  const taken = `Step ${step} of ${steps}${asked > 1 ? ` for ${words.plural(asked, "picture")}` : ""}`;
   const shared = rows > 2 ? `${words.number(rows)} rows in a call` : "";
-  return [`Step ${step} of ${steps}`, node, shared].filter(Boolean).join(" · ");
+  return [taken, node, shared].filter(Boolean).join(" · ");
 }
 
 function took(events) {

@@ -191,3 +191,22 @@ async def test_a_worker_that_did_not_come_up_is_rather_placed_on_another_node(
         await ours.place("w:0")
         await ours.remove("w:0", has_failed=has_failed)
     assert groups.targets == [None, asked, None]
+
+
+async def test_workers_on_a_node_that_drains_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {
+        group: {"name": group, "state": state, "bundles_to_node_id": nodes}
+        for group, state, nodes in (
+            ("worker:default:d:0", "CREATED", {0: "going"}),
+            ("worker:default:d:1", "CREATED", {0: "staying"}),
+            ("worker:default:d:2", "PENDING", {}),
+            ("worker:default:d:3", "REMOVED", {0: "going"}),
+            ("worker:other:d:0", "CREATED", {0: "going"}),
+        )
+    }
+    draining: dict[str, int] = {}
+    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: table)
+    monkeypatch.setattr(ray_cluster.global_state, "get_draining_nodes", lambda: draining)
+    assert await cluster().draining("worker:default:") == []
+    draining["going"] = 0
+    assert await cluster().draining("worker:default:") == ["worker:default:d:0"]

@@ -14,9 +14,9 @@ from engine.diffusion.images.latent_operations import LatentOperations
 from engine.diffusion.images.latents import Latent, noise_like
 from engine.diffusion.inpainting import KeptNoise, fitted_mask, inpainting
 from engine.diffusion.model import Model
-from engine.diffusion.samplers.noise import NoiseConfig, shifted, start_noise
+from engine.diffusion.samplers.noise import shifted, start_noise
 from engine.diffusion.samplers.runge_kutta import euler
-from engine.diffusion.trajectory import Guidance, SamplerSchedule, trajectory
+from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.errors import TooLarge
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue

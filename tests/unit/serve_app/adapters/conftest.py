@@ -1,4 +1,4 @@
-"""Jobs that end while their callers wait."""
+"""Jobs that end while their callers wait, and streams that follow their progress."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
+from serve_app.adapters.newest import Newest
 from tests.support.edge import Edge
 from tests.support.polling import eventually
 
@@ -29,3 +30,9 @@ def answered(edge: Edge) -> Answered:
         return await answer
 
     return answered
+
+
+def followed(edge: Edge) -> Newest | None:
+    """What the last stream that follows a job has not sent yet; None while there is none."""
+    found = [getattr(each, "__self__", None) for each in edge.progress.listeners]
+    return next((each for each in reversed(found) if isinstance(each, Newest)), None)

@@ -56,7 +56,10 @@ def test_what_is_found_wrong_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("DARKROOM_PROT", "8001")
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == ExitCode.FAILED
-    assert any("DARKROOM_PROT" in each for each in json.loads(result.stdout)["warnings"])
+    answer = json.loads(result.stdout)
+    told = [each for each in answer["findings"] if "DARKROOM_PROT" in each["what"]]
+    assert [each["level"] for each in told] == ["warning"]
+    assert answer["healthy"] is False
 
 
 def test_a_limit_has_a_code_of_its_own() -> None:

@@ -20,9 +20,13 @@ from serve_app.cli.admin_key import (
     with_keys,
 )
 from serve_app.cli.main import app
+from serve_app.cli.remote.client import Client
+from serve_app.cli.remote.keys import RemoteKeys
 from serve_app.cli.terminal import console
 from serve_app.local.embedded import with_secret
 from settings.settings import Settings
+from tests.support.edge import Edge
+from tests.unit.serve_app.cli.conftest import Run
 
 Darkroom = Callable[..., Result]
 
@@ -167,8 +171,8 @@ class TestRotate:
         assert path.stat().st_mode & 0o777 == 0o600
         secret_path = tmp_path / CALLBACK_SECRET_FILE
         assert secret_path.read_text().strip() == result.stdout.split()[1]
-        assert str(path) in result.stdout
-        assert str(secret_path) in result.stdout
+        assert str(path) in result.stderr
+        assert str(secret_path) in result.stderr
         assert asyncio.run(ensure_admin_key(Settings.load().stores)) is None
 
 
@@ -186,3 +190,46 @@ def test_a_key_is_printed_as_json_with_its_secrets(darkroom: Darkroom) -> None:
     assert made["webhook_secret"].startswith("whsec_")
     [listed] = json.loads(darkroom("list", "--json").stdout)["keys"]
     assert listed == {name: made[name] for name in made.keys() - {"key", "webhook_secret"}}
+
+
+class TestOfAServiceElsewhere:
+    """Over its HTTP API, with the key of an administrator there."""
+
+    @pytest.fixture
+    async def admin(self, edge: Edge) -> str:
+        return await edge.key("root", scopes=["admin"])
+
+    async def test_a_key_is_made_listed_rotated_and_revoked(
+        self, edge: Edge, run: Run, admin: str
+    ) -> None:
+        limits = ("--burst", "3", "--endpoint", "a", "--days", "2")
+        made = json.loads((await run(admin, "keys", "create", "alice", *limits, "--json")).stdout)
+        key = await edge.services.keys.get(made["id"])
+        assert key is not None
+        assert (key.owner, key.limits) == ("alice", KeyLimits(burst=3, endpoints=("a",)))
+        listed = (await run(admin, "keys", "list")).stdout
+        assert made["id"] in listed
+        assert "burst=3 endpoints=a" in listed
+        rotated = (await run(admin, "keys", "rotate", made["id"], "--grace", "90s")).stdout
+        text, secret = rotated.split()
+        new = parse(text)
+        assert new is not None
+        assert secret.startswith("whsec_")
+        assert (await run(admin, "keys", "revoke", new.id)).exit_code == 0
+        again = await run(admin, "keys", "revoke", new.id)
+        assert (again.exit_code, "no live key" in again.stderr) == (4, True)
+
+    async def test_the_list_has_all_pages(self, edge: Edge, url: str, admin: str) -> None:
+        for number in range(4):
+            await edge.key(f"owner-{number}")
+        with Client(url, admin) as client:
+            assert len(await asyncio.to_thread(RemoteKeys(client, page=2).all)) == 5
+
+    async def test_who_is_no_administrator_is_refused(self, edge: Edge, run: Run) -> None:
+        result = await run(await edge.key("alice"), "keys", "create", "bob")
+        assert result.exit_code == 5
+        assert (await run(await edge.key("alice"), "keys", "rotate", "aaaaaaaaaaaa")).exit_code == 5
+
+    async def test_an_unknown_key_is_told(self, run: Run, admin: str) -> None:
+        for command in ("rotate", "revoke"):
+            assert (await run(admin, "keys", command, "aaaaaaaaaaaa")).exit_code == 4

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli.main import COMMANDS, app, load, main
+from serve_app.cli.terminal import console
 from settings.version import VERSION
 
 HEAVY = ("fastapi", "httpx", "nats", "pydantic", "ray", "serve_app.local", "sqlalchemy", "torch")
@@ -61,19 +63,27 @@ def test_a_wrong_setting_is_told_without_a_traceback(
 
 class TestDoctor:
     @pytest.fixture(autouse=True)
-    def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
         for name in ("DARKROOM_PARITY_DIR", "DARKROOM_SCHEMAS_DIR"):
             monkeypatch.delenv(name, raising=False)
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models" / "a.safetensors").touch()
+        monkeypatch.setenv("DARKROOM_MODELS_DIR", str(tmp_path / "models"))
+        monkeypatch.setenv("DARKROOM_DATA_DIR", str(tmp_path / "data"))
+        monkeypatch.setenv("DARKROOM_PORT", str(free_port))
+        monkeypatch.setattr(console, "width", 200)
 
     def test_it_tells_what_looks_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DARKROOM_PROT", "8001")
         result = CliRunner().invoke(app, ["doctor"])
         assert result.exit_code == 1
-        assert "DARKROOM_PROT is no setting; did you mean DARKROOM_PORT?" in result.stderr
+        assert "DARKROOM_PROT is no setting; did you mean DARKROOM_PORT?" in result.stdout
+        assert "Correct its name" in result.stdout
 
     def test_it_says_so_where_nothing_does(self) -> None:
         result = CliRunner().invoke(app, ["doctor"])
         assert (result.exit_code, result.stderr) == (0, "")
+        assert "Nothing looks wrong." in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def test_a_generate_path_is_described_whole(document: dict[str, Any], path: str)
         "callback_events",
         "alone",
         "preview",
+        "image_format",
+        "image_quality",
         "Idempotency-Key",
     }
     content = operation["requestBody"]["content"]["application/json"]

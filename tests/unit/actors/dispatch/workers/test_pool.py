@@ -143,6 +143,21 @@ async def test_workers_of_other_endpoints_are_let_alone(cluster: FakeCluster) ->
         assert "worker:default-2:d1:0" in cluster.groups
 
 
+async def test_another_worker_takes_the_place_of_one_whose_node_drains(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_pool(cluster, max_workers=1), Demand(1)) as pool:
+        _, slot = await eventually(lambda: idle_slot(pool, None))
+        slot.reserve(entry("a-job"))
+        cluster.drained = workers(0)
+        await eventually(lambda: set(cluster.groups) == workers(0, 1))
+        worker, _ = await eventually(lambda: idle_slot(pool, None))
+        assert worker.name == f"{PREFIX}1"
+        assert cluster.removed == []  # the job runs on
+        slot.release()
+        await eventually(lambda: set(cluster.groups) == workers(1))
+
+
 async def test_a_pool_that_is_left_keeps_its_workers(cluster: FakeCluster) -> None:
     async with kept(new_pool(cluster), Demand()) as pool:
         await eventually(lambda: idle_slot(pool, None))

@@ -12,11 +12,11 @@ from PIL import Image
 
 from engine.diffusion.images.latent_previews import jpeg_of, show_estimate
 from engine.diffusion.previews import Previewer, RunPreviews
-from engine.graph.families import Family
+from engine.graph.families import TRANSFORMERS, Family
 
 
-@pytest.mark.parametrize("family", Family)
-def test_every_family_has_a_map(family: Family) -> None:
+@pytest.mark.parametrize("family", sorted(set(Family) - TRANSFORMERS))
+def test_every_family_of_unets_has_a_map(family: Family) -> None:
     image = Image.open(io.BytesIO(jpeg_of(np.zeros((4, 24, 32), np.float32), family)))
     assert (image.format, image.size) == ("JPEG", (32, 24))
     red, green, blue = np.asarray(image)[12, 16]

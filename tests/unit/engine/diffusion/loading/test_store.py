@@ -140,3 +140,53 @@ def test_encodings_are_kept_within_their_bytes() -> None:
         True,
         True,
     ]
+
+
+class Reader:
+    """Reads a text, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.fails = False
+
+    def __call__(self, path: Path) -> str | None:
+        self.reads += 1
+        if self.fails:
+            raise OSError("the server is away")
+        return path.read_text() or None
+
+
+def test_a_file_is_inspected_again_once_it_has_changed(store: ModelStore, tmp_path: Path) -> None:
+    path, read = tmp_path / "model.safetensors", Reader()
+    for count, text in enumerate(("first", "the second", ""), 1):
+        path.write_text(text)
+        for _ in range(3):
+            assert store.inspect_once(read, path, store.identity(path)) == (text or None)
+        assert read.reads == count
+
+
+def test_a_change_that_could_not_be_read_is_read_the_next_time(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    path, read = tmp_path / "model.safetensors", Reader()
+    path.write_text("first")
+    store.inspect_once(read, path, store.identity(path))
+    path.write_text("the second")
+    read.fails = True
+    assert store.inspect_once(read, path, store.identity(path)) == "first"
+    read.fails = False
+    assert store.inspect_once(read, path, store.identity(path)) == "the second"
+
+
+def test_a_model_whose_configuration_has_changed_is_another_model(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("weights")
+    configuration = tmp_path / "model.config" / "unet" / "config.json"
+    identities = {store.identity(path)}
+    configuration.parent.mkdir(parents=True)
+    for text in ("{}", '{"in_channels": 9}'):
+        configuration.write_text(text)
+        identities.add(store.identity(path))
+    assert len(identities) == 3

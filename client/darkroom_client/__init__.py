@@ -1,0 +1,33 @@
+"""A client of Darkroom: submit, wait, watch, download, upload, and check callbacks."""
+
+from darkroom_client.asynchronous import AsyncDarkroom
+from darkroom_client.errors import (
+    DarkroomError,
+    JobFailed,
+    NotEnded,
+    Refused,
+    SignatureInvalid,
+    Unreachable,
+)
+from darkroom_client.synchronous import Darkroom
+from darkroom_client.values import Callback, Event, Image, Options, Result, State, Upload
+from darkroom_client.webhooks import verified
+
+__all__ = [
+    "AsyncDarkroom",
+    "Callback",
+    "Darkroom",
+    "DarkroomError",
+    "Event",
+    "Image",
+    "JobFailed",
+    "NotEnded",
+    "Options",
+    "Refused",
+    "Result",
+    "SignatureInvalid",
+    "State",
+    "Unreachable",
+    "Upload",
+    "verified",
+]

@@ -1,0 +1,41 @@
+"""Calls as requests of httpx, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from darkroom_client.core import Answer, Call
+
+VERSION = "0.1.0"
+
+
+def headers_of(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}", "User-Agent": f"darkroom-client/{VERSION}"}
+
+
+def request_of(client: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
+    """A whole URL is that of an image, which needs no key and may be at another host."""
+    more: dict[str, Any] = {}
+    if call.file is not None:
+        more["files"] = {"image": call.file}
+    elif call.json is not None:
+        more["json"] = call.json
+    request = client.build_request(
+        call.method,
+        call.path,
+        params=dict(call.query) or None,
+        headers=dict(call.headers),
+        timeout=httpx.Timeout(call.timeout_s),
+        **more,
+    )
+    if "://" in call.path:
+        del request.headers["Authorization"]
+    return request
+
+
+def answer_of(response: httpx.Response) -> Answer:
+    """Of a response that was read."""
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Answer(response.status_code, headers, response.content)

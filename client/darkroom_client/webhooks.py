@@ -1,0 +1,43 @@
+"""Checks the signature of a callback, as Standard Webhooks says, with the standard library alone.
+
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+
+from darkroom_client.errors import SignatureInvalid
+from darkroom_client.values import Callback, Result
+
+TOLERANCE_S = 300.0
+
+
+def verified(
+    secret: str, body: bytes, headers: Mapping[str, str], *, now: float | None = None
+) -> Callback:
+    """The callback, if it is the service's, unchanged and not older than five minutes.
+
+    `secret` is that of the API key, `whsec_…`. Raises SignatureInvalid.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    try:
+        id, sent_at = given["webhook-id"], int(given["webhook-timestamp"])
+        signatures = given["webhook-signature"].split()
+        key = b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (KeyError, ValueError, binascii.Error) as error:
+        raise SignatureInvalid("A header of Standard Webhooks is missing or damaged.") from error
+    if abs((time.time() if now is None else now) - sent_at) > TOLERANCE_S:
+        raise SignatureInvalid("The callback was signed too long ago, or in the future.")
+    signed = f"{id}.{sent_at}.".encode() + body
+    expected = "v1," + b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    if not any(hmac.compare_digest(each.encode(), expected.encode()) for each in signatures):
+        raise SignatureInvalid("The callback was not signed with this secret.")
+    said = json.loads(body)
+    return Callback(id, said.get("event", "completed"), Result.of(said), said.get("index"))

@@ -1,0 +1,1 @@
+"""Families of models beyond Stable Diffusion: one module each."""

@@ -1,0 +1,202 @@
+"""Flux.1: two streams of text and picture, then one (Labs et al. 2025, arXiv:2506.15742)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel
+from torch import Tensor
+
+from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
+from engine.diffusion.families.transformer import (
+    Shapes,
+    TransformerFamily,
+    count_of,
+    padded_to_patches,
+    rows_of,
+)
+from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.errors import EngineError
+
+LEVELS = 10_000
+"""How many levels schedules see."""
+_DEV_MU = 1.15
+_GUIDANCE = 3.5
+_MLP_RATIO = 4
+_DOUBLE = {
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "attn.norm_q.weight": "img_attn.norm.query_norm.scale",
+    "attn.norm_k.weight": "img_attn.norm.key_norm.scale",
+    "attn.norm_added_q.weight": "txt_attn.norm.query_norm.scale",
+    "attn.norm_added_k.weight": "txt_attn.norm.key_norm.scale",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+}
+_SINGLE = {
+    "norm.linear": "modulation.lin",
+    "attn.norm_q.weight": "norm.query_norm.scale",
+    "attn.norm_k.weight": "norm.key_norm.scale",
+    "proj_out": "linear2",
+}
+_TOP = {
+    "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
+    "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
+    "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
+    "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
+    "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
+    "time_text_embed.guidance_embedder.linear_2": "guidance_in.out_layer",
+    "context_embedder": "txt_in",
+    "x_embedder": "img_in",
+    "proj_out": "final_layer.linear",
+    "norm_out.linear": "final_layer.adaLN_modulation.1",
+}
+_SHAPES = {
+    "x_embedder.weight": "img_in.weight",
+    "context_embedder.weight": "txt_in.weight",
+    "time_text_embed.text_embedder.linear_1.weight": "vector_in.in_layer.weight",
+    "transformer_blocks.0.attn.norm_q.weight": "double_blocks.0.img_attn.norm.query_norm.scale",
+}
+_PROJECTIONS = {
+    f"attn.{name}": (stream, third)
+    for stream, names in (
+        ("img", ("to_q", "to_k", "to_v")),
+        ("txt", ("add_q_proj", "add_k_proj", "add_v_proj")),
+    )
+    for third, name in enumerate(names)
+}
+_JOINED = {"attn.to_q": (0, 1), "attn.to_k": (1, 2), "attn.to_v": (2, 3)}
+_BLOCK = re.compile(r"(single_)?transformer_blocks\.(\d+)\.(.+)$")
+
+
+class Flux(TransformerFamily):
+    """Dev, which is told a scale of guidance, and schnell, which is not."""
+
+    title = "Flux.1"
+    network = FluxTransformer2DModel
+
+    def config(self, shapes: Shapes) -> dict[str, Any]:
+        known = {ours: shapes.get(ours, shapes.get(theirs, ())) for ours, theirs in _SHAPES.items()}
+        width, inputs = known["x_embedder.weight"]
+        (head,) = known["transformer_blocks.0.attn.norm_q.weight"]
+        return {
+            "in_channels": inputs,
+            "num_layers": count_of(shapes, "transformer_blocks.")
+            or count_of(shapes, "double_blocks."),
+            "num_single_layers": count_of(shapes, "single_transformer_blocks.")
+            or count_of(shapes, "single_blocks."),
+            "attention_head_dim": head,
+            "num_attention_heads": width // head,
+            "joint_attention_dim": known["context_embedder.weight"][1],
+            "pooled_projection_dim": known["time_text_embed.text_embedder.linear_1.weight"][1],
+            "guidance_embeds": any("guidance_" in key for key in shapes),
+            "axes_dims_rope": [head // 8, head * 7 // 16, head * 7 // 16],
+        }
+
+    def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
+        return {name: _stored(name, shapes) for name in names}
+
+    def levels(self, network: Any) -> FlowLevels:
+        if network.config.guidance_embeds:
+            return flow_levels(math.exp(_DEV_MU), LEVELS)
+        return flow_levels(1.0)
+
+    def text_width(self, network: Any) -> int:
+        width: int = network.config.joint_attention_dim
+        return width
+
+    def require_own(self, network: Any, condition: Condition) -> None:
+        super().require_own(network, condition)
+        pooled, own = condition.pooled, network.config.pooled_projection_dim
+        if pooled is None or pooled.shape[-1] != own:
+            raise EngineError(f"Flux.1 takes a text of CLIP with a pooled vector of {own}")
+
+    def velocity(
+        self, network: Any, x: Tensor, sigmas: Tensor, conditions: Sequence[Condition]
+    ) -> Tensor:
+        planes = padded_to_patches(x)
+        down, across = (side // 2 for side in planes.shape[2:])
+        texts, own = rows_of([each.tokens[0] for each in conditions])
+        texts, own = texts.to(x.device, x.dtype), own.to(x.device)
+        mask = None
+        if not bool(own.all()):
+            mask = torch.cat([own, own.new_ones(len(x), down * across)], dim=1)[:, None, None]
+        pooled = torch.cat([_pooled(each) for each in conditions]).to(x.device, x.dtype)
+        scales = [_GUIDANCE if each.guidance is None else each.guidance for each in conditions]
+        found: Tensor = network(
+            _patches(planes),
+            texts,
+            pooled,
+            sigmas,
+            img_ids=_places(down, across).to(x.device),
+            txt_ids=torch.zeros(texts.shape[1], 3, device=x.device),
+            guidance=sigmas.new_tensor(scales) if network.config.guidance_embeds else None,
+            joint_attention_kwargs=None if mask is None else {"attention_mask": mask},
+            return_dict=False,
+        )[0]
+        whole: Tensor = found.unflatten(1, (down, across)).unflatten(3, (-1, 2, 2))
+        whole = whole.permute(0, 3, 1, 4, 2, 5).reshape(planes.shape)
+        return whole[:, :, : x.shape[2], : x.shape[3]]
+
+
+def _pooled(condition: Condition) -> Tensor:
+    assert condition.pooled is not None  # see `require_own`
+    return condition.pooled
+
+
+def _patches(planes: Tensor) -> Tensor:
+    """(rows, patches, 4 * channels) of 2 x 2 cells each."""
+    cells: Tensor = planes.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+    return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def _places(down: int, across: int) -> Tensor:
+    """(patches, 3): 0, row and column."""
+    rows, columns = torch.meshgrid(torch.arange(down), torch.arange(across), indexing="ij")
+    return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
+
+
+def _stored(name: str, shapes: Shapes) -> StoredTensor:
+    if name in shapes:
+        return StoredTensor(name)
+    found = _BLOCK.match(name)
+    if found is None:
+        stem, _, end = name.rpartition(".")
+        # The file has shift before scale, and the network scale before shift.
+        return StoredTensor(f"{_TOP[stem]}.{end}", swapped=stem == "norm_out.linear")
+    is_single, at, rest = found.groups()
+    if is_single:
+        return _in_single(f"single_blocks.{at}", rest, shapes)
+    return _in_double(f"double_blocks.{at}", rest)
+
+
+def _in_double(block: str, rest: str) -> StoredTensor:
+    if rest in _DOUBLE:
+        return StoredTensor(f"{block}.{_DOUBLE[rest]}")
+    stem, _, end = rest.rpartition(".")
+    if stem in _PROJECTIONS:
+        stream, third = _PROJECTIONS[stem]
+        return StoredTensor(f"{block}.{stream}_attn.qkv.{end}", third=third)
+    return StoredTensor(f"{block}.{_DOUBLE[stem]}.{end}")
+
+
+def _in_single(block: str, rest: str, shapes: Shapes) -> StoredTensor:
+    if rest in _SINGLE:
+        return StoredTensor(f"{block}.{_SINGLE[rest]}")
+    stem, _, end = rest.rpartition(".")
+    if stem in _SINGLE:
+        return StoredTensor(f"{block}.{_SINGLE[stem]}.{end}")
+    # Query, key, value and the first layer of the perceptron follow one another in one tensor.
+    key = f"{block}.linear1.{end}"
+    width = shapes[key][0] // (3 + _MLP_RATIO)
+    first, last = _JOINED.get(stem, (3, 3 + _MLP_RATIO))
+    return StoredTensor(key, rows=(first * width, last * width))

@@ -1,0 +1,34 @@
+"""The texts of Z-Image: a user's turn of a chat with Qwen3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from engine.batcher import Work
+from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.text.family_texts import FamilyTexts
+from engine.diffusion.text.language_models import Qwen3, encode_texts
+from engine.diffusion.text.text_encoders import EncodingCache
+from engine.errors import EngineError
+
+_CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+_MOST_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZImageTexts(FamilyTexts):
+    """Parentheses do not weigh: the encoder reads them as text."""
+
+    title = "Z-Image"
+    encoder: Qwen3
+    tokenizer: Tokenizer
+    cache: EncodingCache
+
+    def encode(self, text: str) -> Work[Conditioning]:
+        ids = tuple(self.tokenizer.encode(_CHAT.format(text=text), add_special_tokens=False).ids)
+        if len(ids) > _MOST_TOKENS:
+            raise EngineError(f"the text has {len(ids)} tokens, at most {_MOST_TOKENS} are taken")
+        (states,) = yield from encode_texts(self.encoder, self.cache, [ids])
+        return (Condition(states[None]),)

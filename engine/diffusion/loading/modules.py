@@ -1,0 +1,72 @@
+"""Modules of a library's classes, made by a configuration and given the weights of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+
+from engine.diffusion.loading.checkpoint_info import Component
+from engine.diffusion.loading.linear import use_one_dnn
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.loading.weights import LoadTarget, first_line
+from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
+from engine.errors import CheckpointUnavailable
+
+M = TypeVar("M", bound=nn.Module)
+_BAD_CONFIGURATION = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+
+
+def read_module(store: ModelStore, cls: Any, component: Component, target: LoadTarget) -> Any:
+    """A model of diffusers' class `cls`, with its weights."""
+    with configuration_checked(component.weights.name), torch.device("meta"):
+        module: nn.Module = cls.from_config(component.config)
+    return loaded(store, module, component, target)
+
+
+def loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
+    """A module on the meta device with its weights; room is made for them first."""
+    weights = module.state_dict()
+    store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
+    with configuration_checked(component.weights.name):
+        key_map = component.map_keys(weights)
+    return component.weights.load_into(module, key_map, target)
+
+
+@contextmanager
+def configuration_checked(name: str) -> Iterator[None]:
+    """Raises CheckpointUnavailable if a configuration is no valid one for its model."""
+    try:
+        yield
+    except _BAD_CONFIGURATION as error:
+        raise CheckpointUnavailable(
+            f"the configuration of {name} makes no model: {first_line(error)}"
+        ) from error
+
+
+def read_clip_encoder(
+    store: ModelStore, component: Component, spec: TextEncoderSpec
+) -> TextEncoder:
+    """A text encoder of CLIP."""
+    # ComfyUI keeps text encoders in half precision, so the same pictures need the same rounding.
+    target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
+    with configuration_checked(component.weights.name):
+        empty = made_on_meta(component.config, spec)
+    encoder = use_one_dnn(loaded(store, empty, component, target))
+    embeddings = encoder.text_model.embeddings
+    # No file holds this buffer.
+    positions = torch.arange(encoder.text_model.config.max_position_embeddings)
+    embeddings.position_ids = nn.Buffer(positions[None].to(store.device), persistent=False)
+    return encoder

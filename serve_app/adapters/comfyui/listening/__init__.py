@@ -1,0 +1,1 @@
+"""`/ws`: what a client is told of its jobs as they happen."""

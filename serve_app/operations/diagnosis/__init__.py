@@ -1,0 +1,1 @@
+"""`darkroom doctor`: each thing that the service stands on, looked at by itself."""

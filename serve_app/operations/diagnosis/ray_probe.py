@@ -1,0 +1,23 @@
+"""What the Ray at the address that is the one argument has, as JSON.
+
+A process of its own, since Ray waits for long where nobody answers, and takes a process with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+
+def main(address: str) -> None:
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    sys.stdout.write(json.dumps({"nodes": nodes, "free": ray.available_resources()}))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""Bodies that come as forms."""

@@ -1,0 +1,80 @@
+"""What becomes of workers once no dispatcher is there any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.dispatch.cluster import ActorUnavailable
+from actors.endpoints.abandoned_workers import AbandonedWorkers
+from tests.support.workers.cluster import FakeCluster
+
+KEPT_S = 60.0
+WORKER, PENDING = "worker:default:d1-m1:0", "worker:far:d1-m1:0"
+SLOT = f"{WORKER}:job:0"
+
+
+class SlowCluster(FakeCluster):
+    """A test says what its next answer is like."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(groups={WORKER: True, PENDING: False})
+        self.bench = bench
+        self.answers_after_s = 0.0
+        self.is_away = False
+
+    async def workers(self, prefix: str) -> list[str]:
+        self.bench.now_s += self.answers_after_s
+        if self.is_away:
+            raise ActorUnavailable("no answer in time")
+        return await super().workers(prefix)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cluster = SlowCluster(self)
+        self.abandoned = AbandonedWorkers(self.cluster, kept_s=KEPT_S, clock=lambda: self.now_s)
+
+    async def after(self, seconds: float) -> bool:
+        self.now_s += seconds
+        return await self.abandoned.sweep()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_workers_are_given_back_once_no_dispatcher_came_for_the_time(bench: Bench) -> None:
+    assert not await bench.after(KEPT_S - 1)
+    assert bench.cluster.removed == []
+    assert await bench.after(2)
+    assert bench.cluster.removed == [WORKER, PENDING]
+
+
+async def test_a_dispatcher_that_is_there_keeps_them(bench: Bench) -> None:
+    for _ in range(5):
+        bench.abandoned.keep()
+        assert not await bench.after(KEPT_S - 1)
+    assert bench.cluster.removed == []
+
+
+async def test_one_that_runs_a_job_goes_after_its_end(bench: Bench) -> None:
+    actor = await bench.cluster.job_actor(WORKER, SLOT)
+    actor.begin("a-job")
+    assert not await bench.after(KEPT_S + 1)
+    assert bench.cluster.removed == [PENDING]
+    actor.finish()
+    assert await bench.after(1)
+    assert bench.cluster.removed == [PENDING, WORKER]
+
+
+async def test_a_dispatcher_has_time_to_come_after_an_outage_of_the_cluster(bench: Bench) -> None:
+    bench.cluster.is_away = True
+    assert not await bench.after(10 * KEPT_S)
+    bench.cluster.is_away = False
+    bench.cluster.answers_after_s = KEPT_S
+    assert not await bench.after(KEPT_S + 1)
+    assert bench.cluster.removed == []
+    bench.cluster.answers_after_s = 0.0
+    assert await bench.after(KEPT_S + 1)

@@ -1,0 +1,110 @@
+"""Operations of the client, driven by hand: what is called, repeated, and given up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from darkroom_client import core
+from darkroom_client.core import Answer, Call, Clock, Flow, Lost, Now, Pause, Sent
+from darkroom_client.errors import NotEnded, Refused, Unreachable
+from darkroom_client.values import Options, Result, State
+
+ID = "0199aaaa-0000-7000-8000-000000000001"
+
+
+def answer(status: int = 200, body: Any = None, **headers: str) -> Answer:
+    return Answer(status, headers, b"" if body is None else json.dumps(body).encode())
+
+
+def job(state: State = State.QUEUED) -> Answer:
+    status = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 2}.get(state, 0)
+    return answer(body={"request_id": ID, "status": status, "state": state, "results": []})
+
+
+def driven(flow: Flow[Any], *sents: Sent) -> tuple[list[Call], list[float], Any]:
+    """The calls and the pauses of a flow that is given these answers, and what it returns."""
+    answers, calls, pauses = iter(sents), list[Call](), list[float]()
+    clock_s = 0.0
+    sent: Sent = None
+    try:
+        while True:
+            match step := flow.send(sent):
+                case Call():
+                    calls.append(step)
+                    clock_s += float(step.query.get("wait", 0))
+                    sent = next(answers)
+                case Pause(seconds=seconds):
+                    pauses.append(seconds)
+                    sent = None
+                case Clock():
+                    sent = Now(clock_s)
+    except StopIteration as end:
+        return calls, pauses, end.value
+
+
+def test_a_submission_has_a_key_of_its_own_that_tries_keep() -> None:
+    options = Options(image_format="webp", preview=True, callback_events=["image", "completed"])
+    flow = core.submitted("diffusion", {"prompt": "x"}, options, None)
+    calls, pauses, result = driven(flow, Lost("reset"), answer(503, {}), job())
+    assert result.state is State.QUEUED
+    assert len({call.headers["Idempotency-Key"] for call in calls}) == 1
+    assert calls[0].query == {
+        "image_format": "webp",
+        "preview": "true",
+        "callback_events": "image,completed",
+    }
+    assert len(pauses) == 2
+    [first, *_], _, _ = driven(core.submitted("workflow", {}, Options(), "mine"), job())
+    assert first.headers["Idempotency-Key"] == "mine"
+
+
+def test_a_refusal_is_not_repeated_and_says_why() -> None:
+    error = {"type": "invalid_request", "message": "No.", "details": "steps: too many"}
+    with pytest.raises(Refused, match=r"No\. steps: too many") as refused:
+        driven(core.result(ID), answer(400, {"error": error, "node_errors": {}}))
+    assert (refused.value.status, refused.value.type) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("body", [None, [], {"error": "text"}, {"error": {"type": 5}}])
+def test_an_error_of_something_else_is_one_too(body: Any) -> None:
+    with pytest.raises(Refused):
+        driven(core.result(ID), answer(404, body))
+
+
+def test_it_comes_back_when_it_was_told_to() -> None:
+    _, pauses, _ = driven(core.result(ID), Answer(429, {"retry-after": "7"}, b""), job())
+    assert pauses == [7.0]
+
+
+def test_it_gives_up() -> None:
+    with pytest.raises(Unreachable, match="reset"):
+        driven(core.result(ID), *[Lost("reset")] * 6)
+    with pytest.raises(Refused):
+        driven(core.result(ID), *[answer(503)] * 6)
+
+
+def test_waiting_asks_again_until_the_end() -> None:
+    flow = core.waited(ID, timeout_s=None, inline=True)
+    calls, _, result = driven(flow, job(), job(State.RUNNING), job(State.FAILED))
+    assert result.has_ended
+    assert [call.query["wait"] for call in calls] == ["60.000"] * 3
+    assert {call.query["inline"] for call in calls} == {"true"}
+    assert calls[0].timeout_s > 60
+
+
+def test_waiting_ends_in_time() -> None:
+    with pytest.raises(NotEnded):
+        driven(core.waited(ID, timeout_s=70, inline=False), *[job()] * 2)
+
+
+def test_an_id_is_no_path() -> None:
+    with pytest.raises(ValueError, match="UUID"):
+        driven(core.erased("../keys"))
+
+
+def test_a_state_that_is_not_known_is_told_by_the_status() -> None:
+    body = {"request_id": ID, "status": 1, "state": "framed", "results": [{"status": 1}]}
+    result = Result.of(body)
+    assert (result.state, result.images) == (State.COMPLETED, ())

@@ -1,0 +1,69 @@
+"""Pictures of the graphs that edits of OpenAI's API become."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.graph.catalogue import Catalogue
+from events.store.records import Upload
+from serve_app.adapters.openai.edit_graph import Edit, edit_graph
+from serve_app.adapters.openai.parameters import EditParameters
+from tests.support.engine.latents import recorded
+from tests.support.engine.workflows import TINY
+
+WIDTH, HEIGHT = 48, 32
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def upload(name: str) -> Upload:
+    return Upload(
+        id=name,
+        owner="alice",
+        name=name,
+        digest="sha256:9f",
+        storage_key=name,
+        width=WIDTH,
+        height=HEIGHT,
+        size_bytes=1,
+        created_at=NOON,
+        used_at=NOON,
+    )
+
+
+def png(levels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(levels).save(out, "PNG")
+    return out.getvalue()
+
+
+COLOURS = np.random.default_rng(3).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+MASK = np.full((HEIGHT, WIDTH, 4), 255, np.uint8)
+MASK[:, : WIDTH // 2, 3] = 0  # the left half is edited
+FILES = {"image.png": png(COLOURS), "mask.png": png(MASK)}
+
+
+def pictures(catalogue: Catalogue, *, is_masked: bool, **members: object) -> np.ndarray:
+    asked = EditParameters.model_validate({"prompt": "a circle", "seed": 7, **members})
+    mask = upload("mask.png") if is_masked else None
+    edit = Edit(asked, TINY, 2, upload("image.png"), mask)
+    [run] = recorded([edit_graph(edit)], catalogue, FILES)
+    return np.stack(run.images)
+
+
+def test_what_the_mask_keeps_stays_to_the_pixel(catalogue: Catalogue) -> None:
+    made = pictures(catalogue, is_masked=True, n=2)
+    assert made.shape == (2, HEIGHT, WIDTH, 3)
+    assert np.array_equal(made[0][:, WIDTH // 2 :], COLOURS[:, WIDTH // 2 :])
+    assert not np.array_equal(made[0][:, : WIDTH // 2], COLOURS[:, : WIDTH // 2])
+    assert not np.array_equal(made[0], made[1])
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_an_edit_has_the_size_that_was_asked_for(catalogue: Catalogue, is_masked: bool) -> None:
+    made = pictures(catalogue, is_masked=is_masked, size="64x64")
+    assert made.shape == (1, 64, 64, 3)

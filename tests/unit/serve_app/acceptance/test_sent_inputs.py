@@ -1,0 +1,232 @@
+"""Workflows that bring their images along: by data URL, base64 or https URL."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from events.errors import FetchFailed
+from tests.support.edge import Edge, running_edge
+from tests.support.uploads import names, png, upload
+
+GENERATE = "/workflow/v1/generate"
+URL = "https://pictures.example.com/cat.png?secret=s3cret"
+BASE64 = b64encode(png()).decode()
+DATA_URL = f"data:image/png;base64,{BASE64}"
+KEY = {"Idempotency-Key": "order 1"}
+
+
+def workflow(*images: str) -> dict[str, Any]:
+    prompt: dict[str, Any] = {}
+    for number, image in enumerate(images):
+        prompt[f"t{number}"] = {"class_type": "LoadImage", "inputs": {"image": image}}
+        saved = {"images": [f"t{number}", 0], "filename_prefix": ""}
+        prompt[f"s{number}"] = {"class_type": "SaveImage", "inputs": saved}
+    return {"prompt": prompt}
+
+
+async def submit(client: httpx.AsyncClient, *images: str, **more: Any) -> httpx.Response:
+    return await client.post(GENERATE, json=workflow(*images), **more)
+
+
+async def test_each_way_becomes_an_upload_that_the_recorded_graph_names(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    edge.pictures[URL] = png("blue", (7, 5))
+    await upload(client)
+    answer = await submit(client, DATA_URL, BASE64, URL, "cat.png", URL)
+    assert answer.status_code == 202, answer.text
+    submitted = (await edge.job(answer.json()["request_id"])).submitted
+    taken = [submitted.request["prompt"][f"t{at}"]["inputs"]["image"] for at in range(5)]
+    assert taken[0] == taken[1]
+    assert taken[2] == taken[4]
+    assert taken[3] == "cat.png"
+    assert submitted.input_files is not None
+    assert submitted.input_files.keys() == set(taken)
+    assert submitted.input_files[taken[2]].width == 7
+    assert set(await names(client)) == set(taken)
+    assert "s3cret" not in submitted.model_dump_json()
+    stored = await edge.services.images.get(submitted.input_files[taken[2]].key)
+    assert Image.open(io.BytesIO(stored)).getpixel((0, 0)) == (0, 0, 255)
+
+
+async def test_a_mask_may_be_sent_too_and_a_latent_may_not(client: httpx.AsyncClient) -> None:
+    mask = {"class_type": "LoadImageMask", "inputs": {"image": DATA_URL, "channel": "red"}}
+    shown = {"class_type": "MaskToImage", "inputs": {"mask": ["1", 0]}}
+    saved = {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": ""}}
+    body = {"prompt": {"1": mask, "2": shown, "3": saved}}
+    assert (await client.post(GENERATE, json=body)).status_code == 202
+    body["prompt"]["1"] = {"class_type": "LoadLatent", "inputs": {"latent": DATA_URL}}
+    assert (await client.post(GENERATE, json=body)).status_code == 400
+
+
+async def test_a_repeat_is_one_job_and_one_file(client: httpx.AsyncClient) -> None:
+    first = await submit(client, DATA_URL, headers=KEY)
+    again = await submit(client, DATA_URL, headers=KEY)
+    assert again.json()["request_id"] == first.json()["request_id"]
+    assert (await submit(client, BASE64, headers=KEY)).status_code == 409
+    assert len(await names(client)) == 1
+
+
+async def test_a_repeat_finds_its_job_once_the_image_is_gone(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    edge.pictures[URL] = png()
+    first = await submit(client, URL, headers=KEY)
+    edge.pictures.clear()
+    again = await submit(client, URL, headers=KEY)
+    assert (again.status_code, again.json()) == (202, first.json())
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        URL,
+        "data:image/svg+xml;base64," + b64encode(b"<svg/>").decode(),
+        "data:image/png;base64," + b64encode(b"<html></html>").decode(),
+        "data:text/html,<script>",
+        "A" * 2000,
+        b64encode(png()[:50]).decode(),
+    ],
+)
+async def test_what_is_no_image_is_an_error_of_its_node(
+    client: httpx.AsyncClient, image: str
+) -> None:
+    answer = await submit(client, DATA_URL, image)
+    assert answer.status_code == 400
+    error = answer.json()
+    assert error["error"]["type"] == "prompt_outputs_failed_validation"
+    assert error["node_errors"].keys() == {"t1"}
+    [told] = error["node_errors"]["t1"]["errors"]
+    assert told["type"] == "custom_validation_failed"
+    assert told["extra_info"] == {"input_name": "image"}
+    assert error["node_errors"]["t1"]["dependent_outputs"] == ["s1"]
+    assert "s3cret" not in answer.text
+
+
+async def test_nothing_is_fetched_for_a_graph_that_is_not_valid(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    edge.pictures[URL] = AssertionError("it was fetched")
+    body = workflow(URL)
+    body["prompt"]["s0"]["inputs"]["images"] = ["nowhere", 0]
+    assert (await client.post(GENERATE, json=body)).status_code == 400
+    body = workflow("cat.png")
+    body["prompt"]["unused"] = {"class_type": "LoadImage", "inputs": {"image": URL}}
+    await upload(client)
+    assert (await client.post(GENERATE, json=body)).status_code == 202
+
+
+async def test_too_many_images_are_refused_before_any_is_read(client: httpx.AsyncClient) -> None:
+    answer = await submit(client, *[f"{DATA_URL}{'=' * at}" for at in range(1, 18)])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "too_many_images")
+    assert await names(client) == []
+
+
+async def test_a_check_says_what_an_image_costs(client: httpx.AsyncClient) -> None:
+    def sent(side: int) -> str:
+        return b64encode(png(size=(side, side))).decode()
+
+    costs = [
+        (await client.post("/workflow/v1/check", json=workflow(sent(side)))).json()["cost"]
+        for side in (64, 256)
+    ]
+    assert costs[0]["live_bytes"] < costs[1]["live_bytes"]
+
+
+class TestSizes:
+    @pytest.fixture
+    async def edge(self, tmp_path: Path) -> AsyncGenerator[Edge]:
+        settings: dict[str, Any] = {
+            "max_body_bytes": 2000,
+            "max_image_body_bytes": 100_000,
+            "max_upload_bytes": 30_000,
+            "max_upload_pixels": 10_000,
+        }
+        async with running_edge(tmp_path, **settings) as edge:
+            yield edge
+
+    async def test_a_body_may_be_longer_by_its_images(self, client: httpx.AsyncClient) -> None:
+        noise = Image.effect_noise((90, 90), 90)
+        out = io.BytesIO()
+        noise.save(out, "PNG")
+        assert len(out.getvalue()) > 2000
+        sent = b64encode(out.getvalue()).decode()
+        assert (await submit(client, sent, sent)).status_code == 202
+        body = {**workflow(sent), "client_id": "a" * 2000}
+        answer = await client.post(GENERATE, json=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (413, "too_large")
+
+    @pytest.mark.parametrize("flavour", ["workflow", "diffusion"])
+    async def test_without_images_it_may_not(self, client: httpx.AsyncClient, flavour: str) -> None:
+        body = {**workflow("cat.png"), "prompt_": "a" * 3000}
+        for path in ("generate", "check"):
+            answer = await client.post(f"/{flavour}/v1/{path}", json=body)
+            assert answer.status_code == 413
+
+    async def test_and_there_is_a_most_for_all_of_it(self, client: httpx.AsyncClient) -> None:
+        answer = await submit(client, "A" * 100_000)
+        assert answer.status_code == 413
+
+    @pytest.mark.parametrize("size", [(101, 100), (4000, 4000)])
+    async def test_an_image_of_too_many_pixels_is_refused(
+        self, client: httpx.AsyncClient, size: tuple[int, int]
+    ) -> None:
+        out = io.BytesIO()
+        Image.new("L", size).save(out, "PNG")
+        answer = await submit(client, b64encode(out.getvalue()).decode())
+        assert "pixels" in answer.json()["node_errors"]["t0"]["errors"][0]["details"]
+
+
+async def test_what_is_stored_counts_for_the_owner(tmp_path: Path) -> None:
+    async with (
+        running_edge(tmp_path, owner_max_upload_bytes=100_000) as edge,
+        await edge.client("alice") as client,
+    ):
+        other = b64encode(png("blue")).decode()
+        answer = await submit(client, BASE64, other)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["type"] == "too_many_upload_bytes"
+
+
+async def test_fetching_may_be_turned_off(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, fetch_enabled=False) as edge:
+        edge.pictures[URL] = AssertionError("it was fetched")
+        async with await edge.client("alice") as client:
+            answer = await submit(client, URL)
+            assert answer.status_code == 400
+            assert "data URL" in answer.text
+
+
+async def test_an_owner_whose_hosts_hang_leaves_turns_to_others(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"fetch_in_flight": 2, "fetch_per_owner": 1, "body_wait_s": 0.2}
+    async with running_edge(tmp_path, **settings) as edge:
+        edge.pictures[URL] = png()
+        edge.hanging.add("https://hangs.example.com/")
+        async with await edge.client("alice") as alice, await edge.client("bob") as bob:
+            hangs = asyncio.create_task(submit(alice, "https://hangs.example.com/"))
+            await edge.hangs.wait()
+            busy = await submit(alice, URL)
+            assert (busy.status_code, busy.json()["error"]["type"]) == (503, "busy")
+            assert (await submit(bob, URL)).status_code == 202
+            hangs.cancel()
+            await asyncio.gather(hangs, return_exceptions=True)
+
+
+async def test_what_a_url_may_not_have_is_told_in_words(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    edge.pictures[URL] = FetchFailed("10.0.0.1 is not a public address")
+    answer = await submit(client, URL)
+    details = answer.json()["node_errors"]["t0"]["errors"][0]["details"]
+    assert details == "image: It could not be fetched: 10.0.0.1 is not a public address."
+    assert json.dumps(answer.json()).count("pictures.example.com") == 0

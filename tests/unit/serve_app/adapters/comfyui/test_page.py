@@ -1,0 +1,154 @@
+"""ComfyUI's page at `/comfy/`, of a package that is made here: what is sent, and what it may do."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve_app.adapters.comfyui import page
+from serve_app.adapters.comfyui.adapter import COMFYUI
+from serve_app.adapters.credentials import AdapterRequires
+from tests.support.edge import Edge, running_edge
+from tests.support.live.websocket import connected
+from tests.support.polling import eventually
+
+SCRIPT = b"start()"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Installed, with a page and a script beside a secret."""
+    static = tmp_path / "site" / "comfyui_frontend_package" / "static"
+    (static / "assets").mkdir(parents=True)
+    (static.parent / "__init__.py").touch()
+    (static / "index.html").write_bytes(b"<script>" + SCRIPT + b"</script>")
+    (static / "assets" / "a.js").write_text("go()")
+    (tmp_path / "site" / "secret").write_text("secret")
+    (static / "assets" / "link").symlink_to(tmp_path / "site" / "secret")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    forget()
+    yield static
+    forget()
+
+
+def forget() -> None:
+    page.static_folder.cache_clear()
+    page.page.cache_clear()
+
+
+async def test_the_page_asks_for_a_key_and_says_how(edge: Edge, package: Path) -> None:
+    async with edge.client_with(None) as anyone:
+        answer = await anyone.get("/comfy/")
+        own = await anyone.get("/v1/jobs")
+    assert answer.status_code == 401
+    asked = answer.headers.get_list("www-authenticate")
+    assert [each.partition(" ")[0] for each in asked] == ["Bearer", "Basic"]
+    assert own.headers.get_list("www-authenticate") == ["Bearer"]
+
+
+async def test_its_own_script_alone_may_run_and_it_reaches_nobody_else(
+    client: httpx.AsyncClient, package: Path
+) -> None:
+    answer = await client.get("/comfy/")
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT).digest()).decode()
+    assert f"script-src 'self' 'wasm-unsafe-eval' 'sha256-{digest}';" in policy
+    assert "connect-src 'self' blob: data:;" in policy
+    assert "default-src 'none'" in policy
+
+
+async def test_its_links_need_a_slash(client: httpx.AsyncClient, package: Path) -> None:
+    answer = await client.get("/comfy")
+    assert (answer.status_code, answer.headers["location"]) == (308, "/comfy/")
+
+
+async def test_files_of_the_package_are_sent_and_no_others(
+    client: httpx.AsyncClient, package: Path
+) -> None:
+    answer = await client.get("/comfy/assets/a.js")
+    assert answer.text == "go()"
+    assert (await client.get("/comfy/user.css")).status_code == 200
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert "immutable" in answer.headers["cache-control"]
+    for path in (
+        "assets",
+        "assets/link",
+        "assets/b.js",
+        "%2e%2e/__init__.py",
+        "assets/%2e%2e/%2e%2e/%2e%2e/secret",
+        "%2fetc/passwd",
+        "%00",
+        "a" * 5000,
+    ):
+        assert (await client.get(f"/comfy/{path}")).status_code == 404, path[:40]
+
+
+async def test_where_it_is_not_installed_the_page_says_how_to_get_it(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "PACKAGE", "no_such_package")
+    forget()
+    answer = await client.get("/comfy/")
+    forget()
+    assert answer.status_code == 200
+    assert "pip install 'darkroom[comfyui]'" in answer.text
+
+
+async def test_what_the_page_asks_for_as_it_loads_is_there(client: httpx.AsyncClient) -> None:
+    for path in (
+        "/users",
+        "/settings",
+        "/settings/Comfy.TutorialCompleted",
+        "/userdata?dir=workflows&recurse=true&split=false&full_info=true",
+        "/userdata/user.css",
+        "/extensions",
+        "/i18n",
+        "/features",
+        "/system_stats",
+        "/embeddings",
+        "/models",
+        "/models/checkpoints",
+        "/experiment/models",
+        "/experiment/models/loras",
+        "/object_info",
+        "/object_info/KSampler",
+        "/workflow_templates",
+        "/global_subgraphs",
+        "/internal/folder_paths",
+    ):
+        answer = await client.get(f"/comfy/api{path}")
+        assert answer.status_code == 200, path
+    assert (await client.get("/object_info/Nothing")).json() == {}
+    assert (await client.get("/models/nothing")).status_code == 404
+    assert (await client.post("/settings/a", content=b'"b"')).status_code == 200
+    kept = await client.post("/userdata/..%2Fa.json", content=b"{}")
+    assert (kept.status_code, kept.json()["error"]["type"]) == (403, "forbidden")
+
+
+def test_every_route_but_files_of_the_page_asks_for_a_key() -> None:
+    open_paths = set()
+    for router in COMFYUI.routers:
+        for route in router.routes:
+            dependant = getattr(route, "dependant", None)
+            asked = [] if dependant is None else dependant.dependencies
+            if not any(isinstance(each.call, AdapterRequires) for each in asked):
+                open_paths.add(getattr(route, "path", ""))
+    # A websocket asks by itself, since it is refused in another way.
+    assert open_paths == {"/comfy/{path:path}", "/{twin:comfyui}ws"}
+
+
+async def test_switched_off_nothing_of_it_is_there(tmp_path: Path) -> None:
+    async with (
+        running_edge(tmp_path, adapter_comfyui=False) as edge,
+        await edge.client("alice") as alice,
+    ):
+        for path in ("/prompt", "/queue", "/history", "/comfy/", "/api/object_info"):
+            assert (await alice.get(path)).status_code == 404, path
+        async with connected(edge.app, "/ws") as websocket:
+            await eventually(lambda: websocket.close_code is not None)

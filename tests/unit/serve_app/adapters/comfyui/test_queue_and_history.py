@@ -1,0 +1,178 @@
+"""Queue, history and jobs: what ComfyUI's clients read of the caller's jobs, and what they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from events.types import Cancelled
+from tests.support.edge import Edge
+from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.unit.serve_app.adapters.comfyui.conftest import CLIENT, ended, queue
+
+
+async def test_the_queue_has_what_waits_and_what_runs(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    first, second = await queue(client), await queue(client)
+    await edge.start(first)
+    await edge.project()
+    said = (await client.get("/queue")).json()
+    [[number, id, prompt, extra, outputs]] = said["queue_running"]
+    assert (id, prompt["3"]["class_type"], outputs) == (first, "KSampler", ["9"])
+    assert extra["client_id"] == CLIENT
+    [later] = said["queue_pending"]
+    assert later[1] == second
+    assert later[0] >= number
+
+
+async def test_the_history_has_the_results_by_node_and_view_has_the_picture(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    id = await ended(edge, client)
+    for answer in (await client.get(f"/history/{id}"), await client.get("/history")):
+        item = answer.json()[id]
+        assert item["status"]["status_str"] == "success"
+        assert item["status"]["completed"] is True
+        assert [name for name, _ in item["status"]["messages"]][-1] == "execution_success"
+        [image] = item["outputs"]["9"]["images"]
+        assert image == {"filename": "darkroom_00001_.png", "subfolder": id, "type": "output"}
+        assert item["prompt"][2]["9"]["class_type"] == "SaveImage"
+        seen = await client.get("/view", params=image)
+        assert seen.content == b"pixels"
+        assert seen.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+async def test_a_history_is_empty_until_the_end_and_for_what_is_not_the_callers(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    waiting, done = await queue(client), await ended(edge, client)
+    for id in (waiting, "nonsense", "..%5Cetc"):
+        assert (await client.get(f"/history/{id}")).json() == {}, id
+    async with await edge.client("bob") as bob:
+        assert (await bob.get(f"/history/{done}")).json() == {}
+        assert (await bob.get("/history")).json() == {}
+        assert (await bob.get("/queue")).json() == {"queue_running": [], "queue_pending": []}
+        assert (await bob.get(f"/jobs/{done}")).status_code == 404
+
+
+async def test_max_items_are_the_newest_with_the_oldest_of_them_first(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    ids = [await ended(edge, client) for _ in range(3)]
+    newest = await client.get("/history", params={"max_items": 2})
+    assert list(newest.json()) == ids[1:]
+    before = await client.get("/history", params={"max_items": 1, "offset": 2})
+    assert list(before.json()) == ids[:1]
+    assert (await client.get("/history", params={"offset": 10**9})).status_code == 400
+
+
+async def test_deleting_from_the_queue_spares_what_runs_and_what_others_have(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    running, waiting, kept = [await queue(client) for _ in range(3)]
+    await edge.start(running)
+    async with await edge.client("bob") as bob:
+        await bob.post("/queue", json={"delete": [waiting], "clear": True})
+    assert (await edge.job(waiting)).end is None
+    answer = await client.post("/queue", json={"delete": [waiting, running, "x", CLIENT]})
+    assert answer.status_code == 200
+    assert isinstance((await edge.job(waiting)).end, Cancelled)
+    assert not (await edge.job(running)).cancel_requested
+    assert (await edge.job(kept)).end is None
+
+
+async def test_clearing_and_interrupting_spare_jobs_that_came_by_another_way(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    other = (await client.post("/workflow/v1/generate", json=workflow_body())).json()["request_id"]
+    running, waiting = await queue(client), await queue(client)
+    await edge.start(running)
+    await edge.start(other)
+    await edge.project()
+    await client.post("/interrupt")
+    await client.post("/queue", json={"clear": True})
+    assert (await edge.job(running)).cancel_requested
+    assert isinstance((await edge.job(waiting)).end, Cancelled)
+    assert not (await edge.job(other)).cancel_requested
+
+
+async def test_an_interrupt_with_a_name_stops_that_job_alone(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    first, second = await queue(client), await queue(client)
+    for id in (first, second):
+        await edge.start(id)
+    await client.post("/interrupt", json={"prompt_id": second})
+    requested = [(await edge.job(id)).cancel_requested for id in (first, second)]
+    assert requested == [False, True]
+
+
+async def test_a_job_is_cancelled_by_its_id(edge: Edge, client: httpx.AsyncClient) -> None:
+    for way in ("/jobs/{id}/cancel", "/jobs/cancel"):
+        id = await queue(client)
+        answer = await client.post(way.format(id=id), json={"job_ids": [id]})
+        assert answer.json() == {"cancelled": [id]}
+        assert isinstance((await edge.job(id)).end, Cancelled)
+
+
+async def test_deleting_from_the_history_erases_and_clearing_takes_what_came_this_way(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    named, own = await ended(edge, client), await ended(edge, client)
+    answer = await client.post("/workflow/v1/generate", json=workflow_body())
+    other = answer.json()["request_id"]
+    await edge.run(other)
+    await edge.project()
+    async with await edge.client("bob") as bob:
+        await bob.post("/history", json={"delete": [named], "clear": True})
+    assert (await client.get(f"/v1/jobs/{named}")).status_code == 200
+    await client.post("/history", json={"delete": [named, "nonsense"]})
+    assert (await client.get(f"/v1/jobs/{named}")).status_code == 404
+    assert (await client.get(f"/v1/jobs/{own}")).status_code == 200
+    await client.post("/history", json={"clear": True})
+    assert (await client.get(f"/v1/jobs/{own}")).status_code == 404
+    assert (await client.get(f"/v1/jobs/{other}")).status_code == 200
+
+
+async def test_a_malformed_change_is_400(client: httpx.AsyncClient) -> None:
+    for path in ("/queue", "/history", "/interrupt", "/jobs/cancel"):
+        for body in (
+            b"[]",
+            b"{",
+            b'{"delete": 3, "job_ids": 3, "prompt_id": 3}',
+            b'{"delete": [[]], "job_ids": [{}], "prompt_id": []}',
+        ):
+            answer = await client.post(path, content=body)
+            assert answer.status_code == 400, (path, body)
+
+
+async def test_jobs_are_listed_by_their_states(edge: Edge, client: httpx.AsyncClient) -> None:
+    done, running, waiting = await ended(edge, client), await queue(client), await queue(client)
+    await edge.start(running)
+    await client.post("/diffusion/v1/generate", json=diffusion_body())  # has no graph
+    await edge.project()
+
+    async def ids(**query: Any) -> list[str]:
+        answer = await client.get("/api/jobs", params=query)
+        return [each["id"] for each in answer.json()["jobs"]]
+
+    assert await ids() == [waiting, running, done]
+    assert await ids(status="in_progress,pending") == [waiting, running]
+    assert await ids(status="completed,failed,cancelled") == [done]
+    assert await ids(limit=1, offset=1) == [running]
+    assert await ids(limit=1, offset=2) == [done]
+    assert (await client.get("/api/jobs", params={"status": "lost"})).status_code == 400
+
+
+async def test_a_job_alone_has_its_graph_and_its_outputs(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    shown = {"workflow": {"nodes": []}}
+    id = await ended(edge, client, extra_data={"extra_pnginfo": shown})
+    job = (await client.get(f"/api/jobs/{id}")).json()
+    assert job["status"] == "completed"
+    assert job["workflow"]["extra_data"]["extra_pnginfo"] == shown
+    assert job["outputs"]["9"]["images"][0]["filename"] == "darkroom_00001_.png"
+    assert job["preview_output"]["nodeId"] == "9"
