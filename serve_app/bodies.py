@@ -89,10 +89,11 @@ class Bodies:
         """
         async with self.json(request, owner) as (body, content):
             is_quick = len(body) <= QUICK_BYTES
-            return await self._checks.run(owner, _validated, model, content, is_quick=is_quick)
+            return await self._checks.run(owner, validated, model, content, is_quick=is_quick)
 
 
-def _validated(model: type[M], content: Any) -> M:
+def validated(model: type[M], content: Any) -> M:
+    """Raises RequestValidationError."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -22,6 +22,7 @@ from serve_app.access.token_buckets import TokenBuckets
 from serve_app.access.waits import Waits
 from serve_app.bodies import Bodies
 from serve_app.checks import Checks
+from serve_app.live.latest_previews import LatestPreviews
 from serve_app.live.queue_places import QueuePlaces
 from serve_app.live.streams import Streams
 from serve_app.operations.setup_warnings import SetupWarnings
@@ -75,6 +76,7 @@ class Replica:
         self.sent_images = self.acceptance.sent_images
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
         self.streams = Streams(services, self.queue_places)
+        self.previews = LatestPreviews(services.progress)
 
     def note_accepted(self, job: Job, *, began: datetime) -> None:
         """A request was answered that began then. A repeat met a job that was there before it."""

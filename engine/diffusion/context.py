@@ -184,15 +184,14 @@ class Context:
         denoise: float,
         *,
         sampler: str | None = None,
+        taken: int = 0,
     ) -> Tensor:
-        """The sigmas of a schedule, falling to 0; none where `denoise` is 0.
-
-        Some samplers need their schedules changed: `sampler` is the one that will follow it.
-        """
+        """The sigmas of a schedule that `sampler` follows, or of its last `taken` steps; 0: all."""
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
-        return schedules.sigmas_for(
+        sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
         )
+        return sigmas[-(taken + 1) :] if taken else sigmas
 
     def sample(
         self,

@@ -73,11 +73,20 @@ class MaskSteps:
         return sampled * self.strength + mask * (1 - self.strength)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptNoise:
+    """The noise of what a mask keeps."""
+
+    noise: Tensor
+    is_renewed: bool = True
+    """Without that the model gets what the sampler has there, as in the WebUI."""
+
+
 def inpainting(
     sampling: Sampling,
     mask: Tensor,
     clean: Tensor,
-    noise: Tensor,
+    kept_noise: KeptNoise,
     *,
     levels: NoiseLevels = STABLE_DIFFUSION,
     steps: MaskSteps | None = None,
@@ -87,14 +96,15 @@ def inpainting(
     There the model gets `clean` with `noise` of the current sigma: the replacement of Lugmayr et
     al. 2022 (arXiv:2201.09865), equation 8, once in each call, with the same noise each time.
     """
+    whole = mask
     try:
         x, sigma = next(sampling)
-        whole = mask
         while True:
             mask = steps.at(whole, sigma) if steps else whole
             kept = 1 - mask
-            x0 = yield x * mask + levels.noised(clean, noise, sigma) * kept, sigma
+            noised = levels.noised(clean, kept_noise.noise, sigma)
+            x0 = yield x * mask + noised * kept if kept_noise.is_renewed else x, sigma
             x, sigma = sampling.send(x0 * mask + clean * kept)
     except StopIteration as stop:
         end: Tensor = stop.value
-        return end
+        return end if kept_noise.is_renewed else end * whole + clean * (1 - whole)

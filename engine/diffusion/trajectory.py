@@ -18,7 +18,13 @@ from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.families.start import NoiseScale, noised, own_latent
 from engine.diffusion.images.latents import Latent, Mask, noise_like
-from engine.diffusion.inpainting import MaskSteps, concat_latent, fitted_mask, inpainting
+from engine.diffusion.inpainting import (
+    KeptNoise,
+    MaskSteps,
+    concat_latent,
+    fitted_mask,
+    inpainting,
+)
 from engine.diffusion.model import Model
 from engine.diffusion.patches.patched_calls import guided_x0, is_self_guided, patched_by_sigma
 from engine.diffusion.samplers.lookup import DEFAULT, SamplerOptions, sampling_of
@@ -111,6 +117,10 @@ class NoiseConfig:
     ends."""
     scale: NoiseScale = "comfyui"
     variation: Variation = UNVARIED
+    multiplier: float = 1.0
+    """What the noise of the start is multiplied with beside its scale."""
+    renews_kept: bool = True
+    """What a mask keeps gets its noise anew in each call."""
 
 
 def trajectory(
@@ -254,7 +264,7 @@ def _start_noise(
     if not config.adds_noise:
         return torch.zeros_like(like), generator
     noise = varied(start_noise(latent, generator), config.seed, config.variation)
-    return noise.to(like), generator
+    return noise.to(like) * config.multiplier, generator
 
 
 def _sampling(
@@ -280,8 +290,8 @@ def _sampling(
     )
 
 
-def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> Tensor:
+def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
     """The noise of the part that a mask keeps."""
     if schedule.row.own_mask_noise:
-        return noise_like(noise, shifted(config.seed, 1)).to(noise)
-    return noise
+        noise = noise_like(noise, shifted(config.seed, 1)).to(noise)
+    return KeptNoise(noise, config.renews_kept)

@@ -27,7 +27,7 @@ from engine.nodes.images import (
 from engine.nodes.latents import arithmetic, latent, latent_batch, tiled
 from engine.nodes.latents import transforms as latent_transforms
 from engine.nodes.samplers import custom_sampling, guiders, sampling, schedulers
-from engine.nodes.webui import hires, sampler, tiling
+from engine.nodes.webui import hires, img2img, sampler, tiling
 from engine.nodes.webui import text as webui_text
 
 NODE_TYPES = gather_nodes(
@@ -59,5 +59,6 @@ NODE_TYPES = gather_nodes(
     webui_text,
     sampler,
     hires,
+    img2img,
     tiling,
 )

@@ -12,7 +12,8 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.webui.graph_writer import Writer
 from engine.webui.parameters import DiffusionParameters
-from engine.webui.passes import Pass, first_pass, second_pass, upscaler_of, with_refiner
+from engine.webui.passes import Pass, first_pass, second_pass, with_refiner
+from engine.webui.upscalers import upscaler_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def compile_parameters(
         raise ValueError("apply the styles first")
     if parameters.compatibility == "comfyui":
         _require_neutral(parameters)
+    _require_startable(parameters)
     passes = [first_pass(parameters, catalogue, default_checkpoint)]
     upscaler = None
     if parameters.enable_hr:
@@ -81,8 +83,33 @@ def _require_neutral_eta(eta: float | None, passes: Sequence[Pass]) -> None:
 def _require_neutral(parameters: DiffusionParameters) -> None:
     """Raise ParametersInvalid where a member is used that only the WebUI has."""
     message = "is supported in the sense of the WebUI only: see `compatibility`"
-    if errors := tuple(FieldError("value_error", message, name) for name in parameters.own()):
+    found = [*parameters.own()]
+    if parameters.starts_from_images:
+        found += parameters.masked_in_webui_alone()
+    if errors := tuple(FieldError("value_error", message, name) for name in found):
         raise ParametersInvalid(errors)
+
+
+def _require_startable(parameters: DiffusionParameters) -> None:
+    """Raise ParametersInvalid where members about images to start from do not go together."""
+    given, batch = len(parameters.init_images), parameters.batch_size
+    is_masked = parameters.mask is not None
+    for field, message, is_wrong in (
+        ("mask", "belongs to init_images, of which there are none", is_masked and not given),
+        (
+            "init_images",
+            f"are {given}, of which each is for one image of a batch: batch_size is {batch}",
+            given > max(1, batch),
+        ),
+        ("enable_hr", "is supported without init_images only", given and parameters.enable_hr),
+        (
+            "resize_mode",
+            "3 is supported with a mask only if inpaint_full_res is true",
+            is_masked and parameters.resizing == "latent upscale" and not parameters.is_only_masked,
+        ),
+    ):
+        if is_wrong:
+            raise ParametersInvalid((FieldError("value_error", message, field),))
 
 
 def _require_limits(parameters: DiffusionParameters, passes: list[Pass], limits: Limits) -> None:

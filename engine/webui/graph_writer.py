@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.graph.names import Sampler
+from engine.webui.img2img.writing import Starts, start_options, taken
 from engine.webui.parameters import DiffusionParameters
-from engine.webui.passes import Pass, Upscaler
+from engine.webui.passes import Pass
 from engine.webui.sampler_names import SAMPLER_OF, follows_timesteps
+from engine.webui.upscalers import Upscaler
 
 _Link: TypeAlias = list[Any]
 
@@ -46,16 +48,36 @@ class Writer:
             last = self._stage(passes[1], "hires-", first)
             if upscaler.by == "model":
                 self._add("upscaler", "UpscaleModelLoader", model_name=upscaler.name)
-        size = {"width": first.pass_.width, "height": first.pass_.height}
-        empty = self._add("latent", "EmptyLatentImage", **size, batch_size=1)
+        start, finished = self._starts(first)
         for index in images:
-            latent = self._sample(first, index, latent=empty)
+            latent = self._sample(first, index, latent=start(index))
             if upscaler is not None:
                 larger = self._enlarge(latent, index, upscaler, stages=(first, last))
                 latent = self._sample(last, index, latent=larger)
             vae = (last.refiner or last).vae
             image = self._add(f"decode-{index}", "VAEDecode", samples=latent, vae=vae)
+            image = finished(image, index)
             self._add(f"save-{index}", "SaveImage", images=image, filename_prefix="darkroom")
+
+    def _starts(
+        self, stage: _Stage
+    ) -> tuple[Callable[[int], _Link], Callable[[_Link, int], _Link]]:
+        """What gives the latent that an image starts from, and what makes the decoded image whole.
+
+        Without images to start from it is an empty latent for all, and nothing is to be done.
+        """
+        if stage.pass_.is_from_images:
+            starts = Starts(
+                self._parameters,
+                stage.pass_,
+                self._add,
+                model=stage.sampled_model,
+                vae=stage.vae,
+            )
+            return starts.latent, starts.finished
+        size = {"width": stage.pass_.width, "height": stage.pass_.height}
+        empty = self._add("latent", "EmptyLatentImage", **size, batch_size=1)
+        return lambda _index: empty, lambda image, _index: image
 
     def _stage(self, pass_: Pass, prefix: str, earlier: _Stage | None = None) -> _Stage:
         """Add the models and texts of a pass. Models that `earlier` has loaded are shared."""
@@ -95,6 +117,7 @@ class Writer:
             negative_text=pass_.negative_prompt,
             steps_before=pass_.steps_before,
             **_schedule(pass_),
+            **taken(pass_),
             **options,
         )
 
@@ -159,7 +182,7 @@ class Writer:
         if not self._is_webui:
             draws = delta and row.noise == "independent"
             return {"eta_noise_seed_delta": delta} if draws else {}
-        is_first = not stage.pass_.steps_before
+        is_first = not stage.pass_.steps_before and not stage.pass_.is_from_images
         has_unit_variance = is_first and (settings.sgm_noise_multiplier or follows_timesteps(row))
         return {
             "eta_noise_seed_delta": delta,
@@ -167,6 +190,7 @@ class Writer:
             "noise_scale": "unit variance" if has_unit_variance else "sigma",
             "rounds_timesteps": settings.enable_quantization or row.name == "lcm",
             **self._wishes(row),
+            **start_options(self._parameters, stage.pass_),
             **self._variation(index),
             **self._refiner(stage),
         }

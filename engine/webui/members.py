@@ -50,6 +50,11 @@ class _Only:
         return value
 
 
+def always(value: Any) -> _Only:
+    """What makes a member take this value alone."""
+    return _Only((value,))
+
+
 _Off: TypeAlias = Annotated[bool, _Only((False,))]
 _Zero: TypeAlias = Annotated[float, _Only((0,))]
 _NoText: TypeAlias = Annotated[str, _Only(("",))]
@@ -100,6 +105,14 @@ NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
     "uni_pc_lower_order_final": (True,),
     "skip_early_cond": (0,),
     "face_restoration": (False,),
+    "img2img_color_correction": (False,),
+    "img2img_background_color": ("#ffffff",),
+    "img2img_extra_noise": (0,),
+    "initial_noise_multiplier": (1,),
+    "inpainting_mask_weight": (1,),
+    "upscaler_for_img2img": ("", "None"),
+    "sd_vae_encode_method": ("Full",),
+    "sd_vae_decode_method": ("Full",),
 }
 """Settings of the WebUI by the values that say what is done here anyway."""
 _WITHOUT_EFFECT = re.compile(
@@ -160,3 +173,5 @@ class WebUIMembers(Strict):
     firstphase_width: _Zero = 0
     firstphase_height: _Zero = 0
     firstpass_image: _NoText = ""
+    hr_additional_modules: Annotated[list[Any], _Only(([], ["Use same choices"]))] = []
+    """A member of Forge."""

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
 
 from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
 from engine.graph.names import AUTOMATIC
-from engine.webui.members import Strict, WebUIMembers, is_neutral_setting
+from engine.webui.img2img.members import FromImages
+from engine.webui.members import WebUIMembers
+from engine.webui.override_settings import OverrideSettings
 from engine.webui.values import (
     SEEDS,
     AnySide,
     ClipSkip,
     Count,
     Denoise,
-    Emphasis,
     Factor,
     Name,
     Number,
     OtherModel,
-    OtherVae,
     SameOrName,
     SameOrSampler,
     SameOrScheduler,
@@ -54,26 +53,7 @@ _HINTED = 5
 _ALSO_SETTINGS = ("s_churn", "s_tmin", "s_tmax", "s_noise", "s_min_uncond", "tiling")
 
 
-class OverrideSettings(Strict):
-    """Settings for this job alone. Those that say what is done anyway are left out."""
-
-    sd_model_checkpoint: Name | None = None
-    sd_vae: OtherVae = ""
-    CLIP_stop_at_last_layers: ClipSkip | None = None
-    eta_noise_seed_delta: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
-    sgm_noise_multiplier: bool = False
-    enable_quantization: bool = False
-    emphasis: Emphasis = "Original"
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _without_neutral(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(body, dict):
-            body = {k: v for k, v in body.items() if not is_neutral_setting(k, v)}
-        return handler(body)
-
-
-class HiresFix(WebUIMembers):
+class HiresFix(FromImages):
     """A second pass at a larger size, which starts from the images of the first.
 
     If `hr_resize_x` or `hr_resize_y` is not 0, it is the size in pixels and `hr_scale` is ignored.
@@ -187,7 +167,17 @@ class DiffusionParameters(OwnOfWebUI):
     @property
     def images(self) -> int:
         """The number of images."""
-        return self.batch_size * self.n_iter
+        return self.batch * self.n_iter
+
+    @property
+    def batch(self) -> int:
+        """How many images of one go there are. Several images to start from say it themselves."""
+        return len(self.init_images) if len(self.init_images) > 1 else self.batch_size
+
+    @property
+    def starts_from_images(self) -> bool:
+        """Whether this is img2img."""
+        return bool(self.init_images)
 
     @property
     def checkpoint(self) -> str | None:
@@ -204,8 +194,13 @@ class DiffusionParameters(OwnOfWebUI):
 
     def recorded(self) -> dict[str, Any]:
         """The members that were given and have an effect, as JSON. They make the same images."""
-        without_effect = WebUIMembers if self.enable_hr else HiresFix
-        excluded = set(without_effect.model_fields) - {"compatibility"} | {"styles"}
+        excluded = set(WebUIMembers.model_fields) - {"compatibility"} | {"styles"}
+        if not self.enable_hr:
+            excluded |= HiresFix.model_fields.keys() - FromImages.model_fields.keys()
+        if not self.starts_from_images:
+            excluded |= FromImages.model_fields.keys() - {"compatibility"}
+        elif not self.enable_hr:
+            excluded.remove("denoising_strength")
         return self.model_dump(mode="json", exclude_unset=True, exclude=excluded)
 
     @property

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Literal, TypeAlias
+from typing import Any
 
 from engine.errors import FieldError, ParametersInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import (
     CHECKPOINTS,
     EMBEDDINGS,
-    UPSCALE_MODELS,
     VAES,
     ModelsFolder,
     pickled_refused,
 )
 from engine.webui.default_size import checkpoint_family, default_side, is_xl
 from engine.webui.extra_networks import Lora, split_networks
+from engine.webui.img2img.members import steps_taken
 from engine.webui.model_names import (
     listed_name,
     lora_of_any_name,
@@ -53,6 +53,9 @@ class Pass:
     width: int
     height: int
     steps_before: int = 0
+    taken_steps: int = 0
+    """So many of the last steps are taken; 0: as `denoise` says."""
+    is_from_images: bool = False
     denoise: float = 1.0
     uncropped: tuple[int, int] | None = None
     """Width and height before what does not fit is cut off."""
@@ -76,40 +79,6 @@ def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFol
     return replace(pass_, refiner=refiner, refiner_loras=pass_.loras if is_alike else ())
 
 
-UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
-
-
-@dataclass(frozen=True, slots=True)
-class Upscaler:
-    """How images are enlarged. `name` is an interpolation method or the listed name of a model."""
-
-    by: UpscaleBy
-    name: str
-
-
-UPSCALERS = {
-    "Latent": Upscaler("latent", "bilinear"),
-    "Latent (antialiased)": Upscaler("latent", "bilinear antialiased"),
-    "Latent (bicubic)": Upscaler("latent", "bicubic"),
-    "Latent (bicubic antialiased)": Upscaler("latent", "bicubic antialiased"),
-    "Latent (nearest)": Upscaler("latent", "nearest"),
-    "Latent (nearest-exact)": Upscaler("latent", "nearest-exact"),
-    "None": Upscaler("pixels", "lanczos"),
-    "Lanczos": Upscaler("pixels", "lanczos"),
-    "Nearest": Upscaler("pixels", "nearest-exact"),
-}
-"""The upscalers by their names in the WebUI."""
-_UPSCALE_MODELS = {
-    "r-esrgan 4x+": "RealESRGAN_x4plus",
-    "r-esrgan 4x+ anime6b": "RealESRGAN_x4plus_anime_6B",
-    "r-esrgan 2x+": "RealESRGAN_x2plus",
-    "r-esrgan general 4xv3": "realesr-general-x4v3",
-    "r-esrgan animevideo": "realesr-animevideov3",
-}
-"""The files of upscale models by their names in the WebUI."""
-_BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
-
-
 def first_pass(
     parameters: DiffusionParameters, catalogue: Catalogue, default_checkpoint: str | None
 ) -> Pass:
@@ -117,7 +86,10 @@ def first_pass(
     prompt, loras = _split(parameters, "prompt", catalogue)
     checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
     sampler, scheduler = resolve(
-        parameters.sampler_name, parameters.scheduler, parameters.compatibility
+        parameters.sampler_name,
+        parameters.scheduler,
+        parameters.compatibility,
+        from_noise=not parameters.starts_from_images,
     )
     side = default_side(catalogue.models, checkpoint)
     vae = parameters.override_settings.sd_vae
@@ -132,11 +104,23 @@ def first_pass(
         steps=parameters.steps,
         width=_whole_cells(parameters.width or side),
         height=_whole_cells(parameters.height or side),
+        **_start(parameters),
     )
     _check_prompts(pass_, "prompt", "negative_prompt")
     if parameters.compatibility == "webui":
         _require_readable_embeddings(pass_, "prompt", "negative_prompt", catalogue.models)
     return pass_
+
+
+def _start(parameters: DiffusionParameters) -> dict[str, Any]:
+    """How a first pass starts from images."""
+    if not parameters.starts_from_images:
+        return {}
+    strength = parameters.denoising_strength
+    fixed = parameters.override_settings.img2img_fix_steps or parameters.compatibility == "comfyui"
+    if fixed:
+        return {"is_from_images": True, "denoise": strength}
+    return {"is_from_images": True, "taken_steps": steps_taken(parameters.steps, strength)}
 
 
 def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalogue) -> Pass:
@@ -211,19 +195,6 @@ def _covering_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, i
     else:
         wide = high * first.width // first.height
     return _whole_cells(wide), _whole_cells(high)
-
-
-def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
-    """The upscaler with the name that a request gives. Raises ParametersInvalid."""
-    asked = parameters.hr_upscaler or "Latent"
-    if known := _BY_KEY.get(asked.casefold()):
-        return known
-    models = catalogue.models.names(UPSCALE_MODELS)
-    try:
-        return Upscaler("model", listed_name(_UPSCALE_MODELS.get(asked.casefold(), asked), models))
-    except ValueError:
-        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
-        raise _field_invalid("value_not_in_list", message, "hr_upscaler") from None
 
 
 def _whole_cells(side: int) -> int:

@@ -116,7 +116,7 @@ _SCHEDULERS_BY_LABEL = {
     key_of(row.label): row.name
     for row in reversed(OWN_SCHEDULERS)
     if row.name not in _FOLLOWS_ITS_OWN
-}
+} | {key_of(row.name): row.name for row in NEW_SCHEDULERS}
 _SAMPLERS_BY_LABEL: dict[str, tuple[str, str | None]] = {
     key_of(f"{row.label} {scheduler.label}"): (row.name, scheduler.name)
     for row in OWN_SAMPLERS

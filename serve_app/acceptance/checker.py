@@ -34,6 +34,7 @@ from serve_app.acceptance.workflow_file import workflow_members
 from serve_app.refusals import BodyTooLarge
 from settings.graph import GraphSettings
 
+_SHOWN_NAMES = 20
 _FIELD_OF_LIMIT = {
     "max_cost": "steps",
     "max_live_bytes": "width",
@@ -58,6 +59,13 @@ class CheckedRequest:
     """Names of the uploads that it takes."""
     sent_images: tuple[SentInput, ...] = ()
     """Those that are no uploads yet: their places are among the names."""
+    compiled: dict[str, Any] | None = None
+    """The graph of a diffusion request."""
+
+    @property
+    def prompt(self) -> Any:
+        """The graph that a run is made of."""
+        return self.request["prompt"] if self.compiled is None else self.compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +132,27 @@ class Checker:
         return image_refused(sent, why, checked.request["prompt"], self.catalogue)
 
     def with_files(self, checked: CheckedRequest, sizes: FileSizes) -> CheckedRequest:
-        """A valid workflow with the cost that it has with its uploads. Raises GraphInvalid."""
-        graph = validate(checked.request["prompt"], self.catalogue, self.limits, sizes=sizes)
+        """A valid request with the cost that it has with its uploads.
+
+        Raises GraphInvalid, ParametersInvalid.
+        """
+        try:
+            graph = validate(checked.prompt, self.catalogue, self.limits, sizes=sizes)
+        except GraphInvalid as error:
+            if checked.compiled is None:
+                raise
+            raise _too_costly(error) from error
         return replace(checked, cost=graph.cost)
 
     def require_files(self, checked: CheckedRequest, known: Collection[str]) -> None:
-        """Check a valid workflow again, with the files it may name.
+        """Check a valid request again, with the files it may name.
 
-        Raises GraphInvalid where it names a file that is not among `known`.
+        Raises GraphInvalid, or ParametersInvalid, where it names a file that is not among `known`.
         """
-        validate(checked.request["prompt"], self.catalogue, self.limits, known)
+        if checked.compiled is None:
+            validate(checked.prompt, self.catalogue, self.limits, known)
+        else:
+            _require_known(checked.request, known)
 
     def _diffusion(self, body: Any) -> CheckedRequest:
         given = parse_parameters(body, self.compatibility)
@@ -157,7 +176,13 @@ class Checker:
         if given.checkpoint is None:
             # The default may have changed by the time the job is repeated.
             recorded["sd_model_checkpoint"] = default
-        return CheckedRequest(recorded, images=parameters.images, cost=graph.cost)
+        return CheckedRequest(
+            recorded,
+            images=parameters.images,
+            cost=graph.cost,
+            input_files=graph.input_files,
+            compiled=compiled.prompt,
+        )
 
     def checkpoint(self) -> str | None:
         """That of a request that names none. Raises ModelsUnavailable."""
@@ -171,6 +196,21 @@ class Checker:
             images=graph.cost.outputs,
             max_bytes=self.max_metadata_bytes,
         )
+
+
+def _require_known(request: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ParametersInvalid where a diffusion request names an upload that is not there."""
+    named = [*(("init_images", each) for each in request["init_images"])]
+    if mask := request.get("mask"):
+        named.append(("mask", mask))
+    shown = ", ".join([*known][:_SHOWN_NAMES]) or "none"
+    errors = [
+        FieldError("value_not_in_list", f"no upload {name[:80]!r}; there are: {shown}", field)
+        for field, name in named
+        if name not in known
+    ]
+    if errors:
+        raise ParametersInvalid(tuple(errors))
 
 
 def _too_costly(error: GraphInvalid) -> EngineError:

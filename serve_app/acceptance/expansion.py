@@ -40,7 +40,7 @@ def expanded(parameters: DiffusionParameters, models: ModelsFolder) -> Diffusion
 def _with_styles(parameters: DiffusionParameters, models: ModelsFolder) -> DiffusionParameters:
     if not parameters.styles:
         return parameters
-    known = _styles(models)
+    known = styles_of(models)
     styles = [_style(name, known) for name in parameters.styles]
     texts = {
         "prompt": [each.prompt for each in styles],
@@ -78,7 +78,7 @@ def _styled(member: str, text: str, added: Iterable[str]) -> str:
     return text.strip()
 
 
-def _styles(models: ModelsFolder) -> Mapping[str, Style]:
+def styles_of(models: ModelsFolder) -> Mapping[str, Style]:
     """Those of the styles file by their names; none where there is no such file."""
     path = models.at_top(STYLES_FILE)
     found: Mapping[str, Style] = models.reads.read(path, partial(_read_styles, path))

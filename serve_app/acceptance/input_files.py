@@ -1,4 +1,4 @@
-"""Finds the uploads that a workflow names, and stores those that it brings along."""
+"""Finds the uploads that a request names, and stores those that it brings along."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ async def store_sent_images(
 async def resolve_input_files(
     uploads: Uploads, owner: str, *, checked: CheckedRequest, check: CheckFiles
 ) -> dict[str, InputFile] | None:
-    """The files by their names, as they are now; None where the workflow names none.
+    """The files by their names, as they are now; None where the request names none.
 
-    `check` is called with the names that there are where one is missing. Raises GraphInvalid for a
-    name that the owner has not uploaded.
+    `check` is called with the names that there are where one is missing. Raises GraphInvalid or
+    ParametersInvalid for a name that the owner has not uploaded.
     """
     if not checked.input_files:
         return None

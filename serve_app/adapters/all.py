@@ -6,9 +6,10 @@ from serve_app.adapters.adapter import Adapter
 from serve_app.adapters.comfy_v2.adapter import COMFY_V2
 from serve_app.adapters.comfyui.adapter import COMFYUI
 from serve_app.adapters.openai.adapter import OPENAI
+from serve_app.adapters.webui.adapter import WEBUI
 from settings.http import AdapterSettings
 
-ADAPTERS: tuple[Adapter, ...] = (COMFYUI, COMFY_V2, OPENAI)
+ADAPTERS: tuple[Adapter, ...] = (COMFYUI, COMFY_V2, OPENAI, WEBUI)
 
 
 def adapters_of(settings: AdapterSettings) -> tuple[Adapter, ...]:

@@ -35,6 +35,12 @@ _TEXTS = ("positive", "negative")
 _NOISE_BYTES = 6 * 16 / CELL**2
 """Of a pixel: six tensors of four channels while two noises are put together."""
 _ANY_SIGMA = 1e9
+TAKEN_STEPS = Int(
+    0,
+    min=0,
+    max=10_000,
+    tooltip="So many of the last steps of the schedule are taken; 0: as denoise says.",
+)
 _RESIZED = Int(
     0,
     min=0,
@@ -46,7 +52,8 @@ _RESIZED = Int(
 
 def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
     """Of the model, or of the refiner where that takes more; and of noise of another size."""
-    real = {**inputs, "steps": steps_of(inputs["scheduler"], inputs["steps"])}
+    steps = steps_of(inputs["scheduler"], inputs["steps"])
+    real = {**inputs, "steps": min(steps, inputs.get("taken_steps") or steps)}
     parts = [
         k_sampler.estimated({**real, **each})
         for each in ({}, _of_refiner(inputs, "model", *_TEXTS))
@@ -110,6 +117,13 @@ def _varied_pixels(inputs: Mapping[str, Any]) -> float:
         ),
         "seed_resize_from_w": _RESIZED,
         "seed_resize_from_h": _RESIZED,
+        "taken_steps": TAKEN_STEPS,
+        "noise_multiplier": Float(
+            1.0, min=0.0, max=10.0, tooltip="What the noise of the start is multiplied with."
+        ),
+        "renews_kept": Boolean(
+            True, tooltip="What a mask keeps gets its noise anew in each call of the model."
+        ),
         "refiner_model": Link("MODEL", tooltip="Takes the model's place near the end."),
         "refiner_positive": Link("CONDITIONING"),
         "refiner_negative": Link("CONDITIONING"),
@@ -144,7 +158,8 @@ def webui_sampler(
     """Denoises a latent as the WebUI does: its noise, the options of its samplers, a refiner."""
     from engine.diffusion.trajectory import Guidance, SamplerSchedule
 
-    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name)
+    taken = options.get("taken_steps", 0)
+    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name, taken=taken)
     whole = None
     if continues_noise and denoise:
         total = int(steps / denoise)
@@ -188,6 +203,8 @@ def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool
             inputs.get("subseed_strength", 0.0),
             (height, width) if height and width else None,
         ),
+        multiplier=inputs.get("noise_multiplier", 1.0),
+        renews_kept=inputs.get("renews_kept", True),
     )
 
 

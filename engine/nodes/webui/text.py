@@ -10,7 +10,7 @@ from engine.graph.cost import ConditioningShape, Estimate, text_tokens
 from engine.graph.declarations import Boolean, Choice, Input, Int, Link, String, node
 from engine.nodes.samplers.sampling import STEPS, k_sampler, require_schedule, schedule_work
 from engine.nodes.text import encoding_estimate
-from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS
+from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS, TAKEN_STEPS
 from engine.webui.prompt import Part, read_negative_prompt, read_prompt
 from engine.webui.prompt_numbers import PromptInvalid
 from engine.webui.values import Emphasis
@@ -84,6 +84,7 @@ def _conditioning(parts: Sequence[Part]) -> ConditioningShape:
         "makes_plain": Boolean(
             False, tooltip="Typographic and full-width characters become plain ones."
         ),
+        "taken_steps": TAKEN_STEPS,
         "emphasis": Choice(get_args(Emphasis), tooltip="Whether weights keep the mean of a chunk."),
     },
     outputs=("CONDITIONING", "CONDITIONING"),
@@ -104,6 +105,7 @@ def webui_text_encode(
     sampler_name: str,
     scheduler: str,
     denoise: float,
+    taken_steps: int = 0,
     **options: Any,
 ) -> Work[tuple[Conditioning, Conditioning]]:
     """Encodes a prompt and a negative prompt in the WebUI's syntax and with its weights.
@@ -113,12 +115,15 @@ def webui_text_encode(
     from engine.diffusion.text.webui import TextOptions
 
     counted = {"steps": steps, "steps_before": steps_before}
+    sigmas = context.sigmas(
+        model, scheduler, steps, denoise, sampler=sampler_name, taken=taken_steps
+    )
     return (
         yield from context.encode_webui(
             clip,
             read_prompt(text, **counted),
             read_negative_prompt(negative_text, **counted),
-            sigmas=context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name),
+            sigmas=sigmas,
             options=TextOptions(**options),
         )
     )

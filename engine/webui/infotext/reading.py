@@ -90,7 +90,7 @@ class ReadInfotext:
 
 def read_infotext(text: str) -> ReadInfotext:
     """The request that the text describes. Raises ValueError for a setting that is no number."""
-    texts, settings = _split(text)
+    texts, settings = split_infotext(text)
     prompt, _, negative = texts.partition(_NEGATIVE)
     request: dict[str, Any] = {
         "compatibility": "webui",
@@ -118,7 +118,7 @@ def read_infotext(text: str) -> ReadInfotext:
     return ReadInfotext(request, left_out)
 
 
-def _split(text: str) -> tuple[str, dict[str, str]]:
+def split_infotext(text: str) -> tuple[str, dict[str, str]]:
     """The prompts, and the settings behind them, which some programs break into lines."""
     lines = text.strip().splitlines()
     starts = (place for place, line in enumerate(lines) if line.startswith(_FIRST_SETTING))

@@ -36,6 +36,7 @@ def infotext(
         "Size": f"{first.width}x{first.height}",
         "Model": _stem(first.checkpoint),
         "VAE": first.vae,
+        **_start(parameters, first),
         **_second_pass(parameters, compiled.passes),
         "Clip skip": parameters.stops_at_layer if parameters.stops_at_layer > 1 else None,
         "ENSD": parameters.override_settings.eta_noise_seed_delta or None,
@@ -49,6 +50,26 @@ def infotext(
         lines.append(f"Negative prompt: {parameters.negative_prompt}")
     shown = (f"{name}: {_quoted(value)}" for name, value in settings.items() if value is not None)
     return "\n".join([*lines, ", ".join(shown)]).strip()
+
+
+def _start(parameters: DiffusionParameters, first: Pass) -> dict[str, Any]:
+    """What is said of img2img and inpainting."""
+    if not first.is_from_images:
+        return {}
+    found: dict[str, Any] = {"Denoising strength": f"{parameters.denoising_strength:g}"}
+    if parameters.noise_multiplier != 1.0:
+        found["Noise multiplier"] = f"{parameters.noise_multiplier:g}"
+    if parameters.mask is None or not _is_webui(parameters):
+        return found
+    across, down = parameters.blurs
+    only_masked, content = parameters.is_only_masked, parameters.masked_content
+    return found | {
+        "Mask mode": "Inpaint not masked" if parameters.inpainting_mask_invert else None,
+        "Mask blur": (across if across == down else f"{across}x{down}") if across or down else None,
+        "Inpaint area": "Only masked" if only_masked else None,
+        "Masked area padding": parameters.inpaint_full_res_padding if only_masked else None,
+        "Masked content": None if content == "original" else content,
+    }
 
 
 def _second_pass(parameters: DiffusionParameters, passes: tuple[Pass, ...]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -14,14 +13,12 @@ from events.result import FailureCode, failure_code, is_retryable
 from events.types import Cancelled, Completed, Failed, ImageStored
 from serve_app.adapters.openai.errors import RETRY
 from serve_app.adapters.openai.parameters import ImageParameters
+from serve_app.adapters.pictures import base64_of, json_in_parts
 from serve_app.api_error import ApiError
 from serve_app.replica import Replica
-from serve_app.sending.stored_file import PartedAnswer
 from storage.images import ImageStore
 from storage.keys import PNG
 
-_PART_BYTES = 3 * 64 * 1024
-"""So much of a picture is in memory for each reader. Three bytes are four characters of base64."""
 _OF_CALLER = {FailureCode.INVALID_INPUT, FailureCode.OUT_OF_MEMORY, FailureCode.MODEL_UNAVAILABLE}
 
 
@@ -39,16 +36,7 @@ async def images_answer(replica: Replica, job: Job, asked: ImageParameters) -> R
         body = json.dumps({**told, "data": data}).encode()
         return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
     parts = _body(replica.services.images, told, images)
-    first = await anext(parts)  # an image store that is away is an error, and no torn answer
-    return PartedAnswer(
-        _with_first(first, parts),
-        200,
-        # It is said to have no encoding so that nobody compresses it: base64 of PNG is little
-        # smaller then, and takes long.
-        {"Cache-Control": "no-store", "Content-Encoding": "identity"},
-        media_type="application/json",
-        send_timeout_s=replica.services.http_settings.silence_timeout_s,
-    )
+    return await json_in_parts(replica, parts)
 
 
 def images_of(job: Job) -> Sequence[ImageStored]:
@@ -87,13 +75,6 @@ def picture_members(image: ImageStored, asked: ImageParameters) -> dict[str, Any
     }
 
 
-async def base64_of(images: ImageStore, image: ImageStored) -> AsyncGenerator[bytes]:
-    """In parts, each of which is read when the one before it is sent. Raises ImageStoreError."""
-    whole = range(image.size_bytes)
-    for at in range(0, image.size_bytes, _PART_BYTES):
-        yield b64encode(await images.get(image.key, whole[at : at + _PART_BYTES]))
-
-
 async def _body(
     store: ImageStore, told: dict[str, Any], images: Sequence[ImageStored]
 ) -> AsyncGenerator[bytes]:
@@ -105,9 +86,3 @@ async def _body(
             before = b""
         before = b'"}, {"b64_json": "'
     yield b'"}]}'
-
-
-async def _with_first(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    yield first
-    async for part in rest:
-        yield part

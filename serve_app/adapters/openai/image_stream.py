@@ -19,9 +19,10 @@ from events.job import Job
 from events.log import utc_now
 from events.store.records import ApiKey, Scope
 from serve_app.adapters.newest import Newest, newest_of
-from serve_app.adapters.openai.answers import base64_of, failed, images_of, picture_members
+from serve_app.adapters.openai.answers import failed, images_of, picture_members
 from serve_app.adapters.openai.errors import error_object
 from serve_app.adapters.openai.requests import Wanted
+from serve_app.adapters.pictures import base64_of
 from serve_app.api_error import ApiError
 from serve_app.auth import may_go_on
 from serve_app.job_state import owned_job

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engine.diffusion.conditioning.condition import Area, Condition
 from engine.diffusion.images.latent_operations import LatentOperations
 from engine.diffusion.images.latents import Latent, noise_like
-from engine.diffusion.inpainting import fitted_mask, inpainting
+from engine.diffusion.inpainting import KeptNoise, fitted_mask, inpainting
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise import shifted, start_noise
 from engine.diffusion.samplers.runge_kutta import euler
@@ -45,7 +45,7 @@ def test_a_mask_of_any_size_is_fitted_to_the_latents() -> None:
 def test_where_the_mask_is_0_the_model_gets_the_latent_with_its_noise() -> None:
     noise, sigmas = noise_like(CLEAN, 1), torch.tensor([8.0, 2.0, 0.0])
     mask = fitted_mask(MASK, CLEAN)
-    masked = inpainting(euler(CLEAN + 8 * noise, sigmas), mask, CLEAN, noise)
+    masked = inpainting(euler(CLEAN + 8 * noise, sigmas), mask, CLEAN, KeptNoise(noise))
     x, sigma = next(masked)
     assert torch.allclose(x, CLEAN + 8 * noise)
     x, sigma = masked.send(torch.full(SHAPE, 9.0))

@@ -21,6 +21,7 @@ from serve_app.access.api_keys import mint
 from storage.tokens import file_token
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.unit.serve_app.access.webui_routes import WEBUI_ROUTES
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
@@ -156,6 +157,7 @@ ROUTES = [
     Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
     Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
     Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
+    *(Row(a, b, scope, n, n, request=c, in_document=False) for a, b, scope, n, c in WEBUI_ROUTES),
     Row("POST", V2_ASSETS, GENERATE, 201, 201, request=ASSET, in_document=False),
     Row("POST", f"{V2_ASSETS}/from-hash", GENERATE, 200, 404, request=HASH, in_document=False),
     Row("HEAD", f"{V2_ASSETS}/by-hash/{V2_HASH}", READ, 200, 404, in_document=False),
@@ -239,7 +241,7 @@ def error_of(answer: httpx.Response) -> Any:
     if not answer.content:
         return {401: "unauthorized", 403: "forbidden"}.get(answer.status_code)
     error = answer.json()["error"]
-    return error.get("code") or error["type"]
+    return error if isinstance(error, str) else error.get("code") or error["type"]
 
 
 @every_route

@@ -1,9 +1,35 @@
-"""Streams that follow the progress of a job."""
+"""Jobs that end while their callers wait, and streams that follow their progress."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+
 from serve_app.adapters.newest import Newest
 from tests.support.edge import Edge
+from tests.support.polling import eventually
+
+Work: TypeAlias = Callable[[str], Awaitable[None]]
+Call: TypeAlias = Coroutine[Any, Any, httpx.Response]
+Answered: TypeAlias = Callable[[Call, Work], Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+def answered(edge: Edge) -> Answered:
+    """The answer of a call while `work` does what becomes of its job."""
+
+    async def answered(call: Call, work: Work) -> httpx.Response:
+        known = set(edge.log.job_ids())
+        answer = asyncio.create_task(call)
+        [job_id] = await eventually(lambda: set(edge.log.job_ids()) - known)
+        await work(job_id)
+        return await answer
+
+    return answered
 
 
 def followed(edge: Edge) -> Newest | None:

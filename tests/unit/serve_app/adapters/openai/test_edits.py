@@ -12,7 +12,7 @@ from PIL import Image
 from tests.support.edge import Edge
 from tests.support.generate_bodies import CHECKPOINT
 from tests.support.uploads import png
-from tests.unit.serve_app.adapters.openai.conftest import Answered
+from tests.unit.serve_app.adapters.conftest import Answered
 
 EDITS = "/v1/images/edits"
 

@@ -16,8 +16,7 @@ from events.wire.progress import JobProgress
 from tests.support.edge import ACTOR, Edge
 from tests.support.generate_bodies import CHECKPOINT
 from tests.support.polling import eventually
-from tests.unit.serve_app.adapters.conftest import followed
-from tests.unit.serve_app.adapters.openai.conftest import Answered
+from tests.unit.serve_app.adapters.conftest import Answered, followed
 
 GENERATIONS = "/v1/images/generations"
 WHOLE = bytes(range(256)) * 1000

@@ -1,0 +1,1 @@
+"""img2img and inpainting in the diffusion flavour."""

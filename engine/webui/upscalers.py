@@ -1,0 +1,67 @@
+"""The upscalers of the hires fix, by their names in the WebUI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from engine.errors import FieldError, ParametersInvalid
+from engine.graph.catalogue import Catalogue
+from engine.graph.models_folder import UPSCALE_MODELS, ModelsFolder
+from engine.webui.model_names import listed_name
+from engine.webui.parameters import DiffusionParameters
+
+UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Upscaler:
+    """How images are enlarged. `name` is an interpolation method or the listed name of a model."""
+
+    by: UpscaleBy
+    name: str
+
+
+UPSCALERS = {
+    "Latent": Upscaler("latent", "bilinear"),
+    "Latent (antialiased)": Upscaler("latent", "bilinear antialiased"),
+    "Latent (bicubic)": Upscaler("latent", "bicubic"),
+    "Latent (bicubic antialiased)": Upscaler("latent", "bicubic antialiased"),
+    "Latent (nearest)": Upscaler("latent", "nearest"),
+    "Latent (nearest-exact)": Upscaler("latent", "nearest-exact"),
+    "None": Upscaler("pixels", "lanczos"),
+    "Lanczos": Upscaler("pixels", "lanczos"),
+    "Nearest": Upscaler("pixels", "nearest-exact"),
+}
+"""The upscalers by their names in the WebUI."""
+_UPSCALE_MODELS = {
+    "r-esrgan 4x+": "RealESRGAN_x4plus",
+    "r-esrgan 4x+ anime6b": "RealESRGAN_x4plus_anime_6B",
+    "r-esrgan 2x+": "RealESRGAN_x2plus",
+    "r-esrgan general 4xv3": "realesr-general-x4v3",
+    "r-esrgan animevideo": "realesr-animevideov3",
+}
+"""The files of upscale models by their names in the WebUI."""
+_BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
+
+
+def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
+    """The upscaler with the name that a request gives. Raises ParametersInvalid."""
+    asked = parameters.hr_upscaler or "Latent"
+    found = upscaler_named(asked, catalogue.models)
+    if found is None:
+        models = catalogue.models.names(UPSCALE_MODELS)
+        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
+        raise ParametersInvalid((FieldError("value_not_in_list", message, "hr_upscaler"),))
+    return found
+
+
+def upscaler_named(asked: str, models: ModelsFolder) -> Upscaler | None:
+    """The upscaler of that name, which may be a model's; None where there is none."""
+    if known := _BY_KEY.get(asked.casefold()):
+        return known
+    named = _UPSCALE_MODELS.get(asked.casefold(), asked)
+    try:
+        return Upscaler("model", listed_name(named, models.names(UPSCALE_MODELS)))
+    except ValueError:
+        return None

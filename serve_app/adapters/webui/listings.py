@@ -1,0 +1,149 @@
+"""What there is: samplers, upscalers and models, in the WebUI's lists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, UPSCALE_MODELS, VAES
+from engine.graph.names import SAMPLERS, SCHEDULERS
+from engine.webui.sampler_names import NEW_SAMPLERS, NEW_SCHEDULERS
+from engine.webui.upscalers import UPSCALERS
+from serve_app.acceptance.expansion import styles_of
+from serve_app.adapters.credentials import READ
+from serve_app.adapters.webui.errors import refused
+from serve_app.replica import Replica, ReplicaDep
+
+_UNKNOWN = {"error": "Images are made by engines elsewhere."}
+
+router = APIRouter(dependencies=[Depends(READ)])
+
+
+@router.get("/samplers")
+async def samplers() -> list[dict[str, Any]]:
+    return [
+        {"name": row.label, "aliases": [row.name, *row.aliases], "options": {}}
+        for row in (*SAMPLERS, *NEW_SAMPLERS)
+    ]
+
+
+@router.get("/schedulers")
+async def schedulers() -> list[dict[str, Any]]:
+    rows = [
+        {"name": row.name, "label": row.label, "aliases": [*row.aliases]}
+        for row in (*SCHEDULERS, *NEW_SCHEDULERS)
+    ]
+    every = [{"name": "automatic", "label": "Automatic", "aliases": []}, *rows]
+    return [each | {"default_rho": -1.0, "need_inner_model": False} for each in every]
+
+
+@router.get("/upscalers")
+async def upscalers(replica: ReplicaDep) -> list[dict[str, Any]]:
+    plain = [name for name, each in UPSCALERS.items() if each.by == "pixels"]
+    models = await _names(replica, UPSCALE_MODELS)
+    return [_upscaler(name) for name in (*plain, *map(_stem, models))]
+
+
+@router.get("/latent-upscale-modes")
+async def latent_upscale_modes() -> list[dict[str, str]]:
+    return [{"name": name} for name, each in UPSCALERS.items() if each.by == "latent"]
+
+
+@router.get("/sd-models")
+async def checkpoints(replica: ReplicaDep) -> list[dict[str, Any]]:
+    """Hashes are left out: to tell them, files of gigabytes would be read."""
+    return [
+        {
+            "title": name,
+            "model_name": _stem(name),
+            "hash": None,
+            "sha256": None,
+            "filename": name,
+            "config": None,
+        }
+        for name in await _names(replica, CHECKPOINTS)
+    ]
+
+
+@router.get("/sd-vae")
+async def vaes(replica: ReplicaDep) -> list[dict[str, Any]]:
+    return [{"model_name": name, "filename": name} for name in await _names(replica, VAES)]
+
+
+@router.get("/loras")
+async def loras(replica: ReplicaDep) -> list[dict[str, Any]]:
+    return [
+        {"name": _stem(name), "alias": _stem(name), "path": name, "metadata": {}}
+        for name in await _names(replica, LORAS)
+    ]
+
+
+@router.get("/embeddings")
+async def embeddings(replica: ReplicaDep) -> dict[str, Any]:
+    unknown = dict.fromkeys(("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors"))
+    names = await _names(replica, EMBEDDINGS)
+    return {"loaded": {_stem(name): unknown for name in names}, "skipped": {}}
+
+
+@router.get("/prompt-styles")
+async def prompt_styles(replica: ReplicaDep) -> list[dict[str, Any]]:
+    styles = await asyncio.to_thread(styles_of, replica.services.catalogue.models)
+    return [
+        {"name": name, "prompt": each.prompt, "negative_prompt": each.negative_prompt}
+        for name, each in styles.items()
+    ]
+
+
+@router.get("/hypernetworks")
+@router.get("/face-restorers")
+@router.get("/realesrgan-models")
+@router.get("/extensions")
+@router.get("/script-info")
+async def nothing() -> list[Any]:
+    return []
+
+
+@router.get("/scripts")
+async def scripts() -> dict[str, list[str]]:
+    return {"txt2img": [], "img2img": []}
+
+
+@router.get("/cmd-flags")
+async def flags() -> dict[str, Any]:
+    return {"api": True, "nowebui": True}
+
+
+@router.get("/memory")
+async def memory() -> dict[str, Any]:
+    return {"ram": _UNKNOWN, "cuda": _UNKNOWN}
+
+
+@router.post("/refresh-checkpoints")
+@router.post("/refresh-vae")
+@router.post("/refresh-loras")
+@router.post("/refresh-embeddings")
+async def refresh() -> None:
+    """Models are listed as they are whenever they are asked for."""
+
+
+@router.post("/interrogate")
+@router.post("/unload-checkpoint")
+@router.post("/reload-checkpoint")
+async def not_here() -> None:
+    raise refused("Darkroom has no such function: models are loaded as jobs need them.")
+
+
+def _upscaler(name: str) -> dict[str, Any]:
+    return {"name": name, "model_name": None, "model_path": None, "model_url": None, "scale": 4.0}
+
+
+def _stem(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix(""))
+
+
+async def _names(replica: Replica, kind: str) -> Sequence[str]:
+    return await asyncio.to_thread(replica.services.catalogue.models.names, kind)

@@ -1,0 +1,182 @@
+"""img2img and inpainting: what a request may say, and the graph that it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.errors import ParametersInvalid
+from engine.graph.catalogue import Catalogue
+from engine.webui.img2img.members import steps_taken
+from engine.webui.infotext.writing import infotext
+from engine.webui.parameters import parse_parameters
+from tests.support.engine.diffusion_requests import compiled, field_errors, graph_of, kinds
+
+START = {"init_images": ["cat.png"], "compatibility": "webui", "steps": 20}
+MASKED = START | {"mask": "mask.png"}
+
+
+def test_an_upload_is_encoded_in_the_place_of_an_empty_latent(models: Catalogue) -> None:
+    graph = graph_of(models, **START, denoising_strength=0.5)
+    assert graph.input_files == ("cat.png",)
+    assert graph.node("sample-0").links["latent_image"].node_id == "encode-0"
+    start = graph.node("start-0").literals
+    assert (start["width"], start["height"], start["resize_mode"]) == (64, 64, "just resize")
+    assert "EmptyLatentImage" not in kinds(graph)
+
+
+@pytest.mark.parametrize(
+    ("denoise", "taken"), [(0.0, 1), (0.4, 9), (0.5, 11), (0.75, 16), (0.999, 20), (1.0, 20)]
+)
+def test_so_many_steps_are_taken(models: Catalogue, denoise: float, taken: int) -> None:
+    assert steps_taken(20, denoise) == taken
+    graph = graph_of(models, **START, denoising_strength=denoise)
+    for node in ("sample-0", "text"):
+        literals = graph.node(node).literals
+        assert literals["steps"] == 20
+        assert (literals["taken_steps"], literals["denoise"]) == (taken, 1.0)
+
+
+def test_a_setting_has_all_steps_taken(models: Catalogue) -> None:
+    settings = {"img2img_fix_steps": True}
+    graph = graph_of(models, **START, denoising_strength=0.5, override_settings=settings)
+    literals = graph.node("sample-0").literals
+    assert (literals["steps"], literals["denoise"]) == (20, 0.5)
+    assert "taken_steps" not in literals
+
+
+def test_several_images_are_one_for_each_of_a_batch(models: Catalogue) -> None:
+    body = START | {"init_images": ["a.png", "b.png"], "batch_size": 4, "n_iter": 2}
+    found = compiled(models, **body)
+    assert len(found.seeds) == 4
+    sources = [found.prompt[f"sample-{i}"]["inputs"]["latent_image"][0] for i in range(4)]
+    assert sources == ["encode-0", "encode-1", "encode-0", "encode-1"]
+    assert [found.prompt[f"image-{i}"]["inputs"]["image"] for i in (0, 1)] == ["a.png", "b.png"]
+    assert "batch_size is 1" in field_errors(models, **(body | {"batch_size": 1}))["init_images"]
+
+
+def test_one_image_is_encoded_once_for_all(models: Catalogue) -> None:
+    graph = graph_of(models, **START, batch_size=2, n_iter=2)
+    assert kinds(graph).count("VAEEncode") == 1
+    assert kinds(graph).count("SaveImage") == 4
+
+
+def test_a_mask_has_its_surroundings_made_and_pasted(models: Catalogue) -> None:
+    graph = graph_of(models, **MASKED, inpaint_full_res_padding=32, mask_blur=6)
+    assert graph.input_files == ("cat.png", "mask.png")
+    mask = graph.node("mask").literals
+    assert (mask["invert"], mask["blur_x"], mask["blur_y"]) == (False, 6, 6)
+    assert graph.node("start-0").literals["width"] == 0
+    area = graph.node("area-0").literals
+    assert (area["width"], area["only_masked"], area["padding"]) == (64, True, 32)
+    assert graph.node("filled-0").links["mask"].output == 1
+    assert graph.node("masked-0").literals["content"] == "fill"
+    assert graph.node("sample-0").literals["renews_kept"] is False
+    assert graph.node("save-0").links["images"].node_id == "pasted-0"
+    assert graph.node("pasted-0").links["original"].node_id == "start-0"
+    assert graph.seed_of("save-0") == 5
+
+
+def test_the_seed_of_a_picture_is_its_samplers(models: Catalogue) -> None:
+    graph = graph_of(models, **MASKED, inpainting_fill=2, batch_size=2, n_iter=2)
+    assert [graph.seed_of(f"save-{index}") for index in range(4)] == [5, 6, 7, 8]
+    assert [graph.node(f"masked-{index}").literals["seed"] for index in (0, 1)] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("fill", "content"),
+    [(0, "fill"), (1, "original"), (2, "latent noise"), (3, "latent nothing")],
+)
+def test_what_is_under_the_mask(models: Catalogue, fill: int, content: str) -> None:
+    graph = graph_of(models, **MASKED, inpainting_fill=fill)
+    assert graph.node("masked-0").literals["content"] == content
+    assert ("WebUIFill" in kinds(graph)) == (fill != 1)
+
+
+def test_the_latent_may_be_stretched(models: Catalogue) -> None:
+    graph = graph_of(models, **START, resize_mode=3)
+    assert graph.node("start-0").literals["width"] == 0
+    assert graph.node("stretched-0").literals["width"] == 64
+    wrong = field_errors(models, **MASKED, resize_mode=3, inpaint_full_res=False)
+    assert "inpaint_full_res" in wrong["resize_mode"]
+    graph_of(models, **MASKED, resize_mode=3)
+
+
+def test_as_in_comfyui_nodes_of_comfyui_are_taken(models: Catalogue) -> None:
+    body = START | {"compatibility": "comfyui", "mask": "m.png", "inpainting_mask_invert": 1}
+    graph = graph_of(models, **body, denoising_strength=0.5, resize_mode=1)
+    assert not any(kind.startswith("WebUI") for kind in kinds(graph) if kind != "WebUITextEncode")
+    assert graph.node("start-0").literals["crop"] == "center"
+    assert graph.node("sample-0").literals["denoise"] == 0.5
+    assert graph.node("masked-0").links["mask"].node_id == "mask-inverted"
+    for name, value in (
+        ("resize_mode", 2),
+        ("mask_blur", 3),
+        ("inpainting_fill", 0),
+        ("inpaint_full_res", True),
+        ("initial_noise_multiplier", 0.5),
+    ):
+        assert "compatibility" in field_errors(models, **(body | {name: value}))[name]
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("mask", {"mask": "m.png"}),
+        ("enable_hr", START | {"enable_hr": True}),
+    ],
+)
+def test_members_that_do_not_go_together(
+    models: Catalogue, field: str, body: dict[str, Any]
+) -> None:
+    assert field in field_errors(models, **body)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("init_images", ["x.png"] * 17),
+        ("init_images", [""]),
+        ("init_images", "cat.png"),
+        ("resize_mode", 4),
+        ("resize_mode", True),
+        ("inpainting_fill", -1),
+        ("mask_blur", 65),
+        ("mask_blur_x", float("nan")),
+        ("inpaint_full_res_padding", 2**70),
+        ("inpainting_mask_invert", 2),
+        ("initial_noise_multiplier", float("inf")),
+        ("mask_round", False),
+        ("denoising_strength", float("nan")),
+        ("mask", "x" * 1025),
+    ],
+)
+def test_what_is_out_of_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ParametersInvalid) as caught:
+        parse_parameters(MASKED | {name: value})
+    assert caught.value.fields[0].field.startswith(name)
+
+
+def test_a_job_records_what_has_an_effect() -> None:
+    recorded = parse_parameters(MASKED | {"denoising_strength": 0.3, "hr_scale": 3}).recorded()
+    assert recorded == {**MASKED, "denoising_strength": 0.3, "prompt": ""}
+    parse_parameters(recorded)
+    plain = {"prompt": "x", "steps": 2, "compatibility": "webui"}
+    assert parse_parameters(plain | {"resize_mode": 2, "mask_blur": 3}).recorded() == plain
+
+
+def test_the_text_in_a_picture_tells_of_it(models: Catalogue) -> None:
+    body = MASKED | {"denoising_strength": 0.6, "mask_blur": 4, "initial_noise_multiplier": 0.9}
+    parameters = parse_parameters({"prompt": "x", "seed": 5, "width": 64, "height": 64} | body)
+    text = infotext(parameters, compiled(models, **body), 0, "1")
+    for part in (
+        "Steps: 20",
+        "Denoising strength: 0.6",
+        "Mask blur: 4",
+        "Inpaint area: Only masked",
+        "Masked area padding: 0",
+        "Masked content: fill",
+        "Noise multiplier: 0.9",
+    ):
+        assert f"{part}," in text
