@@ -49,11 +49,7 @@ class Replica:
         self.services = services
         self.setup_warnings = SetupWarnings(services.catalogue.models, warnings)
         self._exporter = exporter
-        self.authenticator = Authenticator(
-            services.keys,
-            ttl_s=services.key_settings.cache_s,
-            defaults=_default_limits(services.key_settings),
-        )
+        self.authenticator = _authenticator(services)
         self.metrics = EdgeMetrics(ask_metrics)
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
         http = services.http_settings
@@ -89,6 +85,11 @@ class Replica:
         await self.withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
+
+
+def _authenticator(services: Services) -> Authenticator:
+    settings = services.key_settings
+    return Authenticator(services.keys, ttl_s=settings.cache_s, defaults=_default_limits(settings))
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:
