@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -72,12 +73,16 @@ class Replica:
         self.sent_images = self.acceptance.sent_images
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
         self.streams = Streams(services, self.queue_places)
-        self.previews = LatestPreviews(services.progress)
 
     def note_accepted(self, job: Job, *, began: datetime) -> None:
         """A request was answered that began then. A repeat met a job that was there before it."""
         if self._exporter is not None and job.submitted_at >= began:
             self._exporter.add(accept_spans(job, began=began, ended=utc_now()))
+
+    @cached_property
+    def previews(self) -> LatestPreviews:
+        """What its listeners keep of running jobs, from the first question on."""
+        return LatestPreviews(self.services.progress)
 
     async def stop(self) -> None:
         await self.streams.stop()
