@@ -77,6 +77,7 @@ async def test_a_picture_is_sent_in_the_form_that_is_asked_for(
         params = {"filename": NAME, "subfolder": id, **query}
         answer = await client.get("/view", params=params)
         assert answer.headers["content-type"] == media_type
+        assert answer.headers["cache-control"].startswith("private")
         assert Image.open(io.BytesIO(answer.content)).mode == mode
 
 
