@@ -115,8 +115,8 @@ class Acceptance:
         except _REFUSALS:
             known = request.is_repeatable
             earlier = await current_job(self._services, job_id) if known else None
-            if earlier is None:
-                raise
+            if earlier is None or earlier.submitted.owner != request.key.owner:
+                raise  # what is refused anyway tells nothing of the ids of others
             job = earlier
         if job.submitted.owner != request.key.owner:
             raise IdempotencyConflict("This id is taken. Choose another one.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
@@ -21,6 +20,8 @@ from serve_app.middleware.rate_limits import note_limits
 from serve_app.replica import replica_of
 
 TOKEN = "token"
+_OF_OWN_PAGES = {"same-origin", "none"}
+"""Values of Sec-Fetch-Site (Fetch Metadata): `none` is what a person has typed."""
 
 
 class AdapterRequires(Requires):
@@ -67,10 +68,20 @@ def _password(text: str) -> str:
 def _is_of_own_page(connection: HTTPConnection) -> bool:
     """A browser adds the password of Basic by itself, to requests of pages of other origins, too.
 
-    It names their origin. A program that is no browser names none.
+    It names their origin, or at least says that there is another one: pictures and scripts, too,
+    tell the page that has them whether they were there. A program that is no browser says nothing.
     """
-    origin = connection.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == connection.headers.get("host")
+    headers = connection.headers
+    if headers.get("sec-fetch-site", "none") not in _OF_OWN_PAGES:
+        # A link that leads here shows nothing to the page that has it.
+        is_link = headers.get("sec-fetch-mode") == "navigate" and _is_reading(connection)
+        return is_link and "origin" not in headers
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2] == headers.get("host")
+
+
+def _is_reading(connection: HTTPConnection) -> bool:
+    return connection.scope.get("method") in {"GET", "HEAD"}
 
 
 GENERATE = AdapterRequires(Scope.GENERATE)

@@ -83,11 +83,23 @@ async def file_of(form: FormData, field: str) -> tuple[str, bytes]:
 async def _parsed(parser: MultiPartParser) -> FormData:
     """Raises ApiError 400, 408, 413."""
     try:
-        return await parser.parse()
-    except (MultiPartException, UnicodeError) as error:
+        form = await parser.parse()
+        _require_texts(form)
+    except (MultiPartException, ValueError) as error:
         raise _invalid("The form cannot be read.", str(error)) from error
     except ClientDisconnect as error:
         raise _invalid("The form ended before it was complete.") from error
+    return form
+
+
+def _require_texts(form: FormData) -> None:
+    """A form may name any codec of Python, and some of them give texts that nobody can write.
+
+    Raises UnicodeError.
+    """
+    for name, each in form.multi_items():
+        for text in (name, each.filename or "" if isinstance(each, UploadFile) else each):
+            text.encode()
 
 
 def _require_form(request: Request) -> None:

@@ -71,9 +71,12 @@ async def change_history(request: Request, key: CancelAdapterKey, replica: Repli
     jobs = []
     for id in ids_in(said, "delete"):
         try:
-            jobs.append(await owned_job(replica.services, id, key, flavour=Flavour.WORKFLOW))
+            job = await owned_job(
+                replica.services, id, key, flavour=Flavour.WORKFLOW, with_request=False
+            )
         except JobNotFound:
             continue
+        jobs.append(job)
     if said.get("clear") is True:
         await caught_up(replica)
         jobs += await own_jobs(replica, key.owner, is_ended=True)

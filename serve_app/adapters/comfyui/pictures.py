@@ -24,6 +24,14 @@ class Form(StrEnum):
     def media_type(self) -> str:
         return f"image/{self}"
 
+    @property
+    def max_side_px(self) -> int:
+        """The longest side that a file of this form has room for: some uploads have longer ones."""
+        return _MOST_PX[self]
+
+
+_MOST_PX = {Form.PNG: 2**31 - 1, Form.WEBP: 16_383, Form.JPEG: 65_500}
+
 
 def converted(data: bytes, channel: Channel, form: Form, *, quality: int) -> bytes:
     """`data` is a file that the service has written itself. Blocks for as long as that takes."""
@@ -31,6 +39,8 @@ def converted(data: bytes, channel: Channel, form: Form, *, quality: int) -> byt
         picture = _channels(image, channel)
     if form is Form.JPEG:
         picture = picture.convert("RGB")
+    if max(picture.size) > form.max_side_px:
+        picture.thumbnail((form.max_side_px, form.max_side_px))
     out = io.BytesIO()
     picture.save(out, form.upper(), quality=quality)
     return out.getvalue()

@@ -39,6 +39,8 @@ async def own_jobs(replica: Replica, owner: str, *, is_ended: bool) -> list[Job]
     for _ in range(_MOST_PAGES):
         page = await replica.services.read_model.jobs(
             owner,
+            # By the status an index finds the few that are open among all that have ended.
+            status=None if is_ended else Status.RUNNING,
             flavour=Flavour.WORKFLOW,
             is_ended=is_ended,
             limit=MOST_LISTED,

@@ -35,9 +35,11 @@ def prompt_of(job: Job) -> dict[str, Any]:
 
 def queue_item(job: Job) -> list[Any]:
     """Number, id, graph, what else was sent, and the nodes that have results."""
-    outputs = [node for node in prompt_of(job) if _is_shown(node, job)]
+    prompt = prompt_of(job)
+    linked = _linked(prompt)
+    outputs = [node for node in prompt if node not in linked]
     extra = {"create_time": milliseconds(job.submitted_at), **_extra_data(job)}
-    return [number_of(job), job.id, prompt_of(job), extra, outputs]
+    return [number_of(job), job.id, prompt, extra, outputs]
 
 
 def history_item(job: Job) -> dict[str, Any]:
@@ -134,12 +136,11 @@ def _extra_data(job: Job) -> dict[str, Any]:
     return extra
 
 
-def _is_shown(node: str, job: Job) -> bool:
-    """Whether it is an output node. Nothing in a recorded graph follows one."""
-    linked = {
+def _linked(prompt: dict[str, Any]) -> set[str]:
+    """The nodes that others follow. Nothing in a recorded graph follows an output node."""
+    return {
         each[0]
-        for other in prompt_of(job).values()
-        for each in other.get("inputs", {}).values()
+        for node in prompt.values()
+        for each in node.get("inputs", {}).values()
         if isinstance(each, list) and each and isinstance(each[0], str)
     }
-    return node not in linked

@@ -22,7 +22,12 @@ from storage.keys import PNG, SAFETENSORS
 
 _PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
 _QUALITY = 90
-_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
+_CACHE_CONTROL = "private, no-cache"
+_HEADERS = {
+    "Cache-Control": _CACHE_CONTROL,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 """Browsers send the password of Basic for pictures on pages of other origins, too."""
 
 router = APIRouter(include_in_schema=False)
@@ -49,7 +54,7 @@ async def view(
             file,
             asked,
             replica.services.images,
-            cache_control="private, no-cache",
+            cache_control=_CACHE_CONTROL,
             send_timeout_s=replica.services.http_settings.silence_timeout_s,
         )
         answer.headers.update(_HEADERS)

@@ -29,6 +29,7 @@ from serve_app.adapters.comfyui.reading import caught_up, open_jobs, remaining
 from serve_app.adapters.comfyui.records import error_of, prompt_of
 from serve_app.job_state import current_job
 from serve_app.live.listener import Listener, Passing
+from serve_app.refusals import NoTurn
 from serve_app.replica import Replica
 from serve_app.sending.timed_stream import SlowReader
 from storage.images import ImageStoreError
@@ -201,17 +202,18 @@ class Session:
         for node, output in outputs_of(job.images, prompt, job_id=job.id).items():
             if class_of(node, prompt) == _WEBSOCKET_OUTPUT:
                 yield executing(job.id, node)
-                async for each in self._pictures(job, node):
-                    yield each
+                await self._send_pictures(job, node)
             yield message("executed", node=node, display_node=node, output=output, prompt_id=job.id)
 
-    async def _pictures(self, job: Job, node: str) -> AsyncGenerator[Message]:
-        """Those that were asked for on the websocket itself."""
+    async def _send_pictures(self, job: Job, node: str) -> None:
+        """Those that were asked for on the websocket itself. Raises SlowReader."""
         for image in job.images:
             if image.node == node:
-                with suppress(ImageStoreError):  # `executed` names it all the same
-                    data = await self._replica.services.images.get(image.key)
-                    yield picture(data, media_type_of(image))
+                # `executed` names it all the same.
+                with suppress(ImageStoreError, NoTurn):
+                    async with self._replica.bodies.room(self._owner, image.size_bytes):
+                        data = await self._replica.services.images.get(image.key)
+                        await self._send(picture(data, media_type_of(image)))
 
     async def _send_status(self) -> None:
         """Once the rows have what happened: clients read their lists when they are told this."""

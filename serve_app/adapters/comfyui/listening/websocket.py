@@ -26,7 +26,7 @@ router = APIRouter()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return "without completing handshake" not in record.msg
+    return "without completing handshake" not in str(record.msg)  # which may be an exception
 
 
 # Uvicorn takes each refusal for an error of the application, and whoever has no key could fill the

@@ -83,6 +83,38 @@ async def test_a_page_of_another_origin_does_not_use_the_password_that_a_browser
     assert (other.status_code, own.status_code) == (401, 200)
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["null", "http://[", "http://]x", "//", "darkroom.test", f"{ADDRESS}/", "http://a@b:c"],
+)
+async def test_no_origin_but_the_own_one_is_taken(
+    edge: Edge, client: httpx.AsyncClient, origin: str
+) -> None:
+    headers = basic(await edge.key()) | {"Origin": origin}
+    assert (await client.get("/probe", headers=headers)).status_code == 401
+
+
+FETCHES = [
+    ("same-origin", "cors", 200),
+    ("none", "navigate", 200),
+    ("cross-site", "navigate", 200),
+    ("cross-site", "no-cors", 401),
+    ("same-site", "no-cors", 401),
+    ("cross-site", "websocket", 401),
+]
+
+
+@pytest.mark.parametrize(("site", "mode", "status"), FETCHES)
+async def test_a_picture_or_script_of_another_page_does_not_use_the_password_either(
+    edge: Edge, client: httpx.AsyncClient, site: str, mode: str, status: int
+) -> None:
+    key = await edge.key()
+    said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+    assert (await client.get("/probe", headers=basic(key) | said)).status_code == status
+    bearer = {"Authorization": f"Bearer {key}"}
+    assert (await client.get("/probe", headers=bearer | said)).status_code == 200
+
+
 async def test_own_routes_take_a_key_as_bearer_alone(edge: Edge) -> None:
     key = await edge.key()
     async with edge.client_with(None) as anyone:

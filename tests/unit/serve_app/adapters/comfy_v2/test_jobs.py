@@ -110,6 +110,9 @@ async def test_a_result_is_an_input_of_another_job(edge: Edge, client: httpx.Asy
     await edge.complete(first["id"])
     job = await submit(client, with_image(reference(f"{first['id']}-0")))
     assert (await edge.job(job["id"])).submitted.input_files
+    again = await submit(client, with_image(reference(f"{first['id']}-0")))
+    files = [(await edge.job(id)).submitted.input_files for id in (job["id"], again["id"])]
+    assert files[0] == files[1]  # it is copied once
     async with await edge.client("bob") as bob:
         stolen = await bob.post(JOBS, json=with_image(reference(f"{first['id']}-0")))
         assert code(stolen) == (422, "missing_asset")

@@ -7,6 +7,7 @@ import json
 
 import httpx
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.support.edge import Edge
@@ -76,6 +77,7 @@ async def test_a_picture_is_sent_in_the_form_that_is_asked_for(
         params = {"filename": NAME, "subfolder": id, **query}
         answer = await client.get("/view", params=params)
         assert answer.headers["content-type"] == media_type
+        assert answer.headers["cache-control"].startswith("private")
         assert Image.open(io.BytesIO(answer.content)).mode == mode
 
 
@@ -112,4 +114,33 @@ async def test_a_mask_of_nothing_is_refused(client: httpx.AsyncClient, png: byte
     for ref, status in REFERENCES:
         form = {"image": ("m.png", png)}
         answer = await client.post("/upload/mask", files=form, data={"original_ref": ref})
+        assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize("form", ["webp", "jpeg"])
+async def test_a_picture_too_long_for_a_form_is_sent_smaller(
+    client: httpx.AsyncClient, form: str
+) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (70_000, 8)).save(out, "PNG")
+    await client.post("/upload/image", files={"image": ("a.png", out.getvalue())})
+    params = {"filename": "a.png", "type": "input", "preview": form}
+    answer = await client.get("/view", params=params)
+    assert answer.status_code == 200, answer.text
+    assert 16_000 < Image.open(io.BytesIO(answer.content)).width < 70_000
+
+
+CHARSETS = ["unicode_escape", "raw_unicode_escape", "a\0"]
+
+
+@pytest.mark.parametrize("charset", CHARSETS)
+async def test_texts_that_nobody_can_write_are_refused(
+    client: httpx.AsyncClient, png: bytes, charset: str
+) -> None:
+    head = b"--x\r\nContent-Disposition: form-data; name="
+    text = head + b'"subfolder"\r\n\r\n\\ud800 +2AA-\r\n'
+    file = head + b'"image"; filename="a.png"\r\n\r\n' + png + b"\r\n--x--\r\n"
+    for said, status in ((charset, 400), ("UTF-8", 200)):
+        headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={said}"}
+        answer = await client.post("/upload/image", content=text + file, headers=headers)
         assert answer.status_code == status, answer.text

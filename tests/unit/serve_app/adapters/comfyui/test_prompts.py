@@ -78,6 +78,8 @@ async def test_an_id_that_the_caller_chose_is_the_jobs_and_a_repeat_meets_it(
     async with await edge.client("bob") as bob:
         body = workflow_body() | {"client_id": CLIENT, "prompt_id": id}
         assert (await bob.post("/prompt", json=body)).status_code == 409
+        refused = await bob.post("/prompt", json=body | workflow_body(steps=0))
+        assert refused.status_code == 400  # as for an id that nobody has
 
 
 async def test_outputs_that_are_not_wanted_are_left_out(

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from events.types import Cancelled
+from serve_app.adapters.comfyui.records import queue_item
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body, workflow_body
 from tests.unit.serve_app.adapters.comfyui.conftest import CLIENT, ended, queue
@@ -176,3 +177,23 @@ async def test_a_job_alone_has_its_graph_and_its_outputs(
     assert job["workflow"]["extra_data"]["extra_pnginfo"] == shown
     assert job["outputs"]["9"]["images"][0]["filename"] == "darkroom_00001_.png"
     assert job["preview_output"]["nodeId"] == "9"
+
+
+async def test_the_outputs_of_a_graph_are_found_by_reading_it_once(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    job = await edge.job(await queue(client))
+    prompt = {
+        str(id): {"class_type": "A", "inputs": Counted(a=[str(id - 1), 0])} for id in range(50)
+    }
+    job.submitted.request["prompt"] = prompt
+    assert queue_item(job)[-1] == ["49"]
+    assert Counted.reads == 50
+
+
+class Counted(dict[str, Any]):
+    reads = 0
+
+    def values(self) -> Any:
+        Counted.reads += 1
+        return super().values()

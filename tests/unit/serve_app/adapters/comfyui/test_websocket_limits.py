@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,3 +75,8 @@ async def test_a_socket_ends_with_the_server(edge: Edge) -> None:
         await websocket.until("status")
         await edge.app.state.replica.streams.stop()
         await eventually(lambda: websocket.close_code == 1001)
+
+
+def test_the_server_may_log_an_exception_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("uvicorn.error").error(OSError("address in use"))
+    assert "address in use" in caplog.text
