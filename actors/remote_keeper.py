@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ _ASKS = 6
 """How often a dispatcher says that it is there in the time that workers are kept."""
 _ANSWER_TIMEOUT_S = 60.0
 """It may have to start first."""
+_LEAST_PAUSE_S = 0.1
 
 
 class KeeperProcess:
@@ -60,21 +62,42 @@ class KeeperProcess:
 KeeperActor = ray.remote(KeeperProcess)
 
 
-async def keep_workers(config: WorkerConfig, calls: RayCalls, *, kept_s: float) -> None:
-    """Say that a dispatcher is there, until cancelled. With 0 workers stay for good."""
+async def keep_workers(
+    config: WorkerConfig,
+    calls: RayCalls,
+    *,
+    kept_s: float,
+    on_said: Callable[[], None] = lambda: None,
+) -> None:
+    """Say that a dispatcher is there, until cancelled. With 0 workers stay for good.
+
+    `on_said` is called once no keeper takes them away from under it.
+    """
     keeper: Any = None  # found once: the head may be away later
-    while kept_s:
+    while True:
         try:
+            if not kept_s:
+                await calls.run(_end_keeper)
+                on_said()
+                return
             keeper = keeper or await calls.run(partial(_find_or_make, config, kept_s))
             if not await answer(keeper.keep, VERSION, kept_s, timeout_s=_ANSWER_TIMEOUT_S):
+                # The next is made only after the pause: it may be of another version again.
                 await calls.run(partial(ray.kill, keeper))
                 keeper = None
-                continue
+            on_said()
         except ActorUnavailable as error:
             keeper = None
             fields = {"action": "keep_workers", "error": str(error)}
             logger.warning("nobody keeps workers", extra=fields)
-        await asyncio.sleep(kept_s / _ASKS)
+        await asyncio.sleep(max(kept_s / _ASKS, _LEAST_PAUSE_S))
+
+
+def _end_keeper() -> None:
+    """One of an application before, to which nobody would say that a dispatcher is there."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor == {"namespace": NAMESPACE, "name": NAME}:
+            ray.kill(ray.get_actor(NAME, NAMESPACE))
 
 
 def _find_or_make(config: WorkerConfig, kept_s: float) -> Any:

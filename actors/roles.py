@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -55,6 +56,8 @@ from events.store.records import Endpoint
 from settings.settings import Settings
 
 OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
+_KEEPER_TIMEOUT_S = 10.0
+"""A keeper that is there answers at once; where none is, no worker is taken away."""
 
 
 async def run_router(settings: Settings) -> None:
@@ -111,10 +114,13 @@ async def run_results(settings: Settings) -> None:
 async def run_lasting_dispatcher(settings: Settings) -> None:
     """Its workers outlive it, for as long as the keeper lets them."""
     config = worker_config(settings, default_endpoint(settings.default_endpoint))
-    calls, kept_s = RayCalls(at_once=1), settings.dispatch.workers_kept_s
+    calls, kept_s, said = RayCalls(at_once=1), settings.dispatch.workers_kept_s, asyncio.Event()
     async with asyncio.TaskGroup() as group:
+        group.create_task(keep_workers(config, calls, kept_s=kept_s, on_said=said.set))
+        # First, so that no worker is taken away that was just given a job.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(said.wait(), _KEEPER_TIMEOUT_S)
         group.create_task(run_dispatcher(settings))
-        group.create_task(keep_workers(config, calls, kept_s=kept_s))
 
 
 async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ _ANSWER_TIMEOUT_S = 10.0
 _MOST_HANDED_BYTES = 32 * 1024
 """Of the events of a job that is handed over with a call."""
 _START_TIMEOUT_S = 120.0
+_LONGEST_SILENCE_S = 60.0
+"""One that does not answer for so long runs no job that would end."""
 _TURN_TIMEOUT_S = 2.0
 """For the question which process has the device; one that only starts does not answer it."""
 
@@ -139,6 +142,27 @@ class RayEngineActor:
 async def _holds(engine: Any) -> Any | None:
     """The engine, if it has the device. Raises ActorUnavailable."""
     return engine if await answer(engine.has_device, timeout_s=_TURN_TIMEOUT_S) else None
+
+
+class Silences:
+    """Job actors that did not answer, and since when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    async def may_run_job(self, name: str, actor: RayJobActor) -> bool:
+        """Whether it runs one, also where it is only slow to say so. One that is dead does not."""
+        try:
+            job_id, _ = await actor.state()
+        except ActorUnavailable as error:
+            since = self._since.setdefault(name, self._clock())
+            is_slow = isinstance(error.__cause__, ActorUnavailableError | TimeoutError)
+            if is_slow and self._clock() - since < _LONGEST_SILENCE_S:
+                return True
+            job_id = None
+        self._since.pop(name, None)
+        return job_id is not None
 
 
 async def answer(

@@ -33,7 +33,7 @@ from actors.dispatch.cluster import (
     JobActor,
 )
 from actors.dispatch.names import engine_name, is_slot_name, slot_number, standby_name
-from actors.dispatch.ray_actors import RayEngineActor, RayJobActor, answer
+from actors.dispatch.ray_actors import RayEngineActor, RayJobActor, Silences, answer
 from actors.dispatch.ray_calls import RayCalls
 from actors.remote import EngineProcessActor, JobProcessActor
 from actors.remote_engine import NAMESPACE
@@ -80,6 +80,7 @@ class RayCluster:
         """What each worker takes, as it was placed: its cluster may have got other nodes since, and
         its endpoint other values.
         """
+        self._silences = Silences()
         self._failed_on: dict[str, str] = {}
         """The node on which a worker did not come up the last time."""
 
@@ -176,10 +177,13 @@ class RayCluster:
 
     async def is_idle(self, worker: str) -> bool:
         for name in filter(is_slot_name, await self._run(partial(_actors_of, worker))):
-            with suppress(ActorUnavailable):
+            try:
                 handle = await self._run(partial(ray.get_actor, name, NAMESPACE))
-                job_id, _ = await RayJobActor(handle).state()
-                if job_id is not None:
+            except ActorUnavailable as error:
+                if not isinstance(error.__cause__, ValueError):  # which says that it is gone
+                    raise
+            else:
+                if await self._silences.may_run_job(name, RayJobActor(handle)):
                     return False
         return True
 

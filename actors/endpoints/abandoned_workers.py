@@ -61,8 +61,8 @@ class AbandonedWorkers:
         return self._clock() < self._kept_until
 
     async def _remove(self, worker: str) -> bool:
-        """Whether it is gone. A dispatcher may have come meanwhile."""
-        if self._is_kept() or not await self._cluster.is_idle(worker):
+        """Whether it is gone. A dispatcher may have come meanwhile, and given it a job."""
+        if self._is_kept() or not await self._cluster.is_idle(worker) or self._is_kept():
             return False
         await self._cluster.remove(worker)
         logger.warning("worker was abandoned", extra=_LOG | {"worker": worker})

@@ -92,7 +92,7 @@ class Denoise(Request):
         longest = max((each.tokens.shape[1] for each in conditions), default=0)
         if self.model.transformer is not None:
             size = max(0, longest - 1).bit_length() if longest > _SHORT_TOKENS else 0
-            return "denoise", id(self.model.unet), self.x.shape[1:], size
+            return "denoise", id(self.model.unet), self.model.prediction, self.x.shape[1:], size
         own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         means = model.prediction, model.sigma_data

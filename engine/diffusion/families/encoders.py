@@ -20,12 +20,16 @@ from engine.diffusion.loading.modules import configuration_checked, loaded, read
 from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.unets import dtype_of
 from engine.diffusion.loading.weights import LoadTarget, Weights, component_files
-from engine.diffusion.text.encoding import Clip
+from engine.diffusion.text.encoding import CHUNK, VOCABULARY, Clip
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.language_models import T5, LanguageModel, Qwen3
 from engine.diffusion.text.text_encoders import FLUX_CLIP_L, TextEncoder
 from engine.diffusion.text.textual_inversion import Embeddings
-from engine.diffusion.text.tokenizers import read_tokenizer, tokenizer_file
+from engine.diffusion.text.tokenizers import (
+    read_tokenizer,
+    require_vocabulary,
+    tokenizer_file,
+)
 from engine.errors import CheckpointUnavailable
 from engine.graph.families import Family
 from engine.graph.models_folder import TEXT_ENCODERS
@@ -71,22 +75,29 @@ def load_texts(store: ModelStore, family: Family, names: Iterable[str]) -> Famil
     for name in names:
         path = store.models.path(TEXT_ENCODERS, name)
         identity = store.identity(path)
-        if path.is_dir():
-            files += encoders_in(path, identity)
-        else:
-            files.append(EncoderFile(Part(store.inspect(Weights, path)), path, identity))
+        found = store.inspect_once(_read_alone, path, identity)
+        files += [EncoderFile(part, place, identity) for part, place in found]
     return texts_of(store, family, files)
 
 
-def encoders_in(path: Path, identity: Identity) -> list[EncoderFile]:
+def encoders_in(store: ModelStore, path: Path, identity: Identity) -> list[EncoderFile]:
     """Those of a whole checkpoint, a file or a diffusers folder."""
+    found = store.inspect_once(_read_whole, path, identity)
+    return [EncoderFile(part, place, identity) for part, place in found]
+
+
+def _read_alone(path: Path) -> list[tuple[Part, Path]]:
+    return _read_whole(path) if path.is_dir() else [(Part(Weights(path)), path)]
+
+
+def _read_whole(path: Path) -> list[tuple[Part, Path]]:
     if path.is_dir():
         folders = [each for each in sorted(path.glob("text_encoder*")) if each.is_dir()]
-        return [EncoderFile(Part(Weights(*component_files(f))), f, identity) for f in folders]
+        return [(Part(Weights(*component_files(each))), each) for each in folders]
     weights = Weights(path)
     names = {key.split(".")[1] for key in weights.shapes if key.startswith(_IN_CHECKPOINT)}
     prefixes = [f"{_IN_CHECKPOINT}{name}.transformer." for name in sorted(names)]
-    return [EncoderFile(Part(weights, prefix), path, identity) for prefix in prefixes]
+    return [(Part(weights, prefix), path) for prefix in prefixes]
 
 
 def texts_of(store: ModelStore, family: Family, files: Iterable[EncoderFile]) -> FamilyTexts:
@@ -117,12 +128,22 @@ def computing_dtype(store: ModelStore) -> torch.dtype:
 def _language_model(
     store: ModelStore, cls: Callable[[Shapes], L], file: EncoderFile
 ) -> tuple[L, Tokenizer]:
-    shared = store.models.at_top(TEXT_ENCODERS)
-    tokenizer = read_tokenizer(tokenizer_file(file.place, file.kind, shared))
+    tokenizer = _tokenizer(store, file)
     encoder = store.get_or_create(
         ("language model", file.kind, file.identity), lambda: _read_model(store, cls, file.part)
     )
+    require_vocabulary(tokenizer, encoder.vocabulary, file.place.name)
     return encoder, tokenizer
+
+
+def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
+    """From where a silent folder holds up nobody: the device thread asks for it at each load."""
+    place, kind, shared = file.place, file.kind, store.models.at_top(TEXT_ENCODERS)
+    return store.models.reads.read(
+        ("tokenizer", place, kind),
+        lambda: read_tokenizer(tokenizer_file(place, kind, shared)),
+        ttl_s=0,
+    )
 
 
 def _read_model(store: ModelStore, cls: Callable[[Shapes], L], part: Part) -> L:
@@ -138,6 +159,11 @@ def _clip(store: ModelStore, file: EncoderFile) -> Clip:
     def create() -> TextEncoder:
         with configuration_checked(file.part.weights.name):
             config = _clip_config(file.part.shapes)
+        if config["vocab_size"] != VOCABULARY or config["max_position_embeddings"] != CHUNK + 2:
+            raise CheckpointUnavailable(
+                f"{file.place.name} is no CLIP-L: it knows {config['vocab_size']} tokens, "
+                f"{config['max_position_embeddings']} at once"
+            )
         component = file.part.component(config, layout.clip)
         return read_clip_encoder(store, component, FLUX_CLIP_L)
 

@@ -96,8 +96,8 @@ def load_whole(
         lambda: _read_network(store, FAMILIES[family], network_part(path), None),
         label=label,
     )
-    texts = texts_of(store, family, encoders_in(path, identity))
-    component = inspect_vae(path)
+    texts = texts_of(store, family, encoders_in(store, path, identity))
+    component = store.inspect_once(inspect_vae, path, identity)
     target = LoadTarget(store.device, torch.float32)
     autoencoder = store.get_or_create(
         ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)

@@ -42,6 +42,11 @@ def own_latent(latent: Latent, model: Model, sigmas: Tensor, row: Sampler) -> La
 
 def _require_schedule(model: Model, sigmas: Tensor, row: Sampler) -> None:
     if not model.levels.is_flow:
+        if model.transformer is not None:
+            raise EngineError(
+                f"{model.transformer.title} predicts a flow, and what it is said to predict or its "
+                "noise levels are those of other models: leave out the ModelSampling node"
+            )
         return
     require_flow_sigmas(sigmas)
     if follows_timesteps(row):

@@ -30,7 +30,7 @@ from engine.diffusion.text.weighting import weighted_segments
 from engine.errors import EngineError
 from engine.stages import Stage
 
-_VOCABULARY = 49408
+VOCABULARY = 49408
 CHUNK = 75
 _WHOLE_WORD = 8
 """A word of fewer tokens than this is never split over two chunks."""
@@ -53,7 +53,7 @@ def load_tokenizer() -> CLIPTokenizer:
         _TOKENIZER_FOLDER, local_files_only=True
     )
     # If its files are missing, it still loads, with an empty vocabulary.
-    if len(tokenizer) != _VOCABULARY:
+    if len(tokenizer) != VOCABULARY:
         raise EngineError(f"the tokenizer in {_TOKENIZER_FOLDER} knows {len(tokenizer)} tokens")
     return tokenizer
 

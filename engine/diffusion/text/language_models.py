@@ -42,6 +42,12 @@ class LanguageModel(nn.Module):
         weight: Tensor = next(self.parameters())
         return weight.device
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it knows."""
+        known: int = self.model.config.vocab_size
+        return known
+
     @abstractmethod
     def key_map(self, names: Iterable[str], keys: Mapping[str, Any]) -> KeyMap:
         """The tensors of a file, without its prefix, for the weights."""

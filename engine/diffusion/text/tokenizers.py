@@ -13,6 +13,19 @@ from engine.graph.models_folder import CONFIG_SUFFIX
 TOKENIZER = "tokenizer.json"
 
 
+def require_vocabulary(tokenizer: Tokenizer, size: int, name: str) -> None:
+    """Raises CheckpointUnavailable for a tokenizer of more tokens than the encoder `name` knows.
+
+    To look up one beyond them is an error of a GPU that ends all that its process does.
+    """
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last >= size:
+        raise CheckpointUnavailable(
+            f"the tokenizer of {name} is that of another model: it has a token {last}, and the "
+            f"encoder knows {size}"
+        )
+
+
 def tokenizer_file(place: Path, kind: str, shared: Path) -> Path:
     """The file of the tokenizer for an encoder of that kind; raises CheckpointUnavailable.
 

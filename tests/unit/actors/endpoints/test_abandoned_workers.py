@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from actors.dispatch.cluster import ActorUnavailable
@@ -21,6 +23,12 @@ class SlowCluster(FakeCluster):
         self.bench = bench
         self.answers_after_s = 0.0
         self.is_away = False
+        self.on_asked: Callable[[], None] = lambda: None
+
+    async def is_idle(self, worker: str) -> bool:
+        found = await super().is_idle(worker)
+        self.on_asked()
+        return found
 
     async def workers(self, prefix: str) -> list[str]:
         self.bench.now_s += self.answers_after_s
@@ -67,6 +75,12 @@ async def test_one_that_runs_a_job_goes_after_its_end(bench: Bench) -> None:
     actor.finish()
     assert await bench.after(1)
     assert bench.cluster.removed == [PENDING, WORKER]
+
+
+async def test_a_dispatcher_that_comes_while_a_worker_is_asked_keeps_it(bench: Bench) -> None:
+    bench.cluster.on_asked = bench.abandoned.keep
+    assert not await bench.after(KEPT_S + 1)
+    assert bench.cluster.removed == []
 
 
 async def test_a_dispatcher_has_time_to_come_after_an_outage_of_the_cluster(bench: Bench) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from engine.diffusion.families.encoders import load_texts
 from engine.diffusion.families.loading import load_diffusion_model
+from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
@@ -123,6 +127,47 @@ def test_a_text_encoder_of_another_kind_is_refused(root: Path, store: ModelStore
         load_texts(store, Family.Z_IMAGE, ["tiny-clip-l.safetensors"])
 
 
+def test_a_tokenizer_of_more_tokens_than_the_encoder_knows_is_refused(
+    root: Path, store: ModelStore
+) -> None:
+    place = root / "text_encoders/tiny-qwen3.config/tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(place))
+    tokenizer.add_tokens([f"<token {at}>" for at in range(320)])
+    tokenizer.save(str(place))
+    with pytest.raises(CheckpointUnavailable, match="tokenizer of tiny-qwen3"):
+        load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"])
+
+
+def test_a_clip_of_another_vocabulary_is_refused(root: Path, store: ModelStore) -> None:
+    write_flux(root)
+    key = "text_model.embeddings.token_embedding.weight"
+    path = root / "clip/tiny-clip-l.safetensors"
+    _change(path, lambda state: {**state, key: state[key][:100].clone()})
+    with pytest.raises(CheckpointUnavailable, match="no CLIP-L: it knows 100 tokens"):
+        load_texts(store, Family.FLUX, ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"])
+
+
+def test_what_is_in_memory_is_had_without_waiting_for_the_folder(
+    z_image: dict[str, Any], transformers_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ModelStore(ModelsFolder(transformers_root), torch.device("cpu"), 2**30)
+    loads: list[Callable[[], Any]] = [
+        lambda: load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"]).encoder,  # type: ignore[attr-defined]
+        lambda: load_checkpoint(store, "whole.safetensors").model.unet,
+        lambda: load_checkpoint(store, "folder").model.unet,
+    ]
+    kept = [load() for load in loads]
+    here, look = threading.get_ident(), os.stat
+
+    def watched_stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        is_model = str(path).startswith(str(transformers_root))
+        assert not is_model or threading.get_ident() != here, path
+        return look(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", watched_stat)
+    assert [load() for load in loads] == kept
+
+
 def test_a_whole_checkpoint_and_a_folder_make_the_same_picture(
     start: Callable[..., Watched],
 ) -> None:
@@ -177,7 +222,10 @@ def test_texts_and_patches_of_other_families_end_the_job_alone(
     patched = {**z_image_graph(steps=1, model=["20", 0]), "20": sd}
     guided = {**z_image_graph(steps=1, model=["20", 0]), "20": node("RescaleCFG", model=["1", 0])}
     guided["20"]["inputs"]["multiplier"] = 0.7
+    relevelled = {**z_image_graph(steps=1, model=["20", 0])}
+    relevelled["20"] = node("ModelSamplingDiscrete", model=["1", 0], sampling="eps", zsnr=False)
     wanted = {
+        "leave out the ModelSampling node": relevelled,
         "encoded for another model": mixed,
         "made for UNets, and Z-Image has a transformer": patched,
         "RescaleCFG is for models that predict noise": guided,
