@@ -19,6 +19,8 @@ BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
 SUITES := tests/browser tests/clients tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
+# What pictures are compared with, in some hundred graphs: minutes of a processor alone.
+FIDELITY := tests/unit/engine/reference
 # Long ones with services of their own, which `hostile` runs so that `test` keeps its time.
 LONG := $(patsubst %,tests/acceptance/test_%.py,endpoints placement traces turns two_endpoints two_instances)
 # Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
@@ -35,7 +37,7 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test faults skew hostile clients outside browser screenshots image check docs format bench asyncapi lock audit sbom clean
+.PHONY: help install demo up test fidelity faults skew hostile clients outside browser screenshots image check docs format bench asyncapi lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -51,11 +53,14 @@ up: $(INSTALLED) ## run the service until Ctrl-C
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the suites below, with the reason of each one skipped
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
-		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%); first=$$?; \
+		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%) $(FIDELITY:%=--ignore=%); first=$$?; \
 	$(BIN)/pytest -rs $(LIVE) $(LONG:%=--ignore=%) && exit $$first
 else
 	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
 endif
+
+fidelity: $(INSTALLED) $(CHECKPOINT) ## compare pictures with those of ComfyUI, and latents with those of before
+	$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile $(FIDELITY) $(ARGS)
 
 faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze parts of a running service; DURATION=1800 SEED=7: under load
 	$(BIN)/$(if $(DURATION),python -m tests.faults.run --duration $(DURATION) --seed $(SEED),pytest -rs tests/faults) $(ARGS)

@@ -33,6 +33,7 @@ from events.errors import (
     AddressNotAllowed,
     ArchiveBusy,
     DatabaseUnavailable,
+    FetchFailed,
     HistoryGone,
     JobDamaged,
     JobOfLaterVersion,
@@ -250,6 +251,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     # what no request causes
     JobDamaged: _Plain(500, "job_damaged"),
     **dict.fromkeys((Cancelled, DeviceFailed, InputFileUnavailable, MachineFailed), _internal),
+    FetchFailed: _internal,  # why an image is refused that a request names by its URL
     **dict.fromkeys((NodeFailed, OutOfMemory, RowRefused, SegmentBroken, TooLarge), _internal),
     **dict.fromkeys((EngineError, ServiceError, Exception), _internal),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -49,11 +50,7 @@ class Replica:
         self.services = services
         self.setup_warnings = SetupWarnings(services.catalogue.models, warnings)
         self._exporter = exporter
-        self.authenticator = Authenticator(
-            services.keys,
-            ttl_s=services.key_settings.cache_s,
-            defaults=_default_limits(services.key_settings),
-        )
+        self.authenticator = _authenticator(services)
         self.metrics = EdgeMetrics(ask_metrics)
         self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
         http = services.http_settings
@@ -76,12 +73,16 @@ class Replica:
         self.sent_images = self.acceptance.sent_images
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
         self.streams = Streams(services, self.queue_places)
-        self.previews = LatestPreviews(services.progress)
 
     def note_accepted(self, job: Job, *, began: datetime) -> None:
         """A request was answered that began then. A repeat met a job that was there before it."""
         if self._exporter is not None and job.submitted_at >= began:
             self._exporter.add(accept_spans(job, began=began, ended=utc_now()))
+
+    @cached_property
+    def previews(self) -> LatestPreviews:
+        """What its listeners keep of running jobs, from the first question on."""
+        return LatestPreviews(self.services.progress)
 
     async def stop(self) -> None:
         await self.streams.stop()
@@ -89,6 +90,11 @@ class Replica:
         await self.withdrawals.stop()
         self.refusal_log.stop()
         self._checks.stop()
+
+
+def _authenticator(services: Services) -> Authenticator:
+    settings = services.key_settings
+    return Authenticator(services.keys, ttl_s=settings.cache_s, defaults=_default_limits(settings))
 
 
 def _default_limits(settings: KeySettings) -> KeyLimits:

@@ -88,6 +88,9 @@ def test_what_is_accepted_is_runnable(checker: Checker, requests: Requests, seed
         require_small_refusal(refusal)
         return
     event(f"{flavour}: accepted")
+    if checked.sent_images:
+        names = {each.place: f"{n}.png" for n, each in enumerate(checked.sent_images)}
+        checked = checker.with_uploads(checked, names)
     require_idempotent(checked, flavour, checker)
     job = require_storable(checked, flavour)
     require_plannable(job, checker)

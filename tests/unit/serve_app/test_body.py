@@ -20,7 +20,7 @@ MAX_BYTES = 64 * 1024
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
     async with (
-        running_edge(tmp_path, max_body_bytes=MAX_BYTES) as edge,
+        running_edge(tmp_path, max_body_bytes=MAX_BYTES, max_image_body_bytes=MAX_BYTES) as edge,
         await edge.client() as client,
     ):
         yield client

@@ -174,7 +174,7 @@ class TestJobs:
         assert_refused(answer, 409, "idempotency_conflict", message)
         await client.delete(f"/v1/jobs/{accepted.json()['request_id']}")
         answer = await submit(client, "order 1")
-        message = "The job of this Idempotency-Key was erased."
+        message = "The job of this Idempotency-Key or id was erased."
         assert_refused(answer, 409, "idempotency_conflict", message)
 
 
