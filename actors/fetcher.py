@@ -27,6 +27,10 @@ _BYTES = frozenset({"application/octet-stream", "binary/octet-stream"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SHOWN_CHARS = 80
 _LONGEST_LOOKUP_S = 60.0
+_MANY_PARTS = 64
+"""That many may come of one read from the connection, without a pause in between."""
+_SMALLEST_PART = 512
+"""Bytes. On average, and beside some more parts: each takes as long as many bytes do."""
 
 
 class Fetcher:
@@ -121,6 +125,10 @@ class Fetcher:
             size += len(part)
             self._require_size(size)
             parts.append(part)
+            if len(parts) % _MANY_PARTS == 0:
+                if len(parts) > 1000 + size // _SMALLEST_PART:
+                    raise FetchFailed("it comes in parts that are too small")
+                await asyncio.sleep(0)
         return b"".join(parts)
 
     def _require_size(self, size_bytes: int) -> None:

@@ -20,6 +20,9 @@ MAX_DEPTH = 100
 
 _MAX_CONTAINERS = 2**16
 """Arrays and objects. The parser makes them without a pause, during which no thread runs."""
+_MAX_COMMAS = 2**18
+"""They part values and keys, each of which takes the parser time, too, and up to hundreds of bytes.
+Base64 has none, so only a body that is meant to bring images along can come near."""
 _SHOWN_CHARS = 100
 _LONGEST_LENGTH = 18  # digits of a Content-Length; more are refused without conversion
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -80,6 +83,8 @@ def parse_json(body: bytes) -> Any:
     """Raises no other error than ApiError 400 `invalid_json`."""
     if body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
         raise _invalid(f"It has more than {_MAX_CONTAINERS} opening brackets.")
+    if body.count(b",") > _MAX_COMMAS:
+        raise _invalid(f"It has more than {_MAX_COMMAS} commas.")
     try:
         value = _DECODER.decode(body.decode())
     except RecursionError as error:

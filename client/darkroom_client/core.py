@@ -23,6 +23,8 @@ Flavour = Literal["workflow", "diffusion"]
 
 TIMEOUT_S = 30.0
 _LONGEST_WAIT_S = 60.0
+_SHORTEST_WAIT_S = 1.0
+"""A service in trouble may answer at once that a job has not ended."""
 _TRIES = 6
 _LONGEST_PAUSE_S = 30.0
 _PASSING = frozenset({429, 502, 503, 504})
@@ -88,7 +90,7 @@ def called(call: Call) -> Flow[Answer]:
     for number in range(_TRIES):
         answer = yield call
         if isinstance(answer, Answer):
-            if answer.status < 400:
+            if answer.status < 300:  # a redirect is not followed, since it may lead elsewhere
                 return answer
             if answer.status not in _PASSING:
                 raise Refused(answer.status, answer.json())
@@ -138,6 +140,7 @@ def waited(request_id: str, *, timeout_s: float | None, inline: bool) -> Flow[Re
         left_s = _LONGEST_WAIT_S
         if timeout_s is not None:
             left_s = timeout_s - ((yield from _now()) - began_s)
+        asked_at_s = yield from _now()
         found = yield from result(
             request_id, wait_s=max(0.0, min(left_s, _LONGEST_WAIT_S)), inline=inline
         )
@@ -145,6 +148,8 @@ def waited(request_id: str, *, timeout_s: float | None, inline: bool) -> Flow[Re
             return found
         if timeout_s is not None and (yield from _now()) - began_s >= timeout_s:
             raise NotEnded(f"{request_id} has not ended within {timeout_s:g} s.")
+        if (yield from _now()) - asked_at_s < _SHORTEST_WAIT_S:
+            yield Pause(_SHORTEST_WAIT_S)
 
 
 def cancelled(request_id: str) -> Flow[bool]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
@@ -28,6 +30,7 @@ def callbacks(
 
     def decorate(told: Told) -> Told:
         seen: OrderedDict[str, None] = OrderedDict()
+        turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
         async def receive(request: Request) -> Response:
             body = await _body(request)
@@ -37,11 +40,13 @@ def callbacks(
                 callback = verified(secret, body, request.headers)
             except SignatureInvalid:
                 return Response(status_code=401)
-            if callback.id not in seen:
-                await told(callback)
-                seen[callback.id] = None
-                while len(seen) > _REMEMBERED:
-                    seen.popitem(last=False)
+            # A repeat may come while the function is still at the callback.
+            async with turns.setdefault(callback.id, asyncio.Lock()):
+                if callback.id not in seen:
+                    await told(callback)
+                    seen[callback.id] = None
+            while len(seen) > _REMEMBERED:
+                seen.popitem(last=False)
             return Response(status_code=204)
 
         app.add_api_route(path, receive, methods=["POST"], include_in_schema=False)

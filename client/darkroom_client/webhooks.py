@@ -24,16 +24,20 @@ def verified(
 ) -> Callback:
     """The callback, if it is the service's, unchanged and not older than five minutes.
 
-    `secret` is that of the API key, `whsec_…`. Raises SignatureInvalid.
+    `secret` is that of the API key, `whsec_…`. Raises SignatureInvalid, and ValueError for an empty
+    one.
     """
     given = {name.lower(): value for name, value in headers.items()}
     try:
         id, sent_at = given["webhook-id"], int(given["webhook-timestamp"])
         signatures = given["webhook-signature"].split()
         key = b64decode(secret.removeprefix("whsec_"), validate=True)
-    except (KeyError, ValueError, binascii.Error) as error:
+        age_s = (time.time() if now is None else now) - sent_at
+    except (KeyError, ValueError, OverflowError, binascii.Error) as error:
         raise SignatureInvalid("A header of Standard Webhooks is missing or damaged.") from error
-    if abs((time.time() if now is None else now) - sent_at) > TOLERANCE_S:
+    if not key:
+        raise ValueError("The secret is empty, so anybody could sign.")
+    if abs(age_s) > TOLERANCE_S:
         raise SignatureInvalid("The callback was signed too long ago, or in the future.")
     signed = f"{id}.{sent_at}.".encode() + body
     expected = "v1," + b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

@@ -49,19 +49,23 @@ class SentImages:
         if how is None:
             raise InvalidImage("It is neither a data URL nor base64 nor an https URL.")
         if how is SentAs.URL:
-            data = await self._fetched(owner, image, give_up_at or self.give_up_at())
-        else:
-            decode = partial(decoded, image, max_bytes=self._max_bytes)
-            is_quick = len(image) <= QUICK_BYTES
-            data = await self._checks.run(owner, decode, is_quick=is_quick)
+            return await self._name_of_url(owner, image, give_up_at or self.give_up_at())
+        decode = partial(decoded, image, max_bytes=self._max_bytes)
+        is_quick = len(image) <= QUICK_BYTES
+        data = await self._checks.run(owner, decode, is_quick=is_quick)
         return (await self._store.add_content(owner, data)).name
 
-    async def _fetched(self, owner: str, url: str, give_up_at: float) -> bytes:
+    async def _name_of_url(self, owner: str, url: str, give_up_at: float) -> str:
+        """The turn lasts until the image is stored: nothing else bounds how many are in memory."""
         if not self._settings.enabled:
             raise ImageNotFetched("This service fetches no images. Send it as a data URL.")
         async with self._turns.take(owner):
-            left_s = give_up_at - asyncio.get_running_loop().time()
-            try:
-                return await self._fetch(url, timeout_s=max(0.0, left_s))
-            except FetchFailed as error:
-                raise ImageNotFetched(f"It could not be fetched: {error}.") from error
+            data = await self._fetched(url, give_up_at)
+            return (await self._store.add_content(owner, data)).name
+
+    async def _fetched(self, url: str, give_up_at: float) -> bytes:
+        left_s = give_up_at - asyncio.get_running_loop().time()
+        try:
+            return await self._fetch(url, timeout_s=max(0.0, left_s))
+        except FetchFailed as error:
+            raise ImageNotFetched(f"It could not be fetched: {error}.") from error

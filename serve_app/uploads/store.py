@@ -13,7 +13,7 @@ from serve_app.checks import Checks
 from serve_app.refusals import TooManyUploadBytes
 from serve_app.uploads.images import read_input_image
 from serve_app.uploads.latents import read_input_latent
-from serve_app.uploads.names import upload_name
+from serve_app.uploads.names import content_name, upload_name
 from serve_app.uploads.sanitized_file import SanitizedFile
 from settings.http import HttpSettings
 from storage.images import ImageStore
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from events.store.uploads import Uploads
 
 LATENT_SUFFIX = ".latent"
-_CONTENT_DIGITS = 40
 
 
 class UploadStore:
@@ -64,7 +63,7 @@ class UploadStore:
 
         Raises what `add` raises.
         """
-        name = await self.decodes.run(owner, _content_name, data, is_quick=False)
+        name = await self.decodes.run(owner, content_name, data, is_quick=False)
         known = (await self._rows.use(owner, [name], utc_now())).get(name)
         return await self._store(owner, name, data) if known is None else known
 
@@ -103,10 +102,6 @@ class UploadStore:
         if kept_bytes is not None:
             await self._images.delete(upload.storage_key)
             raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
-
-
-def _content_name(data: bytes) -> str:
-    return f"sent-{hashlib.sha256(data).hexdigest()[:_CONTENT_DIGITS]}.png"
 
 
 def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:

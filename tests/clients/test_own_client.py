@@ -23,8 +23,7 @@ REQUEST = {"prompt": "a large red circle on white", "width": 64, "height": 64, "
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     data = tmp_path_factory.mktemp("own") / "data"
-    settings = {"DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8"}
-    with Service(data, settings) as service:
+    with Service(data, DARKROOM_CALLBACK_ALLOW_NETWORKS="127.0.0.0/8") as service:
         yield service
 
 

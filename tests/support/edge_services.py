@@ -136,11 +136,13 @@ class MemoryParts:
     """What there is at the URLs of images."""
     hanging: set[str] = field(default_factory=set)
     hangs: asyncio.Event = field(default_factory=asyncio.Event)
+    fetched: list[str] = field(default_factory=list)
 
     said_metrics: list[bytes] = field(default_factory=list)
     """What other processes say of themselves."""
 
     async def fetch(self, url: str, *, timeout_s: float) -> bytes:
+        self.fetched.append(url)
         if url in self.hanging:
             self.hangs.set()
             await asyncio.Event().wait()

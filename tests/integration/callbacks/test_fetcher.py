@@ -44,9 +44,13 @@ async def to_loopback(host: str) -> Sequence[str]:
     return ["127.0.0.1"]
 
 
-def fetcher(rule: AddressRule = LOOPBACK, resolve: Resolve = to_loopback) -> Fetcher:
+def fetcher(
+    rule: AddressRule = LOOPBACK, resolve: Resolve = to_loopback, *, max_bytes: int = 1000
+) -> Fetcher:
     trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
-    return Fetcher(rule, settings=SETTINGS, max_bytes=1000, resolve=resolve, ssl_context=trusted)
+    return Fetcher(
+        rule, settings=SETTINGS, max_bytes=max_bytes, resolve=resolve, ssl_context=trusted
+    )
 
 
 @pytest.fixture
@@ -133,6 +137,18 @@ async def test_what_is_no_image_is_refused(
 async def test_a_slow_server_is_given_up(receiver: Receiver, slow: Answer) -> None:
     with pytest.raises(FetchFailed, match="in time"):
         await fetched(receiver, slow, timeout_s=0.5)
+
+
+async def test_a_body_in_tiny_chunks_is_given_up(receiver: Receiver) -> None:
+    async def tiny(writer: asyncio.StreamWriter) -> None:
+        head = "HTTP/1.1 200 Any\r\ncontent-type: image/png\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"1\r\na\r\n" * 5000)
+        await writer.drain()
+
+    receiver.answers = [tiny]
+    url = f"https://receiver.test:{receiver.port}/"
+    with pytest.raises(FetchFailed, match="too small"):
+        await fetcher(max_bytes=10_000).fetch(url, timeout_s=20)
 
 
 async def test_a_name_that_turns_to_another_address_is_looked_up_once(receiver: Receiver) -> None:

@@ -94,6 +94,31 @@ def test_waiting_asks_again_until_the_end() -> None:
     assert calls[0].timeout_s > 60
 
 
+def test_a_redirect_is_no_answer() -> None:
+    """It may lead to another host, which must not get the key."""
+    with pytest.raises(Refused) as refused:
+        driven(core.result(ID), answer(308, location="https://elsewhere.example.com/"))
+    assert refused.value.status == 308
+
+
+def test_waiting_is_no_flood_where_the_answers_come_at_once() -> None:
+    pauses = []
+    flow = core.waited(ID, timeout_s=None, inline=False)
+    sent: Sent = None
+    for _ in range(20):
+        match step := flow.send(sent):
+            case Call():
+                sent = job()
+            case Clock():
+                sent = Now(0.0)
+            case Pause(seconds=seconds):
+                pauses.append(seconds)
+                sent = None
+        assert step is not None
+    assert len(pauses) >= 4
+    assert min(pauses) >= 1
+
+
 def test_waiting_ends_in_time() -> None:
     with pytest.raises(NotEnded):
         driven(core.waited(ID, timeout_s=70, inline=False), *[job()] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ def test_what_the_service_signed_is_taken(secrets: tuple[str, ...]) -> None:
         ({"webhook-id": "msg_other"}, BODY),
         ({"Webhook-Timestamp": "1700000000"}, BODY),
         ({"Webhook-Timestamp": "soon"}, BODY),
+        ({"Webhook-Timestamp": "9" * 4000}, BODY),
         ({"webhook-signature": ""}, BODY),
         ({"webhook-signature": "v1,é v2,abc"}, BODY),
         ({"webhook-signature": Webhook(OTHER).sign("a", datetime.now(UTC), "b")}, BODY),
@@ -56,6 +58,12 @@ def test_what_was_changed_is_not(change: dict[str, str], body: bytes) -> None:
         verified(SECRET, body, signed() | change)
     with pytest.raises(SignatureInvalid):
         verified(SECRET, BODY, {})
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_"])
+def test_with_an_empty_secret_nothing_is_checked(secret: str) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        verified(secret, BODY, signed())
 
 
 class TestReceiver:
@@ -83,6 +91,22 @@ class TestReceiver:
         statuses = [await self.post(client, BODY, signed()) for _ in range(3)]
         assert statuses == [500, 204, 204]
         assert len(told) == 2
+
+    async def test_a_repeat_that_comes_meanwhile_waits(self) -> None:
+        app, told, may_end = FastAPI(), list[str](), asyncio.Event()
+
+        @callbacks(app, secret=SECRET)
+        async def note(callback: Callback) -> None:
+            told.append(callback.id)
+            await may_end.wait()
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://you.test") as client:
+            posts = [asyncio.create_task(self.post(client, BODY, signed())) for _ in range(2)]
+            await asyncio.wait(posts, timeout=0.05)
+            may_end.set()
+            assert await asyncio.gather(*posts) == [204, 204]
+        assert len(told) == 1
 
     async def test_it_takes_nothing_else(
         self, client: httpx.AsyncClient, told: list[Callback]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from base64 import b64encode
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 
 from events.errors import FetchFailed
 from tests.support.edge import Edge, running_edge
+from tests.support.polling import eventually
 from tests.support.uploads import names, png, upload
 
 GENERATE = "/workflow/v1/generate"
@@ -220,6 +222,25 @@ async def test_an_owner_whose_hosts_hang_leaves_turns_to_others(tmp_path: Path) 
             assert (await submit(bob, URL)).status_code == 202
             hangs.cancel()
             await asyncio.gather(hangs, return_exceptions=True)
+
+
+async def test_a_fetched_image_has_its_turn_until_it_is_stored(tmp_path: Path) -> None:
+    """However many requests name images, so many of them are in memory."""
+    async with running_edge(tmp_path, fetch_in_flight=2, fetch_per_owner=1) as edge:
+        edge.pictures[URL] = png()
+        decodes = edge.app.state.replica.upload_store.decodes
+        may_end = threading.Event()
+        async with await edge.client("alice") as alice, await edge.client("bob") as bob:
+            busy = asyncio.create_task(decodes.run("alice", may_end.wait, 30, is_quick=False))
+            sent = [asyncio.create_task(submit(alice, URL)) for _ in range(2)]
+            await eventually(lambda: bool(edge.fetched))
+            assert (await submit(bob, DATA_URL)).status_code == 202
+            fetched = len(edge.fetched)
+            may_end.set()
+            answers = await asyncio.gather(*sent)
+            await busy
+        assert [answer.status_code for answer in answers] == [202, 202]
+        assert fetched == 1
 
 
 async def test_what_a_url_may_not_have_is_told_in_words(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.refusals import InvalidImage, TooManyUploadBytes
+from serve_app.refusals import InvalidImage, InvalidUploadName, TooManyUploadBytes
 from serve_app.replica import Replica
+from serve_app.uploads.names import content_name
 from tests.support.edge import Edge, running_edge
 from tests.support.uploads import png
 
@@ -29,6 +30,15 @@ async def test_the_same_image_is_one_file_under_one_name(edge: Edge, replica: Re
 async def test_racing_repeats_have_one_name(replica: Replica) -> None:
     adding = (replica.upload_store.add_content("alice", png()) for _ in range(4))
     assert len({each.name for each in await asyncio.gather(*adding)}) == 1
+
+
+async def test_no_file_of_a_name_stands_for_an_image_that_is_sent_later(replica: Replica) -> None:
+    """It would be taken as one that has been checked, whatever the bytes are."""
+    for sent in (png(), b"no image"):
+        name = content_name(sent)
+        with pytest.raises(InvalidUploadName, match="sent images"):
+            await replica.upload_store.add("alice", name, png(size=(3, 3)))
+    assert (await replica.upload_store.add("alice", "sent-1.png", png())).name == "sent-1.png"
 
 
 async def test_another_owner_has_a_file_of_their_own(replica: Replica) -> None:
