@@ -11,7 +11,12 @@ from events.result import FailureCode, failure_code
 from events.types import Cancelled, Failed
 from serve_app.api_error import ApiError
 
-_OF_CALLER = {FailureCode.INVALID_INPUT, FailureCode.OUT_OF_MEMORY, FailureCode.MODEL_UNAVAILABLE}
+_OF_CALLER = {
+    FailureCode.INVALID_INPUT,
+    FailureCode.OUT_OF_MEMORY,
+    FailureCode.MODEL_UNAVAILABLE,
+    FailureCode.CANCELLED,
+}
 _MAX_TOLD = 5
 
 

@@ -32,6 +32,9 @@ Key = Annotated[ApiKey, Depends(GENERATE)]
 Side = Annotated[int, Field(ge=1, le=16384)]
 
 _MOST_IMAGES = 16
+_MOST_CHUNKS = 256
+"""So many parts a PNG may have before its pixels, each of which may be a text."""
+_LONGEST_TEXTS = 2**20
 
 router = APIRouter()
 
@@ -184,11 +187,25 @@ async def _several(store: ImageStore, images: Sequence[ImageStored]) -> AsyncGen
 
 def _texts(data: bytes) -> dict[str, str]:
     """Raises ApiError 400. Nothing is decoded but the texts, which Pillow bounds."""
+    _require_few_chunks(data)
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             found = {k: v for k, v in image.info.items() if isinstance(v, str)}
-            return {str(name): str(text) for name, text in found.items()}
+            texts = {str(name): str(text) for name, text in found.items()}
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise refused("image is no PNG, or damaged.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise refused("image has too many pixels.") from error
+    if sum(map(len, texts.values())) > _LONGEST_TEXTS:
+        raise refused(f"image has texts of more than {_LONGEST_TEXTS} characters.")
+    return texts
+
+
+def _require_few_chunks(data: bytes) -> None:
+    """Raises ApiError 400. Pillow reads as many as there are."""
+    at = 8
+    for _ in range(_MOST_CHUNKS):
+        if data[at + 4 : at + 8] in (b"", b"IDAT"):
+            return
+        at += int.from_bytes(data[at : at + 4], "big") + 12
+    raise refused(f"image has more than {_MOST_CHUNKS} parts before its pixels.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from serve_app.adapters.webui.answers import pictures_answer
 from serve_app.adapters.webui.errors import failure, refused
 from serve_app.adapters.webui.sent_images import stored
 from serve_app.api_error import ApiError
+from serve_app.refusals import BodyTooLarge
 from serve_app.replica import Replica, ReplicaDep
 from serve_app.routes.generate import traceparent_of
 
@@ -55,24 +57,31 @@ async def _wanted(
 ) -> GenerateRequest:
     """The job of a request; the images that were sent are not kept while it is waited for.
 
-    Raises ApiError, and what `UploadStore.add` raises.
+    Raises ApiError, BodyTooLarge, and what `UploadStore.add` raises.
     """
     max_bytes = replica.services.adapter_settings.max_body_bytes
     async with replica.bodies.json(request, key.owner, max_bytes=max_bytes) as (_, content):
         given = _object(content)
         asked = {name: value for name, value in given.items() if name not in _SENT}
         sent = await _stored_images(replica, key, given) if from_images else {}
-    members = {"compatibility": "webui", **asked, **sent}
+        members = {"compatibility": "webui", **asked, **sent}
+        written = await asyncio.to_thread(_written, members)
+    if len(written) > (most := replica.bodies.max_bytes):
+        raise BodyTooLarge(len(written) - most)
     return GenerateRequest(
         flavour=Flavour.DIFFUSION,
         key=key,
         endpoint=request.query_params.get(_ENDPOINT, "default"),
-        body=json.dumps(members, sort_keys=True).encode(),
+        body=written,
         content=members,
         preview=True,
         image_format="png",
         traceparent=traceparent_of(request),
     )
+
+
+def _written(members: dict[str, Any]) -> bytes:
+    return json.dumps(members, sort_keys=True).encode()
 
 
 def _object(content: Any) -> dict[str, Any]:

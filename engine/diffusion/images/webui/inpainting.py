@@ -70,11 +70,13 @@ def region_of(mask: Mask, width: int, height: int, *, padding: int) -> Region:
 
     Of a mask that covers nothing it is the whole image.
     """
-    covered = np.argwhere(mask.numpy().max(axis=0) > 0)
+    covered = (mask.numpy() > 0).any(axis=0)
     across, down = mask.shape[2], mask.shape[1]
-    if not len(covered):
+    if not covered.any():
         return Region(0, 0, across, down)
-    (top, left), (bottom, right) = covered.min(axis=0), covered.max(axis=0) + 1
+    # By rows and columns: the places of all pixels would take more memory than the picture.
+    in_rows, in_columns = np.flatnonzero(covered.any(axis=1)), np.flatnonzero(covered.any(axis=0))
+    top, bottom, left, right = in_rows[0], in_rows[-1] + 1, in_columns[0], in_columns[-1] + 1
     columns = (max(int(left) - padding, 0), min(int(right) + padding, across))
     rows = (max(int(top) - padding, 0), min(int(bottom) + padding, down))
     wide, high = columns[1] - columns[0], rows[1] - rows[0]

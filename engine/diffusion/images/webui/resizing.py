@@ -12,6 +12,8 @@ from PIL import Image
 from engine.diffusion.images.latents import Images, Mask
 from engine.webui.img2img.members import ResizeMode
 
+_MOST_PIXELS = 2**25
+"""So many a picture may have on its way to the size that is wanted."""
 Levels = NDArray[np.uint8]
 """(height, width, 3), or (height, width) of a mask."""
 
@@ -58,13 +60,30 @@ def _fitted(picture: Levels, width: int, height: int, mode: ResizeMode) -> Level
         size = (width, max(1, down * width // across))
     else:
         size = (max(1, across * height // down), height)
-    scaled = np.asarray(image.resize(size, Image.Resampling.LANCZOS))
-    before = (height // 2 - size[1] // 2, width // 2 - size[0] // 2)
-    after = (height - size[1] - before[0], width - size[0] - before[1])
-    missing = [(max(0, a), max(0, b)) for a, b in zip(before, after, strict=True)]
-    framed = np.pad(scaled, missing + [(0, 0)] * (scaled.ndim - 2), mode="edge")
-    top, left = (max(0, -a) for a in before)
-    return framed[top : top + height, left : left + width]
+    left, top = size[0] // 2 - width // 2, size[1] // 2 - height // 2
+    kept = (max(0, left), max(0, top), min(size[0], left + width), min(size[1], top + height))
+    scaled = np.asarray(_scaled_part(image, size, kept))
+    before = (max(0, -top), max(0, -left))
+    missing = [
+        (first, full - first - have)
+        for first, full, have in zip(before, (height, width), scaled.shape, strict=False)
+    ]
+    return np.pad(scaled, missing + [(0, 0)] * (scaled.ndim - 2), mode="edge")
+
+
+def _scaled_part(
+    image: Image.Image, size: tuple[int, int], part: tuple[int, int, int, int]
+) -> Image.Image:
+    """A part of the image at that size. Where all of it would fill the memory, as of a long, thin
+    picture, what is cut off is never made; levels may differ by rounding then.
+    """
+    left, top, right, bottom = part
+    if size[0] * size[1] <= _MOST_PIXELS:
+        return image.resize(size, Image.Resampling.LANCZOS).crop(part)
+    x_scale, y_scale = image.width / size[0], image.height / size[1]
+    box = (left * x_scale, top * y_scale, right * x_scale, bottom * y_scale)
+    inside = (*box[:2], min(box[2], image.width), min(box[3], image.height))
+    return image.resize((right - left, bottom - top), Image.Resampling.LANCZOS, box=inside)
 
 
 def levels_of(values: Images | Mask) -> list[Levels]:

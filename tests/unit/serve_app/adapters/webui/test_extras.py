@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import struct
+import zlib
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from actors.worker.png import encode_png
+from events.decisions import Cancel
 from tests.support.edge import Edge
 from tests.support.uploads import png
 from tests.unit.serve_app.adapters.conftest import Answered
@@ -106,3 +109,24 @@ async def test_what_is_no_png_says_nothing(client: httpx.AsyncClient, data: byte
         "/sdapi/v1/png-info", json={"image": base64.b64encode(data).decode()}
     )
     assert answer.status_code in (200, 400)
+
+
+async def test_an_image_that_was_interrupted_is_no_fault_of_the_service(
+    edge: Edge, client: httpx.AsyncClient, answered: Answered
+) -> None:
+    async def cancel(job_id: str) -> None:
+        await edge.execute(job_id, Cancel())
+
+    asked = {"image": IMAGE, "upscaler_1": "Lanczos"}
+    answer = await answered(client.post(SINGLE, json=asked), cancel)
+    assert (answer.status_code, answer.json()["error"]) == (400, "cancelled")
+
+
+async def test_a_png_of_countless_texts_is_not_read(client: httpx.AsyncClient) -> None:
+    whole = png()
+    text = b"tEXta\0b"
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+    hostile = base64.b64encode(whole[:33] + chunk * 300 + whole[33:]).decode()
+    answer = await client.post("/sdapi/v1/png-info", json={"image": hostile})
+    assert answer.status_code == 400
+    assert "parts" in answer.json()["detail"]

@@ -173,6 +173,15 @@ async def test_a_small_file_of_many_pixels_is_not_decoded(client: httpx.AsyncCli
     assert "pixels" in answer.json()["detail"]
 
 
+async def test_what_is_no_image_is_held_to_the_bound_of_other_bodies(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    long = body(force_task_id="x" * edge.services.http_settings.max_body_bytes)
+    answer = await client.post(TEXT_TO_IMAGE, json=long)
+    assert answer.status_code == 413, answer.text
+    assert edge.log.job_ids() == []
+
+
 async def test_a_cancelled_job_has_the_pictures_that_were_made(
     edge: Edge, client: httpx.AsyncClient, answered: Answered
 ) -> None:
