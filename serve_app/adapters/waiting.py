@@ -6,11 +6,24 @@ from fastapi import Request
 
 from events.job import Job
 from events.log import utc_now
+from events.result import FailureCode
 from events.store.records import ApiKey
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.adapters.credentials import adapter_caller
 from serve_app.replica import Replica
 from serve_app.routes.results import job_at_end
+
+_OF_CALLER = {
+    FailureCode.INVALID_INPUT,
+    FailureCode.OUT_OF_MEMORY,
+    FailureCode.MODEL_UNAVAILABLE,
+    FailureCode.CANCELLED,
+}
+
+
+def failure_status(code: FailureCode) -> int:
+    """The HTTP status of an answer whose job has failed for this reason."""
+    return 400 if code in _OF_CALLER else 500
 
 
 async def ended_job(

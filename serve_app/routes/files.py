@@ -58,7 +58,7 @@ async def get_file(
     image = await _find(services, request_id, name, token=token, expires=expires)
     left_s = _require_time(expires, ttl_s=services.http_settings.image_url_ttl_s)
     return await file_answer(
-        StoredFile(image.key, image.digest, image.size_bytes, image.media_type or PNG),
+        StoredFile.of_image(image),
         asked,
         services.images,
         cache_control=f"private, max-age={left_s}, immutable",

@@ -17,7 +17,6 @@ from serve_app.openapi.error_responses import documented
 from serve_app.receiving.forms import FIELD, read_form
 from serve_app.replica import ReplicaDep
 from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
-from serve_app.uploads.store import LATENT_SUFFIX
 from storage.keys import PNG, SAFETENSORS
 
 router = APIRouter(
@@ -108,9 +107,8 @@ async def read_upload(name: str, key: ReadKey, asked: AskedDep, replica: Replica
     upload = await services.uploads.find(key.owner, name)
     if upload is None:
         raise not_found("There is no such upload.")
-    media_type = SAFETENSORS if name.endswith(LATENT_SUFFIX) else PNG
     return await file_answer(
-        StoredFile(upload.storage_key, upload.digest, upload.size_bytes, media_type),
+        StoredFile.of_upload(upload),
         asked,
         services.images,
         cache_control="private, no-cache",

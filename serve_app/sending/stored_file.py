@@ -14,9 +14,13 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from events.store.records import Upload
+from events.types import ImageStored
 from serve_app.api_error import ApiError
 from serve_app.sending.timed_stream import SlowReader, TimedStream
+from serve_app.uploads.store import LATENT_SUFFIX
 from storage.images import ImageStore, ImageStoreError
+from storage.keys import PNG, SAFETENSORS
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +36,15 @@ class StoredFile:
     digest: str
     size_bytes: int
     media_type: str
+
+    @classmethod
+    def of_image(cls, image: ImageStored) -> StoredFile:
+        return cls(image.key, image.digest, image.size_bytes, image.media_type or PNG)
+
+    @classmethod
+    def of_upload(cls, upload: Upload) -> StoredFile:
+        media_type = SAFETENSORS if upload.name.endswith(LATENT_SUFFIX) else PNG
+        return cls(upload.storage_key, upload.digest, upload.size_bytes, media_type)
 
     @property
     def etag(self) -> str:

@@ -13,7 +13,6 @@ from events.store.records import Upload
 from serve_app.adapters.comfy_v2.content import (
     OutputAsset,
     asset_of,
-    file_of,
     hash_of,
     name_for,
     output_body,
@@ -24,10 +23,9 @@ from serve_app.adapters.comfy_v2.errors import not_found
 from serve_app.adapters.comfy_v2.links import PREFIX
 from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.api_error import ApiError
-from serve_app.receiving.forms import file_of as file_in
-from serve_app.receiving.forms import read_files
+from serve_app.receiving.forms import file_of, read_files
 from serve_app.replica import Replica, ReplicaDep
-from serve_app.sending.stored_file import AskedDep, file_answer
+from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
 from serve_app.uploads.store import LATENT_SUFFIX
 
 _FILE = "file"
@@ -52,7 +50,7 @@ async def post_asset(
 ) -> dict[str, Any]:
     """Store an input image or latent; the same bytes again are the asset that they were."""
     async with read_files(replica, request, key.owner) as form:
-        file_name, data = await file_in(form, _FILE)
+        file_name, data = await file_of(form, _FILE)
         digest = await replica.upload_store.decodes.run(key.owner, hash_of, data, is_quick=False)
         _require_hash(form, digest)
         path = _text(form, "file_path") or file_name
@@ -99,7 +97,7 @@ async def get_asset_content(
 ) -> Response:
     found = await asset_of(replica, key, id)
     return await file_answer(
-        found.file if isinstance(found, OutputAsset) else file_of(found),
+        found.file if isinstance(found, OutputAsset) else StoredFile.of_upload(found),
         asked,
         replica.services.images,
         cache_control="private, no-cache",

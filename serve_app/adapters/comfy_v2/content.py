@@ -30,7 +30,6 @@ from serve_app.replica import Replica
 from serve_app.sending.stored_file import StoredFile
 from serve_app.services import Services
 from serve_app.uploads.store import LATENT_SUFFIX
-from storage.keys import PNG, SAFETENSORS
 
 _PREFIX = "blake3:"
 _HASH = re.compile(r"blake3:[0-9a-f]{64}")
@@ -48,8 +47,7 @@ class OutputAsset:
 
     @property
     def file(self) -> StoredFile:
-        image = self.image
-        return StoredFile(image.key, image.digest, image.size_bytes, image.media_type or PNG)
+        return StoredFile.of_image(self.image)
 
 
 def hash_of(data: bytes) -> str:
@@ -69,11 +67,6 @@ def hash_in(upload: Upload) -> str | None:
 
 def output_id(job: Job, image: ImageStored) -> str:
     return f"{job.id}-{image.index}"
-
-
-def file_of(upload: Upload) -> StoredFile:
-    media_type = SAFETENSORS if upload.name.endswith(LATENT_SUFFIX) else PNG
-    return StoredFile(upload.storage_key, upload.digest, upload.size_bytes, media_type)
 
 
 async def upload_of_hash(services: Services, owner: str, digest: str) -> Upload | None:
@@ -112,7 +105,7 @@ def upload_body(services: Services, upload: Upload, **more: Any) -> dict[str, An
         "id": upload.id,
         "hash": digest,
         "size_bytes": upload.size_bytes,
-        "content_type": file_of(upload).media_type,
+        "content_type": StoredFile.of_upload(upload).media_type,
         "file_path": upload.name if digest is None else None,
         "created_at": upload.created_at.isoformat(),
         "url": content_url(services, upload.id),

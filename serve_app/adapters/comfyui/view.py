@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from events.store.records import ApiKey
-from serve_app.adapters.comfyui.files import index_in, media_type_of, shown_name
+from serve_app.adapters.comfyui.files import index_in, shown_name
 from serve_app.adapters.comfyui.pictures import Channel, Form, converted
 from serve_app.adapters.comfyui.twins import twin
 from serve_app.adapters.credentials import ReadAdapterKey
@@ -17,8 +17,7 @@ from serve_app.api_error import not_found
 from serve_app.job_state import owned_job
 from serve_app.replica import Replica, ReplicaDep
 from serve_app.sending.stored_file import AskedDep, StoredFile, file_answer
-from serve_app.uploads.store import LATENT_SUFFIX
-from storage.keys import PNG, SAFETENSORS
+from storage.keys import SAFETENSORS
 
 _PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
 _QUALITY = 90
@@ -96,7 +95,7 @@ async def _result(replica: Replica, key: ApiKey, name: str, subfolder: str) -> S
     image = None if index is None else job.image(index)
     if image is None or name != shown_name(image):
         raise not_found("There is no such file.")
-    return StoredFile(image.key, image.digest, image.size_bytes, media_type_of(image))
+    return StoredFile.of_image(image)
 
 
 async def _upload(replica: Replica, key: ApiKey, name: str) -> StoredFile:
@@ -105,5 +104,4 @@ async def _upload(replica: Replica, key: ApiKey, name: str) -> StoredFile:
     upload = await replica.services.uploads.find(key.owner, label)
     if upload is None:
         raise not_found("There is no such file.")
-    media_type = SAFETENSORS if label.endswith(LATENT_SUFFIX) else PNG
-    return StoredFile(upload.storage_key, upload.digest, upload.size_bytes, media_type)
+    return StoredFile.of_upload(upload)

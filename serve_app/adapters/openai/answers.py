@@ -9,17 +9,16 @@ from typing import Any
 from fastapi import Response
 
 from events.job import Job
-from events.result import FailureCode, failure_code, is_retryable
+from events.result import failure_code, is_retryable
 from events.types import Cancelled, Completed, Failed, ImageStored
 from serve_app.adapters.openai.errors import RETRY
 from serve_app.adapters.openai.parameters import ImageParameters
 from serve_app.adapters.pictures import base64_of, json_in_parts
+from serve_app.adapters.waiting import failure_status
 from serve_app.api_error import ApiError
 from serve_app.replica import Replica
 from storage.images import ImageStore
 from storage.keys import PNG
-
-_OF_CALLER = {FailureCode.INVALID_INPUT, FailureCode.OUT_OF_MEMORY, FailureCode.MODEL_UNAVAILABLE}
 
 
 async def images_answer(replica: Replica, job: Job, asked: ImageParameters) -> Response:
@@ -60,9 +59,8 @@ def failed(job: Job) -> ApiError:
         )
         return ApiError(504, "not_ended", message, extra_info=told, headers={RETRY: "false"})
     code = failure_code(end)
-    status = 400 if code in _OF_CALLER else 500
     headers = {RETRY: "true" if is_retryable(code) else "false"}
-    return ApiError(status, code, end.message, extra_info=told, headers=headers)
+    return ApiError(failure_status(code), code, end.message, extra_info=told, headers=headers)
 
 
 def picture_members(image: ImageStored, asked: ImageParameters) -> dict[str, Any]:

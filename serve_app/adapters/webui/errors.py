@@ -7,16 +7,11 @@ from typing import Any
 from fastapi import Response
 
 from events.job import Job
-from events.result import FailureCode, failure_code
+from events.result import failure_code
 from events.types import Cancelled, Failed
+from serve_app.adapters.waiting import failure_status
 from serve_app.api_error import ApiError
 
-_OF_CALLER = {
-    FailureCode.INVALID_INPUT,
-    FailureCode.OUT_OF_MEMORY,
-    FailureCode.MODEL_UNAVAILABLE,
-    FailureCode.CANCELLED,
-}
 _MAX_TOLD = 5
 
 
@@ -44,7 +39,7 @@ def failure(job: Job) -> ApiError:
         message = f"The job {job.id} has not ended yet, and goes on: /v1/jobs/{job.id}/result."
         return ApiError(504, "not_ended", message)
     code = failure_code(end)
-    return ApiError(400 if code in _OF_CALLER else 500, code, end.message)
+    return ApiError(failure_status(code), code, end.message)
 
 
 def _detail(error: ApiError) -> str:

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,7 +17,7 @@ from engine.webui.values import Factor, Name, Share
 from events.store.records import ApiKey
 from events.types import Completed, Flavour, ImageStored
 from serve_app.acceptance.generate_request import GenerateRequest
-from serve_app.adapters.credentials import GENERATE, READ
+from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.adapters.pictures import base64_of, json_in_parts
 from serve_app.adapters.waiting import ended_job
 from serve_app.adapters.webui.errors import failure, refused
@@ -28,7 +28,6 @@ from serve_app.replica import Replica, ReplicaDep
 from serve_app.routes.generate import traceparent_of
 from storage.images import ImageStore
 
-Key = Annotated[ApiKey, Depends(GENERATE)]
 Side = Annotated[int, Field(ge=1, le=16384)]
 
 _MOST_IMAGES = 16
@@ -103,23 +102,25 @@ class PngInfo(BaseModel):
 
 
 @router.post("/extra-single-image")
-async def extra_single_image(request: Request, key: Key, replica: ReplicaDep) -> Response:
+async def extra_single_image(
+    request: Request, key: GenerateAdapterKey, replica: ReplicaDep
+) -> Response:
     wanted = await _wanted(replica, request, key, SingleImage)
     [image] = await _enlarged(replica, request, key, wanted)
     return await json_in_parts(replica, _single(replica.services.images, image))
 
 
 @router.post("/extra-batch-images")
-async def extra_batch_images(request: Request, key: Key, replica: ReplicaDep) -> Response:
+async def extra_batch_images(
+    request: Request, key: GenerateAdapterKey, replica: ReplicaDep
+) -> Response:
     wanted = await _wanted(replica, request, key, ImageBatch)
     images = await _enlarged(replica, request, key, wanted)
     return await json_in_parts(replica, _several(replica.services.images, images))
 
 
 @router.post("/png-info")
-async def png_info(
-    request: Request, key: Annotated[ApiKey, Depends(READ)], replica: ReplicaDep
-) -> dict[str, Any]:
+async def png_info(request: Request, key: ReadAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
     """What an image says of how it was made."""
     max_bytes = replica.services.adapter_settings.max_body_bytes
     async with replica.bodies.json(request, key.owner, max_bytes=max_bytes) as (_, content):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from engine.webui.img2img.members import MOST_IMAGES
 from events.store.records import ApiKey
 from events.types import Cancelled, Completed, Flavour
 from serve_app.acceptance.generate_request import GenerateRequest
-from serve_app.adapters.credentials import GENERATE
+from serve_app.adapters.credentials import GenerateAdapterKey
 from serve_app.adapters.waiting import ended_job
 from serve_app.adapters.webui.answers import pictures_answer
 from serve_app.adapters.webui.errors import failure, refused
@@ -22,8 +22,6 @@ from serve_app.refusals import BodyTooLarge
 from serve_app.replica import Replica, ReplicaDep
 from serve_app.routes.generate import traceparent_of
 
-Key = Annotated[ApiKey, Depends(GENERATE)]
-
 _ENDPOINT = "endpoint"
 _SENT = ("init_images", "mask", "latent_mask")
 
@@ -31,12 +29,14 @@ router = APIRouter()
 
 
 @router.post("/txt2img")
-async def text_to_image(request: Request, key: Key, replica: ReplicaDep) -> Response:
+async def text_to_image(request: Request, key: GenerateAdapterKey, replica: ReplicaDep) -> Response:
     return await _answer(replica, request, key, from_images=False)
 
 
 @router.post("/img2img")
-async def image_to_image(request: Request, key: Key, replica: ReplicaDep) -> Response:
+async def image_to_image(
+    request: Request, key: GenerateAdapterKey, replica: ReplicaDep
+) -> Response:
     return await _answer(replica, request, key, from_images=True)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from engine.webui.members import NEUTRAL_SETTINGS, is_neutral_setting
 from events.store.records import ApiKey
-from serve_app.adapters.credentials import GENERATE, READ
+from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.adapters.webui.errors import refused
 from serve_app.replica import Replica, ReplicaDep
 
@@ -36,15 +36,13 @@ _PER_REQUEST: dict[str, Any] = {
 router = APIRouter(prefix="/options")
 
 
-@router.get("", dependencies=[Depends(READ)])
-async def options(replica: ReplicaDep, key: Annotated[ApiKey, Depends(READ)]) -> dict[str, Any]:
+@router.get("")
+async def options(replica: ReplicaDep, key: ReadAdapterKey) -> dict[str, Any]:
     return await _options(replica, key)
 
 
 @router.post("")
-async def set_options(
-    request: Request, replica: ReplicaDep, key: Annotated[ApiKey, Depends(GENERATE)]
-) -> None:
+async def set_options(request: Request, replica: ReplicaDep, key: GenerateAdapterKey) -> None:
     """Takes what holds anyway, and says of everything else where it belongs."""
     async with replica.bodies.json(request, key.owner) as (_, asked):
         if not isinstance(asked, dict):

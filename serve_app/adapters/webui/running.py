@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from events.decisions import Cancel
 from events.job import Job
 from events.result import Status
 from events.store.records import ApiKey
-from serve_app.adapters.credentials import CANCEL, READ
+from serve_app.adapters.credentials import CancelAdapterKey, ReadAdapterKey
 from serve_app.adapters.webui.errors import refused
 from serve_app.job_end import end_job
 from serve_app.replica import Replica, ReplicaDep
@@ -25,15 +25,12 @@ from serve_app.replica import Replica, ReplicaDep
 _PAGE = 200
 _MOST_PAGES = 10
 
-ReadKey = Annotated[ApiKey, Depends(READ)]
-CancelKey = Annotated[ApiKey, Depends(CANCEL)]
-
 router = APIRouter()
 
 
 @router.get("/progress")
 async def progress(
-    key: ReadKey, replica: ReplicaDep, skip_current_image: bool = False
+    key: ReadAdapterKey, replica: ReplicaDep, skip_current_image: bool = False
 ) -> dict[str, Any]:
     jobs = await _open_jobs(replica, key)
     current = next((job for job in jobs if job.started_at is not None), None)
@@ -63,7 +60,7 @@ async def progress(
 
 
 @router.post("/interrupt")
-async def interrupt(key: CancelKey, replica: ReplicaDep) -> dict[str, Any]:
+async def interrupt(key: CancelAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
     """Ends what runs; where nothing does, the oldest that waits."""
     jobs = await _open_jobs(replica, key)
     for job in [job for job in jobs if job.started_at is not None] or jobs[:1]:
@@ -72,7 +69,7 @@ async def interrupt(key: CancelKey, replica: ReplicaDep) -> dict[str, Any]:
 
 
 @router.post("/skip")
-async def skip(key: CancelKey, replica: ReplicaDep) -> dict[str, Any]:
+async def skip(key: CancelAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
     """Ends the job that runs, if it makes one image."""
     jobs = [job for job in await _open_jobs(replica, key) if job.started_at is not None]
     for job in jobs[:1]:

@@ -36,7 +36,10 @@ class HttpCheck:
         except httpx.TransportError as error:
             if self._is_up:
                 text = f"`darkroom up` runs, and {self._url} does not answer: {_said(error)}."
-                remedy = "It may still be starting; see logs/darkroom.log in its data folder."
+                remedy = (
+                    "It may still be starting; see logs/darkroom.log in its data folder. If it was "
+                    "started with --port, set DARKROOM_PORT to the same here."
+                )
                 return [Finding(self.part, Level.ERROR, text, remedy)]
             return [await self._taken()]
 
