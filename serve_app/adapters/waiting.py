@@ -21,7 +21,7 @@ _OF_CALLER = {
 }
 
 
-def failure_status(code: FailureCode) -> int:
+def failure_status(code: str) -> int:
     """The HTTP status of an answer whose job has failed for this reason."""
     return 400 if code in _OF_CALLER else 500
 

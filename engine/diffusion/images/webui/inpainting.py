@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from scipy import ndimage  # type: ignore[import-untyped]  # it ships no types
 
@@ -70,7 +71,7 @@ def region_of(mask: Mask, width: int, height: int, *, padding: int) -> Region:
 
     Of a mask that covers nothing it is the whole image.
     """
-    covered = (mask.numpy() > 0).any(axis=0)
+    covered: NDArray[np.bool_] = np.any(mask.numpy() > 0, axis=0)
     across, down = mask.shape[2], mask.shape[1]
     if not covered.any():
         return Region(0, 0, across, down)
