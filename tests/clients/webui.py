@@ -82,18 +82,19 @@ def ask(api: Any) -> None:
 def interrupt(api: Any) -> None:
     """A long job is seen on its way, and ended."""
     found: list[Any] = []
-    asked = {"steps": 150, "width": 512, "height": 512, "n_iter": 4}
+    asked = {"steps": 150, "width": 512, "height": 512, "n_iter": 3}
     work = threading.Thread(target=lambda: found.append(api.txt2img(prompt="a circle", **asked)))
     work.start()
     end_at = time.monotonic() + 120
     while not (seen := api.get_progress())["state"]["sampling_step"]:
+        assert work.is_alive(), found
         assert time.monotonic() < end_at, seen
         time.sleep(0.1)
     assert 0 < seen["progress"] <= 1, seen
     api.interrupt()
     work.join(120)
     assert found, "it was not ended"
-    assert len(found[0].images) < 4, found[0].images
+    assert len(found[0].images) < 3, found[0].images
 
 
 def main() -> None:
