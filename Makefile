@@ -83,7 +83,7 @@ outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS
 browser: $(BROWSER_INSTALLED) $(CHECKPOINT) ## use the console in a headless Chromium, which must be installed; needs a network for axe-core
 	$(BIN)/pytest -rs tests/browser $(ARGS)
 
-screenshots: $(BROWSER_INSTALLED) $(CHECKPOINT) ## take the pictures of docs/console.md anew
+screenshots: $(BROWSER_INSTALLED) $(CHECKPOINT) ## take the pictures of the console and of ComfyUI's page anew
 	$(BIN)/python -m tests.browser.screenshots docs/images/console
 
 image: $(INSTALLED) ## run the install steps of deploy/Dockerfile in a clean folder; DEVICE=cuda: for GPUs

@@ -98,7 +98,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def shapes_workflow() -> dict[str, Any]:
     """The example, on the tiny checkpoint."""
     text = Path("examples/workflow.json").read_text()

@@ -1,4 +1,7 @@
-"""The pictures of docs/console.md: `python -m tests.browser.screenshots <folder>`."""
+"""The pictures of the console and of ComfyUI's page for the docs.
+
+`python -m tests.browser.screenshots <folder>`
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.browser.comfyui_page import comfyui_page, run, show_all, wait_for_picture
 from tests.browser.visitor import JOB_MS, Visitor, launch, visit
 from tests.support.service import Service
 
@@ -50,10 +54,14 @@ def body(prompt: str, seed: int) -> dict[str, Any]:
 
 
 def save(visitor: Visitor, path: Path) -> None:
-    """As a small PNG."""
     visitor.page.mouse.move(0, 0)
-    visitor.page.wait_for_timeout(400)
-    visitor.page.screenshot(path=path, animations="disabled")
+    save_page(visitor.page, path)
+
+
+def save_page(page: Page, path: Path) -> None:
+    """As a small PNG."""
+    page.wait_for_timeout(400)
+    page.screenshot(path=path, animations="disabled")
     with Image.open(path) as image:
         small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
@@ -94,6 +102,15 @@ def job(visitor: Visitor, id: str, path: Path) -> None:
     save(visitor, path)
 
 
+def comfyui(browser: Browser, service: Service, path: Path) -> None:
+    with comfyui_page(browser, service) as page:
+        run(page, json.loads(Path("examples/workflow.json").read_text()))
+        wait_for_picture(page)
+        show_all(page)
+        page.wait_for_timeout(2000)  # it moves there, and says meanwhile that the job has ended
+        save_page(page, path)
+
+
 def take(browser: Browser, service: Service, folder: Path, ids: list[str]) -> None:
     with visit(browser, service.url, viewport=WIDE) as visitor:
         visitor.sign_in(service.admin_key)
@@ -106,6 +123,7 @@ def take(browser: Browser, service: Service, folder: Path, ids: list[str]) -> No
     with visit(browser, service.url, viewport=NARROW) as visitor:
         visitor.sign_in(service.admin_key)
         gallery(visitor, folder / "narrow.png")
+    comfyui(browser, service, folder / "comfyui.png")
 
 
 def main(folder: Path) -> None:
