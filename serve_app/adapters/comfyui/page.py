@@ -24,7 +24,7 @@ _MOST_AGE = "public, max-age=31536000, immutable"
 _MISSING = b"""<!doctype html><html lang="en"><title>ComfyUI's page</title>
 <h1>ComfyUI's page is not installed</h1>
 <p>Install it beside Darkroom, and start Darkroom again:</p>
-<pre>pip install 'darkroom[comfyui]'</pre>
+<pre>.venv/bin/pip install --constraint constraints.txt --editable '.[comfyui]'</pre>
 """
 _ASSETS = "assets/"
 """Files below it have a digest in their names."""

@@ -97,7 +97,7 @@ async def test_where_it_is_not_installed_the_page_says_how_to_get_it(
     answer = await client.get("/comfy/")
     forget()
     assert answer.status_code == 200
-    assert "pip install 'darkroom[comfyui]'" in answer.text
+    assert "--editable '.[comfyui]'" in answer.text
 
 
 async def test_what_the_page_asks_for_as_it_loads_is_there(client: httpx.AsyncClient) -> None:
