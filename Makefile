@@ -19,8 +19,9 @@ BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
 SUITES := tests/browser tests/clients tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
-# What pictures are compared with, in some hundred graphs: minutes of a processor alone.
-FIDELITY := tests/unit/engine/reference
+# Whether pictures are the right ones, of some hundred graphs and of our checkpoint: minutes of a
+# processor alone.
+FIDELITY := tests/unit/engine/reference tests/unit/training
 # Long ones with services of their own, which `hostile` runs so that `test` keeps its time.
 LONG := $(patsubst %,tests/acceptance/test_%.py,endpoints placement traces turns two_endpoints two_instances)
 # Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
@@ -59,7 +60,7 @@ else
 	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
 endif
 
-fidelity: $(INSTALLED) $(CHECKPOINT) ## compare pictures with those of ComfyUI, and latents with those of before
+fidelity: $(INSTALLED) $(CHECKPOINT) ## compare pictures with those of ComfyUI, latents with those of before, and what our checkpoint draws with what it was asked for
 	$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile $(FIDELITY) $(ARGS)
 
 faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze parts of a running service; DURATION=1800 SEED=7: under load

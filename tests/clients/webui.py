@@ -82,7 +82,7 @@ def ask(api: Any) -> None:
 def interrupt(api: Any) -> None:
     """A long job is seen on its way, and ended."""
     found: list[Any] = []
-    asked = {"steps": 150, "width": 512, "height": 512, "n_iter": 3}
+    asked = {"steps": 150, "width": 512, "height": 512, "n_iter": 2}
     work = threading.Thread(target=lambda: found.append(api.txt2img(prompt="a circle", **asked)))
     work.start()
     end_at = time.monotonic() + 120
@@ -94,7 +94,7 @@ def interrupt(api: Any) -> None:
     api.interrupt()
     work.join(120)
     assert found, "it was not ended"
-    assert len(found[0].images) < 3, found[0].images
+    assert len(found[0].images) < 2, found[0].images
 
 
 def main() -> None:
