@@ -13,4 +13,5 @@ pytestmark = pytest.mark.timeout(1200)
 
 def test_pictures_lists_and_interrupts(caller: dict[str, str], tmp_path: Path) -> None:
     program = Path(__file__).parent / "webui.py"
-    assert run("python", program, cwd=tmp_path, env=caller) == "completed\n"
+    printed = run("python", program, cwd=tmp_path, env=caller)
+    assert printed.splitlines()[-1] == "completed"  # the client says by itself what it does
