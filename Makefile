@@ -125,7 +125,7 @@ LOCKED := pip compile --quiet pyproject.toml --constraint constraints.txt \
 lock: ## write constraints.txt anew with the newest versions, and deploy/requirements*.txt with hashes
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet '.[dev,browser,docs,outside]'
+	$(VENV)-lock/bin/pip install --quiet '.[dev,browser,comfyui,docs,outside]'
 	sed -n '/^#/p' constraints.txt > constraints.new
 	$(VENV)-lock/bin/pip freeze --exclude darkroom \
 		| sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)' >> constraints.new

@@ -25,7 +25,7 @@ def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -
 
 
 def client_python() -> Path:
-    """The Python that has the clients of others, which `make clients` puts on the path."""
-    generator = shutil.which("openapi-python-client")
-    assert generator is not None, "run this as `make clients`"
-    return Path(generator).with_name("python")
+    """The Python that has what clients need, and nothing of ours. `make clients` finds it."""
+    tool = shutil.which("openapi-python-client")
+    assert tool is not None, "run this as `make clients`"
+    return Path(tool).with_name("python")

@@ -7,13 +7,12 @@ ComfyUI's own examples.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.clients.programs import run
+from tests.clients.programs import client_python, run
 
 HERE = Path(__file__).parent / "comfyui"
 
@@ -27,9 +26,7 @@ pytestmark = pytest.mark.timeout(1200)
 def test_a_client_makes_a_picture(
     caller: Mapping[str, str], tmp_path: Path, program: str, printed: str
 ) -> None:
-    tool = shutil.which("openapi-python-client")
-    assert tool is not None, "run this as `make clients`"
-    python = Path(tool).with_name("python")  # it has what clients need, and nothing of ours
     text = Path("examples/workflow.json").read_text().replace("-shapes", "-tiny")
     environment = {**caller, "PROMPT": json.dumps(json.loads(text)["prompt"]), "PYTHONPATH": ""}
-    assert run(python, HERE / f"{program}.py", cwd=tmp_path, env=environment) == printed
+    run_of = HERE / f"{program}.py"
+    assert run(client_python(), run_of, cwd=tmp_path, env=environment) == printed

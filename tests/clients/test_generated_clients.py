@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.programs import run
+from tests.clients.programs import client_python, run
 
 HERE = Path(__file__).parent
 
@@ -26,13 +26,10 @@ def warnings(output: str) -> list[str]:
 def test_a_python_client_runs_a_job(
     document: Path, caller: Mapping[str, str], tmp_path: Path
 ) -> None:
-    generator = shutil.which("openapi-python-client")
-    assert generator is not None, "run this as `make clients`"
+    python = client_python()
+    generator = python.with_name("openapi-python-client")
     options = ("--path", document, "--output-path", "client", "--fail-on-warning")
     assert warnings(run(generator, "generate", *options, cwd=tmp_path)) == []
-    python = Path(generator).with_name(
-        "python"
-    )  # it has what the client needs, and nothing of ours
     environment = {**caller, "PYTHONPATH": str(tmp_path / "client")}
     assert run(python, HERE / "job.py", cwd=tmp_path, env=environment) == "completed\n"
 
