@@ -106,6 +106,16 @@ class RayState:
         table = self._state.placement_group_table()
         return sorted(each["name"] for each in table.values() if each["state"] != "REMOVED")
 
+    def node_of_group(self, name: str) -> str:
+        """The id of the node on which this placement group has its place."""
+        table = self._state.placement_group_table().values()
+        group = next(each for each in table if (each["name"], each["state"]) == (name, "CREATED"))
+        return str(group["bundles_to_node_id"][0])
+
+    def node_resources(self) -> list[dict[str, float]]:
+        """What each living node has."""
+        return [node["Resources"] for node in self._state.node_table() if node["Alive"]]
+
     def nodes(self) -> int:
         return sum(node["Alive"] for node in self._state.node_table())
 
