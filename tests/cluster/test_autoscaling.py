@@ -130,17 +130,21 @@ async def test_nodes_of_each_kind_come_with_jobs_and_go_after_them(
 async def test_places_that_never_come_are_as_many_as_may_be_and_go_with_their_jobs(
     cluster: LocalCluster, http: httpx.AsyncClient
 ) -> None:
-    story = Story("three jobs for two workers that have no place anywhere")
+    story = Story("three jobs, and two workers that have no place anywhere")
+    seen: list[int] = []
+
+    def places() -> int:
+        seen.append(len(cluster.ray().placement_groups()))
+        return seen[-1]
+
     jobs = [await submit(http, "nowhere") for _ in range(3)]
-    most = 0
-    for left in (2, 1, 0):
-        await eventually(lambda: len(cluster.ray().placement_groups()) == min(2, left + 1))
-        most = max(most, len(cluster.ray().placement_groups()))
-        story.say(f"{left + 1} jobs wait: {len(cluster.ray().placement_groups())} groups")
-        assert (await http.post(f"/v1/jobs/{jobs[left]}/cancel")).is_success
-    await eventually(lambda: cluster.ray().placement_groups() == [])
-    story.say("all are given back")
-    assert most == 2
+    await eventually(lambda: places() == 2)
+    story.say("two places are asked for")
+    for job_id, left in zip(jobs, (2, 1, 0), strict=True):
+        assert (await http.post(f"/v1/jobs/{job_id}/cancel")).is_success
+        await eventually(lambda left=left: places() == left)
+        story.say(f"{left} jobs wait, for {left} places")
+    assert max(seen) == 2
     assert kinds(cluster) == []
     sys.stdout.write(f"\n{story}\n")
 

@@ -1,7 +1,7 @@
 """What callers notice while the service is deployed anew, and while it loses its nodes.
 
-Three nodes: a head that carries nothing, and two edge nodes for HTTP, roles and one worker. Each test
-leaves as many as it found, but the last one.
+Three nodes: a head that carries nothing, and two edge nodes for HTTP, roles and one worker. Each
+test but the last leaves as many as it found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.cluster.parts.aftermath import under_load
 from tests.cluster.parts.callers import OWNER, Callers
-from tests.cluster.parts.local_cluster import LocalCluster, local_cluster
+from tests.cluster.parts.local_cluster import LocalCluster, cluster_beside
 from tests.cluster.parts.redis_server import RedisServer, redis_binary
 from tests.faults.checker.record import Record
 from tests.faults.parts.receivers import Receivers
@@ -160,7 +160,7 @@ async def test_a_new_release_beside_the_old_one_which_leaves_nothing(
     """As KubeRay does where nodes change: another cluster on the same log and database."""
     name = "a second cluster takes over"
     async with (
-        local_cluster(cluster) as new,
+        cluster_beside(cluster) as new,
         under_load(cluster, callers, name, most_silent_s=5) as story,
     ):
         new.start_whole_head(cpus=1)

@@ -45,7 +45,6 @@ async def under_load(
     for an answer no longer than that.
     """
     story = Story(name)
-    callers.probe.taken()
     callers.statuses.clear()
     try:
         async with callers.calling():
@@ -54,7 +53,7 @@ async def under_load(
         story.say("all jobs have ended")
         await _all_holds(cluster, callers.record.path, story)
     finally:
-        answers = callers.probe.taken()
+        answers = callers.probe.answers
         story.say(f"GET /health/ready: {answers}")
         statuses = ", ".join(f"{count} x {each}" for each, count in callers.statuses.items())
         story.say(f"POST generate: {statuses}")

@@ -95,15 +95,14 @@ class Callers:
     @asynccontextmanager
     async def calling(self) -> AsyncGenerator[None]:
         """Meanwhile small jobs are submitted; at the end each one's result is noted."""
-        calling = [asyncio.create_task(each()) for each in (self._submit_all, self.probe.run)]
+        submitting = asyncio.create_task(self._submit_all())
         try:
-            yield
-            for task in calling:
-                assert not task.done(), task
+            with self.probe.asking():
+                yield
+                assert not submitting.done(), submitting
         finally:
-            for task in calling:
-                task.cancel()
-            await asyncio.gather(*calling, return_exceptions=True)
+            submitting.cancel()
+            await asyncio.gather(submitting, return_exceptions=True)
         while self._open:
             status = await self.ended(self._open[0])
             self.record.add("result", job_id=self._open.pop(0), code=200, status=status)

@@ -52,6 +52,10 @@ def node_environment(folder: Path) -> dict[str, str]:
         "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
         "RAY_worker_niceness": "0",  # as on a machine of its own
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine is slow
+        # All nodes share two cores: none looks at every process all the time, or tells each call.
+        "REPORTER_UPDATE_INTERVAL_MS": "60000",
+        "RAY_task_events_report_interval_ms": "0",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         **_haproxy(folder),
     }
 

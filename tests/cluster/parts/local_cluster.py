@@ -34,6 +34,7 @@ from tests.cluster.parts.redis_server import RedisServer
 from tests.faults.parts.machine import short_folder
 from tests.faults.parts.nats_servers import NatsServers
 from tests.faults.parts.processes import MARK, Processes, RayState
+from tests.support.database import postgres_server
 from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 from tests.support.service import TEST_SETTINGS
@@ -46,12 +47,13 @@ class LocalCluster:
     """Nothing of it is started. Everything has the mark of `processes`, and is ended with it."""
 
     def __init__(
-        self, folder: Path, processes: Processes, nats: NatsServers, **settings: str
+        self, folder: Path, processes: Processes, nats: NatsServers, outside: Mapping[str, str]
     ) -> None:
-        """`settings`: others than those below, as of a cluster that takes over from another one."""
+        """`outside`: the settings that say where log, database and images are, and the secret."""
         self.folder = folder
         self.processes = processes
         self.nats = nats
+        self.outside = outside
         self.redis: RedisServer | None = None
         self._state: RayState | None = None
         """As the present head knows it."""
@@ -62,13 +64,9 @@ class LocalCluster:
         self.gcs = f"127.0.0.1:{free_port()}"
         self.dashboard = f"http://127.0.0.1:{free_port()}"
         self.settings = TEST_SETTINGS | {
-            "DARKROOM_NATS_URL": nats.nodes[0].url,
-            "DARKROOM_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}",
-            "DARKROOM_IMAGES_URL": (folder / "images").as_uri(),
             "DARKROOM_MODELS_DIR": str(ROOT / "models"),
             "DARKROOM_DATA_DIR": str(folder / "d"),
             "DARKROOM_PUBLIC_URL": self.url,
-            "DARKROOM_SECRET": secrets.token_hex(32),
             "DARKROOM_HTTP_REPLICAS": "2",
             "DARKROOM_WORKER_GPUS": "0",
             "DARKROOM_MAX_COST": "2000",
@@ -76,7 +74,7 @@ class LocalCluster:
             "DARKROOM_STANDBY_ENGINE": "false",
             "DARKROOM_SPARE_JOB_ACTORS": "1",
             "DARKROOM_JOBS_PER_WORKER": "2",
-            **settings,
+            **outside,
         }
         """Of the application; what is changed before a node starts counts there."""
         self.environment = node_environment(folder) | {MARK: processes.mark}
@@ -223,28 +221,46 @@ class LocalCluster:
 
 
 @asynccontextmanager
-async def local_cluster(
-    beside: LocalCluster | None = None, **settings: str
-) -> AsyncGenerator[LocalCluster]:
-    """With its NATS server; no node yet. All of it is gone at the end.
+async def local_cluster(*, is_replicated: bool = False) -> AsyncGenerator[LocalCluster]:
+    """With its event log and database; no node yet. All of it is gone at the end.
 
-    `beside`: has the same event log, database and images.
+    `is_replicated`: the log is on three servers, and the database is Postgres.
     """
     processes = Processes()
     async with AsyncExitStack() as stack:
         folder = short_folder()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.callback(processes.end)
-        if beside is not None:
-            kept = (f"DARKROOM_{name}" for name in ("DATABASE_URL", "IMAGES_URL", "SECRET"))
-            settings = {name: beside.settings[name] for name in kept} | settings
-            nats = beside.nats
-        else:
-            environment = {**os.environ, MARK: processes.mark}
-            nats = NatsServers(folder / "nats", count=1, environment=environment)
-            stack.callback(nats.stop)
-            nats.start()
-            await nats.wait_ready()
-        cluster = LocalCluster(folder, processes, nats, **settings)
+        environment = {**os.environ, MARK: processes.mark}
+        nats = NatsServers(
+            folder / "nats", count=3 if is_replicated else 1, environment=environment
+        )
+        stack.callback(nats.stop)
+        nats.start()
+        await nats.wait_ready()
+        settings = {
+            "DARKROOM_NATS_URL": ",".join(node.url for node in nats.nodes),
+            "DARKROOM_LOG_REPLICAS": str(len(nats.nodes)),
+            "DARKROOM_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}",
+            "DARKROOM_IMAGES_URL": (folder / "images").as_uri(),
+            "DARKROOM_SECRET": secrets.token_hex(32),
+        }
+        if is_replicated:
+            postgres = stack.enter_context(postgres_server())
+            settings["DARKROOM_DATABASE_URL"] = await asyncio.to_thread(postgres.new_database)
+        cluster = LocalCluster(folder, processes, nats, settings)
+        stack.callback(cluster.stop)
+        yield cluster
+
+
+@asynccontextmanager
+async def cluster_beside(old: LocalCluster) -> AsyncGenerator[LocalCluster]:
+    """Another one with the same event log, database and images; no node yet."""
+    processes = Processes()
+    async with AsyncExitStack() as stack:
+        folder = short_folder()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(processes.end)
+        cluster = LocalCluster(folder, processes, old.nats, old.outside)
         stack.callback(cluster.stop)
         yield cluster

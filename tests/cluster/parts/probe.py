@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import socket
+import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 _PERIOD_S = 0.1
@@ -29,49 +31,51 @@ class Answers:
 
 
 class Probe:
-    """Each question comes by a connection of its own, as those of callers from outside."""
+    """In a thread of its own, for a test that asks Ray holds its event loop meanwhile.
+
+    Each question comes by a connection of its own, as those of callers from outside.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._answers = Answers()
+        self.answers = Answers()
+        """Of the last `asking`."""
         self._silent_since: float | None = None
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        self.answers, is_over = Answers(), threading.Event()
+        thread = threading.Thread(target=self._run, args=(is_over,), name="probe")
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            self._note_answered()
+
+    def _run(self, is_over: threading.Event) -> None:
+        while not is_over.wait(_PERIOD_S):
             asked_at = time.monotonic()
-            self._note(await self._ask(), asked_at)
-            await asyncio.sleep(_PERIOD_S)
+            status = self._ask()
+            self.answers.statuses[status] += 1
+            if status is not None and 200 <= status < 300:
+                self._note_answered()
+            elif self._silent_since is None:
+                self._silent_since = asked_at
 
-    def taken(self) -> Answers:
-        """Those since the last call."""
+    def _note_answered(self) -> None:
         if self._silent_since is not None:
-            self._end_silence()
-        answers, self._answers = self._answers, Answers()
-        return answers
+            silence_s = time.monotonic() - self._silent_since
+            self.answers.longest_s = max(self.answers.longest_s, silence_s)
+            self.answers.total_s += silence_s
+            self._silent_since = None
 
-    def _note(self, status: int | None, asked_at: float) -> None:
-        self._answers.statuses[status] += 1
-        is_there = status is not None and 200 <= status < 300
-        if not is_there and self._silent_since is None:
-            self._silent_since = asked_at
-        elif is_there and self._silent_since is not None:
-            self._end_silence()
-
-    def _end_silence(self) -> None:
-        assert self._silent_since is not None
-        silence_s = time.monotonic() - self._silent_since
-        self._answers.longest_s = max(self._answers.longest_s, silence_s)
-        self._answers.total_s += silence_s
-        self._silent_since = None
-
-    async def _ask(self) -> int | None:
-        with suppress(OSError, TimeoutError, ValueError, IndexError):
-            async with asyncio.timeout(_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                try:
-                    writer.write(_REQUEST)
-                    return int((await reader.readline()).split()[1])
-                finally:
-                    writer.transport.abort()
+    def _ask(self) -> int | None:
+        with (
+            suppress(OSError, ValueError, IndexError),
+            socket.create_connection(("127.0.0.1", self.port), _TIMEOUT_S) as connection,
+        ):
+            connection.sendall(_REQUEST)
+            return int(connection.recv(64).split()[1])
         return None

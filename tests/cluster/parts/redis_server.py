@@ -42,7 +42,7 @@ class RedisServer:
         config = self._folder / "redis.conf"
         config.write_text(
             f"bind 127.0.0.1\nport {self.port}\nrequirepass {self.password}\n"
-            f'dir "{self._folder}"\nappendonly yes\nappendfsync everysec\n'
+            f'dir "{self._folder}"\nappendonly yes\nappendfsync always\n'
         )
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
