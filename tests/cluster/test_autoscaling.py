@@ -34,7 +34,7 @@ ENDPOINTS = (
     {"id": "nowhere", "max_workers": 2, "resources": {"unobtainable": 1}, **_ALIKE},
 )
 SCOPES = [part for name in ("admin", "generate", "read", "cancel") for part in ("--scope", name)]
-LONG = {"steps": 150, "width": 256, "height": 256}
+LONG = {"steps": 60, "width": 256, "height": 256}
 ENDS = ("completed", "failed", "cancelled")
 _NODE_ID = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
 """Ray's provider of such nodes tells each of them by it who it is."""

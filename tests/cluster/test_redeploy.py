@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)
 
 ROLES = ("router", "results", "dispatcher", "callbacks")
 REPLICA = "#Api#"
-LONG = {"steps": 150, "width": 256, "height": 256}
+LONG = {"steps": 60, "width": 256, "height": 256}
 """A job that runs for many seconds."""
 
 

@@ -19,7 +19,7 @@ from tests.support.polling import eventually
 from tests.support.service import diffusion
 
 OWNER = "alice"
-_PERIOD_S = 2.0
+_PERIOD_S = 3.0
 _RETRY_PAUSE_S = 0.2
 _TIMEOUT_S = 30.0
 

@@ -56,6 +56,8 @@ def node_environment(folder: Path) -> dict[str, str]:
         "REPORTER_UPDATE_INTERVAL_MS": "60000",
         "RAY_task_events_report_interval_ms": "0",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # Of each replica that ends; Serve's default is 30, and nothing here is learnt by it.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
         **_haproxy(folder),
     }
 
