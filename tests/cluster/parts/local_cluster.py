@@ -8,6 +8,7 @@ that lives, as a Service of Kubernetes does. The head's has another one.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 import shutil
@@ -57,6 +58,7 @@ class LocalCluster:
         self.redis: RedisServer | None = None
         self._state: RayState | None = None
         """As the present head knows it."""
+        self._numbers = itertools.count()
         self.nodes: dict[str, RayNode] = {}
         """By name."""
         self._port, self._head_port = free_port(), free_port()
@@ -126,8 +128,10 @@ class LocalCluster:
         self, name: str, options: Mapping[str, object], environment: Mapping[str, str]
     ) -> None:
         log = self.folder / f"{name}.log"
-        # A folder of its own, for two nodes that start at once choose the same names of sockets.
-        options = {"node-ip-address": "127.0.0.1", "temp-dir": self.folder / name, **options}
+        # A folder of its own, as on a machine of its own: two nodes that start at once choose the
+        # same names of sockets, and a head finds in its folder that it runs already.
+        temporary = self.folder / f"n{next(self._numbers)}"
+        options = {"node-ip-address": "127.0.0.1", "temp-dir": temporary, **options}
         node = RayNode(name, options, environment=environment, log=log)
         self.nodes[name] = node
         node.start()
