@@ -25,6 +25,11 @@ AUTOSCALING = {
     "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD,
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
+_COMMANDS = (
+    *("initialization", "setup", "head_setup", "worker_setup"),
+    *("head_start_ray", "worker_start_ray"),
+)
+"""Of a machine, of which the autoscaler wants to know in any case."""
 _LAUNCHER = """\
 #!/bin/sh
 for each; do shift; [ "$each" = -dR ] || set -- "$@" "$each"; done
@@ -108,7 +113,13 @@ def autoscaling_config(gcs: str, node_types: Mapping[str, Mapping[str, Any]]) ->
     types = {
         name: {"node_config": {}, "min_workers": 0, **each} for name, each in node_types.items()
     }
+    nothing = {f"{when}_commands": [] for when in _COMMANDS}
     return {
+        **nothing,
+        "auth": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
         "cluster_name": "fake",
         "max_workers": 8,
         "idle_timeout_minutes": 0.05,
