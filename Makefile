@@ -81,7 +81,7 @@ clients: $(INSTALLED) $(CHECKPOINT) ## run a job with clients that are generated
 outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS servers away while they are used
 	$(BIN)/pytest -rs tests/outside $(ARGS)
 
-cluster-test: $(OUTSIDE_INSTALLED) $(CHECKPOINT) ## deploy anew on a Ray of three nodes, lose and drain its nodes, and let its autoscaler add some; prints seconds
+cluster-test: $(OUTSIDE_INSTALLED) $(CHECKPOINT) ## deploy anew on a Ray of three nodes, lose and drain its nodes, and put another cluster in its place
 	$(BIN)/pytest -rs -s tests/cluster $(ARGS)
 
 browser: $(BROWSER_INSTALLED) $(CHECKPOINT) ## use the console in a headless Chromium, which must be installed; needs a network for axe-core

@@ -1,10 +1,9 @@
-"""What the nodes of a cluster on this machine are configured by: Serve, HAProxy, the autoscaler."""
+"""What the nodes of a cluster on this machine are configured by: Serve and HAProxy."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,6 @@ from serve_app.local.ports import held_ports
 
 CPU_NODE = {"darkroom_cpu": 1000}
 _REPLICA_PORTS = 100
-_FAKE_HEAD = "f" * 51 + "00000"
-"""As the autoscaler's provider of nodes for tests knows it."""
-AUTOSCALING = {
-    "RAY_FAKE_CLUSTER": "1",
-    "RAY_enable_autoscaler_v2": "1",
-    "RAY_CLOUD_INSTANCE_ID": _FAKE_HEAD,
-    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD,
-    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-}
-_COMMANDS = (
-    *("initialization", "setup", "head_setup", "worker_setup"),
-    *("head_start_ray", "worker_start_ray"),
-)
-"""Of a machine, of which the autoscaler wants to know in any case."""
 _LAUNCHER = """\
 #!/bin/sh
 for each; do shift; [ "$each" = -dR ] || set -- "$@" "$each"; done
@@ -105,36 +90,3 @@ def _variables_of(path: Path) -> dict[str, str]:
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     variables = dict(line.split("=", 1) for line in lines)
     return {name: value for name, value in variables.items() if name != "HOME"}
-
-
-def autoscaling_config(gcs: str, node_types: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Of Ray's own autoscaler; its nodes are processes of this machine."""
-    head = {"resources": {"CPU": 0, **CPU_NODE}, "node_config": {}, "max_workers": 0}
-    types = {
-        name: {"node_config": {}, "min_workers": 0, **each} for name, each in node_types.items()
-    }
-    nothing = {f"{when}_commands": [] for when in _COMMANDS}
-    return {
-        **nothing,
-        "auth": {},
-        "file_mounts": {},
-        "cluster_synced_files": [],
-        "file_mounts_sync_continuously": False,
-        "cluster_name": "fake",
-        "max_workers": 8,
-        "idle_timeout_minutes": 0.05,
-        "upscaling_speed": 100,
-        "provider": {
-            # By its class, since Ray's packages lack the defaults of `fake_multinode`.
-            "type": "external",
-            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
-            "gcs_address": gcs,
-            "head_node_id": _FAKE_HEAD,
-            "launch_multiple": True,
-            "use_node_id_as_ip": True,
-            "disable_node_updaters": True,
-            "disable_launch_config_check": True,
-        },
-        "head_node_type": "ray.head.default",
-        "available_node_types": {"ray.head.default": head, **types},
-    }

@@ -16,16 +16,13 @@ import subprocess
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import yaml
 
 from examples.service import DARKROOM, ROOT, free_port
 from tests.cluster.parts.configuration import (
-    AUTOSCALING,
     CPU_NODE,
-    autoscaling_config,
     node_environment,
     program,
     serve_config,
@@ -96,14 +93,6 @@ class LocalCluster:
         self._head_port = self._port
         options = self._head_options() | {"num-cpus": cpus, **_EDGE}
         self._start("head", options, {**self.environment, **self.settings})
-
-    def start_autoscaling_head(self, node_types: Mapping[str, Mapping[str, Any]]) -> None:
-        """One that carries HTTP and roles, and adds nodes of these types as it needs them."""
-        path = self.folder / "autoscaling.yaml"
-        path.write_text(yaml.safe_dump(autoscaling_config(self.gcs, node_types)))
-        self._head_port = self._port
-        options = self._head_options() | {"autoscaling-config": path, **_EDGE}
-        self._start("head", options, {**self.environment, **self.settings, **AUTOSCALING})
 
     def _head_options(self) -> dict[str, object]:
         self._state = None

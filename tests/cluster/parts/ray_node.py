@@ -62,14 +62,25 @@ class RayNode:
             )
 
     def kill(self) -> None:
-        """SIGKILL to all that it started, as when its machine is lost."""
-        kill_all_with(_NODE, self._id)
+        """SIGKILL to all that it started and starts yet, as when its machine is lost."""
+        while processes := [each for each in psutil.process_iter() if self._is_its(each)]:
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            _, alive = psutil.wait_procs(processes, timeout=10)
+            assert not alive, alive
         if self._process is not None:
             self._process.wait(10)
 
     def has(self, pid: int) -> bool:
         """Whether this process is one of it."""
-        return psutil.Process(pid).environ().get(_NODE) == self._id
+        return self._is_its(psutil.Process(pid))
+
+    def _is_its(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            return not is_zombie and process.environ().get(_NODE) == self._id
+        return False
 
     @property
     def output(self) -> str:
@@ -78,23 +89,6 @@ class RayNode:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-
-def kill_all_with(variable: str, value: str) -> None:
-    """SIGKILL to each process that has this in its environment, and to those that it makes yet."""
-    while processes := [each for each in psutil.process_iter() if _has(each, variable, value)]:
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, alive = psutil.wait_procs(processes, timeout=10)
-        assert not alive, alive
-
-
-def _has(process: psutil.Process, variable: str, value: str) -> bool:
-    with suppress(psutil.Error):
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return not is_zombie and process.environ().get(variable) == value
-    return False
 
 
 def _option(name: str, value: object) -> str:
