@@ -7,19 +7,16 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 import pytest_asyncio
 
 from tests.cluster.parts.local_cluster import LocalCluster, local_cluster
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
-    """No node of it is started yet. What it needs outside is replicated if its module says so."""
+async def cluster() -> AsyncIterator[LocalCluster]:
+    """No node of it is started yet."""
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
     if not token.exists():
         token.write_text(secrets.token_hex(32))
-    async with local_cluster(
-        is_replicated=getattr(request.module, "IS_REPLICATED", False)
-    ) as started:
+    async with local_cluster() as started:
         yield started

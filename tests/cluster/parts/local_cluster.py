@@ -32,7 +32,6 @@ from tests.cluster.parts.redis_server import RedisServer
 from tests.faults.parts.machine import short_folder
 from tests.faults.parts.nats_servers import NatsServers
 from tests.faults.parts.processes import MARK, Processes, RayState
-from tests.support.database import postgres_server
 from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 from tests.support.service import TEST_SETTINGS
@@ -214,33 +213,24 @@ class LocalCluster:
 
 
 @asynccontextmanager
-async def local_cluster(*, is_replicated: bool = False) -> AsyncGenerator[LocalCluster]:
-    """With its event log and database; no node yet. All of it is gone at the end.
-
-    `is_replicated`: the log is on three servers, and the database is Postgres.
-    """
+async def local_cluster() -> AsyncGenerator[LocalCluster]:
+    """With its event log and database; no node yet. All of it is gone at the end."""
     processes = Processes()
     async with AsyncExitStack() as stack:
         folder = short_folder()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.callback(processes.end)
         environment = {**os.environ, MARK: processes.mark}
-        nats = NatsServers(
-            folder / "nats", count=3 if is_replicated else 1, environment=environment
-        )
+        nats = NatsServers(folder / "nats", count=1, environment=environment)
         stack.callback(nats.stop)
         nats.start()
         await nats.wait_ready()
         settings = {
-            "DARKROOM_NATS_URL": ",".join(node.url for node in nats.nodes),
-            "DARKROOM_LOG_REPLICAS": str(len(nats.nodes)),
+            "DARKROOM_NATS_URL": nats.nodes[0].url,
             "DARKROOM_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}",
             "DARKROOM_IMAGES_URL": (folder / "images").as_uri(),
             "DARKROOM_SECRET": secrets.token_hex(32),
         }
-        if is_replicated:
-            postgres = stack.enter_context(postgres_server())
-            settings["DARKROOM_DATABASE_URL"] = await asyncio.to_thread(postgres.new_database)
         cluster = LocalCluster(folder, processes, nats, settings)
         stack.callback(cluster.stop)
         yield cluster
