@@ -14,7 +14,6 @@ from typing import Any
 from engine.errors import NodeFailed, TooLarge
 from engine.graph.cost import (
     CHANNELS,
-    SIZED_TYPES,
     ConditioningShape,
     DeepLatentShape,
     ImageShape,
@@ -27,6 +26,7 @@ from engine.graph.cost import (
 )
 from engine.graph.costing import Ledger, NodeTypes
 from engine.graph.declarations import Float, Input, Int, String
+from engine.graph.default_shapes import SIZED_TYPES
 from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
 from engine.nodes import NODE_TYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from engine.graph.safetensors_header import Header
 
@@ -28,6 +28,18 @@ class Family(StrEnum):
     SDXL_REFINER = "sdxl_refiner"
     Z_IMAGE = "z_image"
     FLUX = "flux"
+
+
+class ModelName(str):
+    """The name of a model, with its family as far as its file tells it."""
+
+    __slots__ = ("family",)
+    family: Family | None
+
+    def __new__(cls, name: str, family: Family | None) -> Self:
+        made = super().__new__(cls, name)
+        made.family = family
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Every number is saturated: it stays at `MOST` however much is added, so that no 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 from engine.families.family import Family, Traits
 from engine.families.table import TRAITS
@@ -41,18 +41,6 @@ class Cost:
     """The images and latents that it saves."""
     result_bytes: int = 0
     """The most bytes that their files take, without what they say of how they were made."""
-
-
-class ModelName(str):
-    """The name of a model, with its family as far as its file tells it."""
-
-    __slots__ = ("family",)
-    family: Family | None
-
-    def __new__(cls, name: str, family: Family | None) -> Self:
-        made = super().__new__(cls, name)
-        made.family = family
-        return made
 
 
 def saturated(number: int) -> int:
@@ -295,34 +283,3 @@ class Estimate:
     """The images or latents that it saves."""
     result_bytes: int = 0
     """The most bytes that their files take: for noise a PNG saves nothing."""
-
-
-def default_estimate(outputs: tuple[str, ...]) -> Estimate:
-    """That of a node which declares none: it costs nothing and its outputs are small."""
-    return Estimate(tuple(map(default_shape, outputs)))
-
-
-def default_shape(type_name: str) -> Shape:
-    """That of an output of which nothing is known."""
-    found: Shape = _DEFAULTS.get(type_name)
-    return found
-
-
-UNKNOWN_SIDE = 512
-"""The sides of an image or a latent of which only the run can tell the size."""
-_SQUARE = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
-_DEFAULTS: dict[str, Any] = {
-    "IMAGE": ImageShape(*_SQUARE),
-    "MASK": MaskShape(*_SQUARE),
-    "LATENT": LatentShape(*_SQUARE),
-    "CONDITIONING": ConditioningShape(1, CHUNK_TOKENS),
-    "SIGMAS": SigmasShape(20),
-    "SAMPLER": "euler",
-    "UPSCALE_MODEL": 4,
-    "INT": Scalar(0),
-    "FLOAT": Scalar(0.0),
-    "STRING": Scalar(""),
-    "BOOLEAN": Scalar(False),
-}
-SIZED_TYPES = frozenset(_DEFAULTS)
-"""The types of outputs that a run measures."""

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.errors import TooLarge
+from engine.families.family import ModelName
 from engine.graph.cost import (
     MOST,
-    UNKNOWN_SIDE,
     ConditioningShape,
     Cost,
     Estimate,
     GuiderShape,
     ImageShape,
-    ModelName,
     ModelShape,
     Scalar,
     Shape,
@@ -25,6 +24,7 @@ from engine.graph.cost import (
     saturated,
 )
 from engine.graph.declarations import Link, NodeType, within
+from engine.graph.default_shapes import UNKNOWN_SIDE
 from engine.graph.graph import Graph, Node, run_order
 from engine.graph.limits import Limits, MadeTexts
 
@@ -186,16 +186,12 @@ class Ledger:
         return tuple(map(_merged, shapes))
 
     def _with_guidance(self, node: Node, shapes: Sequence[Shape]) -> Sequence[Shape]:
-        """Its outputs, of which a model or its text encoder keeps what makes that cost more which
-        the node was given.
-        """
+        """Its outputs, of which models and text encoders cost what the given ones do."""
         declared, given = self._types[node.class_type], dict[str, ModelShape]()
         for name, at in node.links.items():
             shape, link = self._shapes[at.node_id][at.output], declared.all_inputs[name]
             if isinstance(shape, ModelShape) and shape.costs_more and isinstance(link, Link):
                 given.setdefault(link.type, shape)
-        if not given:
-            return shapes
         return [
             _guided(shape, given[name]) if name in given else shape
             for name, shape in zip(declared.outputs, shapes, strict=True)
@@ -232,7 +228,7 @@ class Ledger:
 
 
 def _guided(shape: Shape, by: ModelShape) -> Shape:
-    """The shape of a model that was made of one that costs more than most."""
+    """The shape of a model made of one that costs more than most."""
     own = model_shape(shape)
     return own if own.costs_more else replace(by, is_merged=own.is_merged)
 

@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from engine.errors import EngineError
-from engine.graph.cost import Estimate, Scalar, default_estimate
+from engine.graph.cost import Estimate, Scalar
+from engine.graph.default_shapes import default_estimate
 
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
 """The limit that narrows the range of an integer. "longest_side" narrows only its upper end."""

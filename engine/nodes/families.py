@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.errors import EngineError
+from engine.families.family import ModelName
 from engine.families.table import FAMILIES
 from engine.graph import work
-from engine.graph.cost import DeepLatentShape, Estimate, ModelName, ModelShape
+from engine.graph.cost import DeepLatentShape, Estimate, ModelShape
 from engine.graph.declarations import Choice, Float, Int, Link, String, node
 from engine.graph.models_folder import DIFFUSION_MODELS, TEXT_ENCODERS
 from engine.nodes.sides import MAX_SIDE

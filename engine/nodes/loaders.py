@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.families.family import ModelName
 from engine.graph import work
-from engine.graph.cost import Estimate, ModelName, ModelShape
+from engine.graph.cost import Estimate, ModelShape
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 

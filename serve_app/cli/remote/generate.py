@@ -71,7 +71,6 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
         "seed": seed,
         "sd_model_checkpoint": checkpoint,
     }
-    parameters = {name: value for name, value in parameters.items() if value is not None}
     flavour, body = _asked(parameters, workflow)
     with open_client(url, key) as client:
         store_files(client, image or ())
@@ -80,11 +79,12 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
 
 
 def _asked(parameters: dict[str, Any], workflow: Path | None) -> tuple[str, dict[str, Any]]:
-    """The flavour and the body of the request."""
-    if ("prompt" in parameters) == (workflow is not None):
+    """The flavour and the body of the request, which leaves out what is not given."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if ("prompt" in given) == (workflow is not None):
         fail("give either a prompt or --workflow, one of them", code=ExitCode.USAGE)
     if workflow is None:
-        return "diffusion", parameters
+        return "diffusion", given
     return "workflow", _read_graph(workflow)
 
 

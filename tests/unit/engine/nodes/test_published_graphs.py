@@ -83,4 +83,4 @@ def test_they_are_held_to_the_limits_of_other_graphs(published: Catalogue) -> No
     with pytest.raises(GraphInvalid, match="megapixel-steps"):
         validate(graph, published, Limits(max_cost=2000))
     with pytest.raises(GraphInvalid):
-        validate(with_input(z_image_turbo(), "l", batch_size=4096), published, Limits())
+        validate(with_input(z_image_turbo(), "l", batch_size=4096), published, Limits(max_cost=1000.0))
