@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import ZImageTransformer2DModel
@@ -16,8 +16,12 @@ from engine.diffusion.families.transformer import (
     count_of,
     padded_to_patches,
 )
+from engine.diffusion.families.z_image_texts import ZImageTexts
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.diffusion.text.language_models import Qwen3
+from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
+from engine.families.z_image import Z_IMAGE
 
 _SHIFT = 3.0
 _MOST_TOKENS = 8192
@@ -34,8 +38,13 @@ _RENAMED = {
 
 
 class ZImage(TransformerFamily):
-    title = "Z-Image"
+    traits = Z_IMAGE
     network = ZImageTransformer2DModel
+    encoders = (Qwen3.kind,)
+
+    def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> ZImageTexts:
+        encoder, tokenizer = encoders[Qwen3.kind]
+        return ZImageTexts(encoder, tokenizer, cache)
 
     def config(self, shapes: Shapes) -> dict[str, Any]:
         names = ("x_embedder.weight", "all_x_embedder.2-1.weight")
