@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -274,7 +274,8 @@ def _flow_call(family: TransformerFamily, rows: Sequence[_Row]) -> list[Tensor]:
     of_rows = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
     sigmas = x.new_tensor([row.request.level for row in of_rows])
     conditions = [row.condition for row in of_rows]
-    velocity = family.velocity(model.unet, x.to(model.dtype), sigmas, conditions).float()
+    with _updated(model, rows, sizes, family.joined_tokens(model.unet, x, conditions)):
+        velocity = family.velocity(model.unet, x.to(model.dtype), sigmas, conditions).float()
     return list(model.denoised(x, velocity, sigmas[:, None, None, None]).split(sizes))
 
 
@@ -287,10 +288,13 @@ def _joined_texts(model: Model, rows: Sequence[_Row], sizes: Sequence[int], leng
 
 
 def _updated(
-    model: Model, rows: Sequence[_Row], sizes: Sequence[int]
+    model: Model,
+    rows: Sequence[_Row],
+    sizes: Sequence[int],
+    joined: Mapping[str, Sequence[int]] | None = None,
 ) -> AbstractContextManager[None]:
-    """Inside, the UNet adds to each row what its adapters say."""
+    """Inside, the network adds to each row what its adapters say; `joined`: see `RowUpdates.of`."""
     if not any(row.adapters for row in rows):
         return nullcontext()
     updates: RowUpdates = model.unet.row_updates
-    return updates.of([row.adapters for row in rows], sizes)
+    return updates.of([row.adapters for row in rows], sizes, joined)

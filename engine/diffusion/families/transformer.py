@@ -54,6 +54,22 @@ class TransformerFamily(ABC):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         """The tensors of a file, without its prefix, for the network's weights."""
 
+    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:  # noqa: ARG002 - Flux's sizes
+        """The tensors that the first publisher's layout has for those weights of a network."""
+        return self.key_map(names, {})
+
+    def joined_tokens(
+        self,
+        network: Any,  # noqa: ARG002 - of families with such layers
+        x: Tensor,  # noqa: ARG002 - the same
+        conditions: Sequence[Condition],  # noqa: ARG002 - the same
+    ) -> Mapping[str, Sequence[int]]:
+        """The layers that get the tokens of all rows one after the other, and how many of each row.
+
+        All others get rows as the first axis.
+        """
+        return {}
+
     @abstractmethod
     def levels(self, network: Any) -> FlowLevels:
         """The noise levels that the network was trained on."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import ZImageTransformer2DModel
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from torch import Tensor, stack
 
 from engine.diffusion.conditioning.condition import Condition
@@ -57,6 +58,19 @@ class ZImage(TransformerFamily):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
 
+    def joined_tokens(
+        self,
+        network: Any,  # noqa: ARG002 - its patches are of one size
+        x: Tensor,
+        conditions: Sequence[Condition],
+    ) -> Mapping[str, Sequence[int]]:
+        height, width = x.shape[2:]
+        patches = _padded(-(-height // 2) * -(-width // 2))
+        return {
+            "all_x_embedder.2-1": [patches] * len(x),
+            "cap_embedder.1": [_padded(each.tokens.shape[1]) for each in conditions],
+        }
+
     def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - Flux has two kinds
         return flow_levels(_SHIFT)
 
@@ -80,6 +94,11 @@ class ZImage(TransformerFamily):
         found = network(list(planes), 1 - sigmas, texts, return_dict=False)[0]
         # The network's time runs from noise to picture, and so does what it predicts.
         return -stack(list(found))[:, :, 0, :height, :width]
+
+
+def _padded(tokens: int) -> int:
+    """How many there are once the network has padded them."""
+    return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
 
 def _stored(name: str, shapes: Shapes) -> StoredTensor:

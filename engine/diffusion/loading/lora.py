@@ -1,23 +1,33 @@
-"""LoRAs applied to the networks of a model: added by row in a UNet, merged into text encoders."""
+"""LoRAs applied to the networks of a model: added by row in the one that denoises, merged into text
+encoders.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, LowRank, key_of
-from engine.diffusion.loading.lora_file import LoraFile, Matrices, text_layers, unet_layers
+from engine.diffusion.families.transformer import TransformerFamily
+from engine.diffusion.loading.changes.kinds import low_rank_matrices
+from engine.diffusion.loading.changes.layers import (
+    Known,
+    layers_of,
+    text_layers,
+    transformer_layers,
+    unet_layers,
+)
+from engine.diffusion.loading.lora_file import LoraFile
 from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.unets import require_unet
-from engine.diffusion.text.text_encoders import TextEncoder
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import LORAS
 
@@ -35,9 +45,12 @@ class Networks:
     """The networks that a LoRA changes. They are equal only if they are the same objects."""
 
     unet: Any
-    text_encoders: tuple[TextEncoder, ...] = ()
+    """The network that denoises."""
+    text_encoders: tuple[nn.Module, ...] = ()
     adapters: Adapters = ()
-    """Those that are added to the UNet by row."""
+    """Those that are added to that network by row."""
+    transformer: TransformerFamily | None = None
+    """The family of a network that is no UNet."""
 
     @property
     def key(self) -> Hashable:
@@ -58,12 +71,10 @@ def with_lora(
 
     Raises CheckpointUnavailable if the file is missing, damaged or has layers for none of them.
     """
-    require_unet(networks.unet)
     path = store.models.path(LORAS, name)
     identity = store.identity(path)
     file = LoraFile(path)
-    unet_known = unet_layers(networks.unet)
-    text_known = [text_layers(encoder, at) for at, encoder in enumerate(networks.text_encoders)]
+    unet_known, text_known = _known(networks)
     _require_some(file, set(unet_known).union(*text_known))
     if unet_strength:
         lora = AppliedLora(path, identity, unet_strength)
@@ -76,13 +87,24 @@ def with_lora(
     return networks
 
 
+def _known(networks: Networks) -> tuple[Known, list[Known]]:
+    """The layers of the network that denoises, and of each text encoder."""
+    family = networks.transformer
+    find = unet_layers if family is None else partial(transformer_layers, family=family)
+    texts = [
+        layers_of(encoder, partial(text_layers, at=at))
+        for at, encoder in enumerate(networks.text_encoders)
+    ]
+    return layers_of(networks.unet, find), texts
+
+
 def _require_some(file: LoraFile, known: set[str]) -> None:
     """Raises CheckpointUnavailable if the model has none of the layers; logs how many it lacks."""
     unknown = sum(name not in known for name in file.layers)
     if unknown == len(file.layers):
         raise CheckpointUnavailable(
             f"none of the {unknown} layers of {file.name} is one of this model: "
-            "it was made for another kind of Stable Diffusion"
+            "it was made for a model of another family"
         )
     if unknown:
         _log.info(
@@ -97,14 +119,15 @@ def _with_unet(
     lora: AppliedLora,
     *,
     file: LoraFile,
-    known: Mapping[str, str],
+    known: Known,
 ) -> Networks:
     """The networks with one more LoRA in the UNet: added by row, or all of them merged."""
     unet = networks.unet
-    ranks = file.ranks(known)
-    if not ranks:
+    changes = file.changes(known)
+    if not changes:
         return networks
-    if hasattr(unet, "row_updates") and not is_merged(unet) and _is_low(networks, ranks):
+    is_low = all(change.is_low_rank for change, _ in changes) and _is_low(networks, file.ranks(known))
+    if is_low and hasattr(unet, "row_updates") and not is_merged(unet):
         adapter = _adapter(store, unet, lora, file=file, known=known)
         added = AppliedAdapter(adapter, lora.strength)
         return replace(networks, adapters=(*networks.adapters, added))
@@ -137,24 +160,31 @@ def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
 
 
 def _adapter(
-    store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Mapping[str, str]
+    store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Known
 ) -> Adapter:
-    """The matrices of a file, from the store if a UNet of the same shapes has asked for them."""
+    """The matrices of a file, from the store if a network of the same shapes has asked for them."""
     ranks = file.ranks(known)
     shapes = _shapes(unet, ranks)
 
     def create() -> Adapter:
-        store.make_room(_size(ranks, shapes) * unet.conv_in.weight.itemsize)
+        store.make_room(_size(ranks, shapes) * next(unet.parameters()).itemsize)
         layers: dict[str, LowRank] = {}
-        for name, matrices in file.read(known, unet):
-            found = _low_rank(matrices, unet.get_parameter(f"{name}.weight"))
+        for name, found in _matrices(unet, file, known):
             layers[name] = layers[name].joined(found) if name in layers else found
         return Adapter(lora.path, lora.identity, layers)
 
     return store.get_or_create(("adapter", lora.identity, frozenset(shapes.items())), create)
 
 
-def _low_rank(matrices: Matrices, weight: Tensor) -> LowRank:
-    down = matrices.with_kernel_in_down().reshape(matrices.rank, *weight.shape[1:])
-    up = matrices.up.flatten(1) * (matrices.alpha / matrices.rank)
-    return LowRank(down.to(weight.dtype, copy=True), up.to(weight.dtype))
+def _matrices(unet: Any, file: LoraFile, known: Known) -> Iterator[tuple[str, LowRank]]:
+    """Those of each layer. Layers that the file has as one share what comes first."""
+    with file.opened() as read:
+        for change, places in file.changes(known):
+            weights = [unet.get_parameter(f"{place.layer}.weight") for place in places]
+            shape = torch.Size((sum(map(len, weights)), *weights[0].shape[1:]))
+            with file.fitting(change, shape):
+                down, up = low_rank_matrices(read(change, weights[0].device), shape)
+                down = down.to(weights[0].dtype, copy=True)
+                for place, weight in zip(places, weights, strict=True):
+                    own = place.own(up).to(weight.dtype, copy=True)
+                    yield place.layer, LowRank(down, own)

@@ -22,7 +22,7 @@ from engine.diffusion.adapters import Adapter, AppliedAdapter
 from engine.diffusion.context import Context
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
-from engine.diffusion.loading.lora_file import unet_layers
+from engine.diffusion.loading.changes.layers import unet_layers
 from engine.diffusion.loading.merging import AppliedLora, merged
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
