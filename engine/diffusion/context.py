@@ -140,7 +140,7 @@ class Context:
         if not model_strength and not clip_strength:
             return model, clip
         encoders = clip.networks if clip is not None else ()
-        networks = Networks(model.unet, encoders, model.adapters, model.transformer)
+        networks = Networks(model.unet, model.family, encoders, model.adapters)
         changed: Networks = yield Load(
             (LORAS, name, networks.key, model_strength, clip_strength),
             lambda: with_lora(
@@ -256,7 +256,7 @@ class Context:
     def _on_estimate(self, model: Model) -> Callable[[Tensor], None]:
         if self._previews is None:
             return lambda _estimate: None
-        return partial(show_estimate, self._previews, model.family)
+        return partial(show_estimate, self._previews, model.family.traits)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """The images of a latent, decoded one after the other."""

@@ -9,7 +9,7 @@ of the layer, then a 1 x 1 convolution.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -123,6 +123,19 @@ class RowUpdates:
         finally:
             for updates in self._by_layer.values():
                 updates.clear()
+
+
+def updated(
+    network: Any,
+    adapters: Sequence[Adapters],
+    sizes: Sequence[int],
+    joined: Mapping[str, Sequence[int]] | None = None,
+) -> AbstractContextManager[None]:
+    """Inside, the network adds to each row what its adapters say; see `RowUpdates.of`."""
+    if not any(adapters):
+        return nullcontext()
+    updates: RowUpdates = network.row_updates
+    return updates.of(adapters, sizes, joined)
 
 
 def _row_slices(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.errors import EngineError
+from engine.families.table import FAMILIES
 from engine.graph import work
 from engine.graph.cost import (
     ConditioningShape,
@@ -20,7 +21,6 @@ from engine.graph.cost import (
     text_tokens,
 )
 from engine.graph.declarations import Choice, Float, Int, Link, String, node
-from engine.graph.families import Family
 from engine.graph.models_folder import DIFFUSION_MODELS, TEXT_ENCODERS
 from engine.nodes.sides import MAX_SIDE
 from engine.nodes.text import encoding_estimate
@@ -40,6 +40,7 @@ _MOST_MU = 20
 """Beyond it all noise levels are the same."""
 _T5_TOKENS = 256
 """Those of any shorter text."""
+_BY_TYPE = {each.clip_type: each.family for each in FAMILIES if each.clip_type}
 _SHIFT = {"min": 0.0, "max": 100.0}
 
 
@@ -48,6 +49,19 @@ _GUIDANCE = Float(3.5, min=0.0, max=100.0, step=0.1, tooltip="How closely the te
 
 def _side(default: int) -> Int:
     return Int(default, min=16, max=MAX_SIDE, step=16, multiple=8, limit="side")
+
+
+def _type(files: int, tooltip: str) -> Choice:
+    """The type of a loader of so many text encoders."""
+    taken = (each.clip_type for each in FAMILIES if each.clip_files == files)
+    return Choice(tuple(filter(None, taken)), tooltip=tooltip)
+
+
+def _texts(context: Context, type: str, *names: str) -> Work[FamilyTexts]:
+    from engine.diffusion.families.encoders import load_texts
+
+    load = partial(load_texts, family=_BY_TYPE[type], names=names)
+    return (yield from context.made((TEXT_ENCODERS, type, names), load))
 
 
 def _heavy_estimate(_inputs: Mapping[str, Any]) -> Estimate:
@@ -94,7 +108,7 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
     "CLIPLoader",
     inputs={
         "clip_name": Choice(folder=TEXT_ENCODERS, tooltip="The text encoder to load."),
-        "type": Choice(("lumina2",), tooltip="The kind of model: lumina2 stands for Z-Image."),
+        "type": _type(1, "The kind of model: lumina2 stands for Z-Image."),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
@@ -106,10 +120,7 @@ def clip_loader(
     context: Context, *, clip_name: str, type: str, device: str = "default"
 ) -> Work[tuple[FamilyTexts]]:
     """Loads the text encoder of Z-Image."""
-    from engine.diffusion.families.encoders import load_texts
-
-    load = partial(load_texts, family=Family.Z_IMAGE, names=(clip_name,))
-    return ((yield from context.made((TEXT_ENCODERS, type, clip_name), load)),)
+    return ((yield from _texts(context, type, clip_name)),)
 
 
 @node(
@@ -117,7 +128,7 @@ def clip_loader(
     inputs={
         "clip_name1": Choice(folder=TEXT_ENCODERS, tooltip="One of the two, CLIP-L or T5."),
         "clip_name2": Choice(folder=TEXT_ENCODERS, tooltip="The other one."),
-        "type": Choice(("flux",), tooltip="The kind of model."),
+        "type": _type(2, "The kind of model."),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
@@ -129,11 +140,7 @@ def dual_clip_loader(
     context: Context, *, clip_name1: str, clip_name2: str, type: str, device: str = "default"
 ) -> Work[tuple[FamilyTexts]]:
     """Loads both text encoders of Flux."""
-    from engine.diffusion.families.encoders import load_texts
-
-    names = tuple(sorted((clip_name1, clip_name2)))
-    load = partial(load_texts, family=Family.FLUX, names=names)
-    return ((yield from context.made((TEXT_ENCODERS, type, names), load)),)
+    return ((yield from _texts(context, type, *sorted((clip_name1, clip_name2)))),)
 
 
 @node(

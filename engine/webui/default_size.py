@@ -6,31 +6,27 @@ import json
 from functools import partial
 from pathlib import Path
 
-from engine.graph.families import Family, family_at
+from engine.families.family import Family, Traits
+from engine.families.recognition import family_at
+from engine.families.table import FAMILIES, TRAITS
 from engine.graph.models_folder import CHECKPOINTS, FOLDER_MARK, ModelsFolder
 
 _DEFAULT_SIDE = 512
-_XL_SIDE = 1024
-_PIPELINES = {"XL": Family.SDXL, "ZImage": Family.Z_IMAGE, "Flux": Family.FLUX}
-"""What the names of diffusers' pipelines for a family have in them."""
 
 
 def default_side(models: ModelsFolder, checkpoint: str) -> int:
-    """Width and height in pixels: 512 for Stable Diffusion 1 and 2, else 1024.
+    """Width and height in pixels.
 
     Raises CheckpointUnavailable, ModelsUnavailable.
     """
+    traits = checkpoint_traits(models, checkpoint)
+    return traits.side if traits else _DEFAULT_SIDE
+
+
+def checkpoint_traits(models: ModelsFolder, checkpoint: str) -> Traits | None:
+    """What is known of the family of a checkpoint, as `checkpoint_family` tells it."""
     family = checkpoint_family(models, checkpoint)
-    is_large = family is not None and family not in (Family.SD1, Family.SD2)
-    return _XL_SIDE if is_large else _DEFAULT_SIDE
-
-
-def is_xl(models: ModelsFolder, checkpoint: str) -> bool:
-    """Whether a checkpoint is of Stable Diffusion XL or its refiner.
-
-    Raises CheckpointUnavailable, ModelsUnavailable.
-    """
-    return checkpoint_family(models, checkpoint) in (Family.SDXL, Family.SDXL_REFINER)
+    return TRAITS[family] if family else None
 
 
 def checkpoint_family(models: ModelsFolder, checkpoint: str) -> Family | None:
@@ -50,7 +46,8 @@ def _family_of(checkpoint: Path) -> Family | None:
     try:
         if checkpoint.is_dir():
             name = str(json.loads((checkpoint / FOLDER_MARK).read_text()).get("_class_name"))
-            return next((each for sign, each in _PIPELINES.items() if sign in name), None)
+            signs = ((each.pipeline, each.family) for each in FAMILIES)
+            return next((family for sign, family in signs if sign and sign in name), None)
         return family_at(CHECKPOINTS, checkpoint)
     except (OSError, ValueError, AttributeError):
         return None

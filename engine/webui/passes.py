@@ -16,7 +16,7 @@ from engine.graph.models_folder import (
     ModelsFolder,
     pickled_refused,
 )
-from engine.webui.default_size import checkpoint_family, default_side, is_xl
+from engine.webui.default_size import checkpoint_family, checkpoint_traits, default_side
 from engine.webui.extra_networks import Lora, split_networks
 from engine.webui.img2img.members import steps_taken
 from engine.webui.model_names import (
@@ -170,9 +170,10 @@ def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
 
 def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
     """The scheduler of that name for the family of the checkpoint."""
-    if scheduler == ALIGN_YOUR_STEPS and is_xl(models, checkpoint):
-        return ALIGN_YOUR_STEPS_XL
-    return scheduler
+    if scheduler != ALIGN_YOUR_STEPS:
+        return scheduler
+    traits = checkpoint_traits(models, checkpoint)
+    return ALIGN_YOUR_STEPS_XL if traits and traits.aligned_steps == "SDXL" else scheduler
 
 
 def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from engine.graph.families import Family, family_of
+from engine.families.family import Family
+from engine.families.recognition import family_of
 from engine.graph.models_folder import (
     CHECKPOINTS,
     DIFFUSION_MODELS,

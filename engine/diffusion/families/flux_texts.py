@@ -17,6 +17,7 @@ from engine.diffusion.text.language_models import T5, Ids, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.diffusion.text.weighting import weighted_segments
 from engine.errors import EngineError
+from engine.families.flux import FLUX
 
 _END, _PAD = 1, 0
 _LEAST_TOKENS = 256
@@ -26,7 +27,7 @@ _MOST_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FluxTexts(FamilyTexts):
-    title = "Flux.1"
+    title = FLUX.title
     clip: Clip
     encoder: T5
     tokenizer: Tokenizer

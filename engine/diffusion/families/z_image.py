@@ -10,6 +10,7 @@ from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from torch import Tensor, stack
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.families.family import Call
 from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
 from engine.diffusion.families.transformer import (
     Shapes,
@@ -17,8 +18,12 @@ from engine.diffusion.families.transformer import (
     count_of,
     padded_to_patches,
 )
+from engine.diffusion.families.z_image_texts import ZImageTexts
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.diffusion.text.language_models import Qwen3
+from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
+from engine.families.z_image import Z_IMAGE
 
 _SHIFT = 3.0
 _MOST_TOKENS = 8192
@@ -35,8 +40,12 @@ _RENAMED = {
 
 
 class ZImage(TransformerFamily):
-    title = "Z-Image"
+    traits = Z_IMAGE
     network = ZImageTransformer2DModel
+    encoders = (Qwen3.kind,)
+
+    def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> ZImageTexts:
+        return ZImageTexts(*encoders[Qwen3.kind], cache)
 
     def config(self, shapes: Shapes) -> dict[str, Any]:
         names = ("x_embedder.weight", "all_x_embedder.2-1.weight")
@@ -58,17 +67,12 @@ class ZImage(TransformerFamily):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
 
-    def joined_tokens(
-        self,
-        network: Any,  # noqa: ARG002 - its patches are of one size
-        x: Tensor,
-        conditions: Sequence[Condition],
-    ) -> Mapping[str, Sequence[int]]:
-        height, width = x.shape[2:]
+    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:
+        height, width = call.x.shape[2:]
         patches = _padded(-(-height // 2) * -(-width // 2))
         return {
-            "all_x_embedder.2-1": [patches] * len(x),
-            "cap_embedder.1": [_padded(each.tokens.shape[1]) for each in conditions],
+            "all_x_embedder.2-1": [patches] * len(call.x),
+            "cap_embedder.1": [_padded(each.tokens.shape[1]) for each in call.conditions],
         }
 
     def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - Flux has two kinds

@@ -15,6 +15,7 @@ from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.language_models import Qwen3, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
+from engine.families.z_image import Z_IMAGE
 
 _CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 _MOST_TOKENS = 4096
@@ -24,7 +25,7 @@ _MOST_TOKENS = 4096
 class ZImageTexts(FamilyTexts):
     """Parentheses do not weigh: the encoder reads them as text."""
 
-    title = "Z-Image"
+    title = Z_IMAGE.title
     encoder: Qwen3
     tokenizer: Tokenizer
     cache: EncodingCache

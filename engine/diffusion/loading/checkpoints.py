@@ -10,6 +10,7 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from engine.diffusion.families.loading import load_whole, whole_family
+from engine.diffusion.families.lookup import unet_family
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import Component, inspect, inspect_vae
 from engine.diffusion.loading.modules import read_clip_encoder, read_module
@@ -58,10 +59,10 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
         name,
         Model(
             unet,
+            unet_family(info.family),
             latent_scale=autoencoder.config.scaling_factor,
             levels=stable_diffusion(zero_terminal=info.has_zero_terminal_snr),
             prediction=info.prediction,
-            family=info.family,
         ),
         Clip(encoders, store.encoding_cache, Embeddings(store)),
         Vae(autoencoder),

@@ -16,15 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, LowRank, key_of
-from engine.diffusion.families.transformer import TransformerFamily
+from engine.diffusion.families.family import ModelFamily
 from engine.diffusion.loading.changes.kinds import low_rank_matrices
-from engine.diffusion.loading.changes.layers import (
-    Known,
-    layers_of,
-    text_layers,
-    transformer_layers,
-    unet_layers,
-)
+from engine.diffusion.loading.changes.layers import Known, layers_of, text_layers
 from engine.diffusion.loading.lora_file import LoraFile
 from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
 from engine.diffusion.loading.store import ModelStore
@@ -46,12 +40,10 @@ class Networks:
 
     unet: Any
     """The network that denoises."""
+    family: ModelFamily
     text_encoders: tuple[nn.Module, ...] = ()
     adapters: Adapters = ()
     """Those that are added to that network by row."""
-    transformer: TransformerFamily | None = None
-    """The family of a network that is no UNet."""
-
     @property
     def key(self) -> Hashable:
         """Equal for the same networks and adapters; it does not keep them in memory."""
@@ -89,13 +81,11 @@ def with_lora(
 
 def _known(networks: Networks) -> tuple[Known, list[Known]]:
     """The layers of the network that denoises, and of each text encoder."""
-    family = networks.transformer
-    find = unet_layers if family is None else partial(transformer_layers, family=family)
     texts = [
         layers_of(encoder, partial(text_layers, at=at))
         for at, encoder in enumerate(networks.text_encoders)
     ]
-    return layers_of(networks.unet, find), texts
+    return layers_of(networks.unet, networks.family.layers), texts
 
 
 def _require_some(file: LoraFile, known: set[str]) -> None:

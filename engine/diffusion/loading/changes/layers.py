@@ -7,7 +7,7 @@ kohya's scripts, with underscores, behind one of a few prefixes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.families.transformer import TransformerFamily
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.layout import StoredTensor
+from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.text.language_models import LanguageModel
 from engine.diffusion.text.text_encoders import TextEncoder
 
@@ -101,14 +100,16 @@ def text_layers(encoder: nn.Module, at: int) -> Known:
     return found
 
 
-def transformer_layers(network: Any, family: TransformerFamily) -> Known:
-    """Those of a transformer. What a file has as one layer may be several here."""
+def transformer_layers(network: Any, file_keys: Callable[[Sequence[str]], KeyMap]) -> Known:
+    """Those of a transformer. What a file has as one layer may be several here: `file_keys` gives
+    the tensors of its first publisher's file for weights.
+    """
     names = list(_changeable(network))
     found: dict[str, Places] = {}
     for name in names:
         found |= dict.fromkeys(_spellings(name, *_TRANSFORMER), (Place(name),))
     parts: defaultdict[str, list[tuple[str, StoredTensor]]] = defaultdict(list)
-    for name, stored in family.file_keys(network, [f"{each}.weight" for each in names]).items():
+    for name, stored in file_keys([f"{each}.weight" for each in names]).items():
         parts[stored.key.removesuffix(".weight")].append((name.removesuffix(".weight"), stored))
     for key, together in parts.items():
         places = tuple(_places(network, together))

@@ -37,7 +37,7 @@ def test_a_checkpoint_is_looked_into_once_until_it_changes(
         read.append(path.name)
         return read_header(path)
 
-    monkeypatch.setattr("engine.graph.families.read_header", counted)
+    monkeypatch.setattr("engine.families.recognition.read_header", counted)
     models, checkpoint = ModelsFolder(tmp_path, ttl_s=0), tmp_path / "x.safetensors"
     for length in (1, 2):
         save_file({"x": np.zeros(length, np.float32)}, checkpoint)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
-from engine.graph.families import Family
+from engine.families.family import Family
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate

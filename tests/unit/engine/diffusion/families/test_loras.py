@@ -20,7 +20,7 @@ from engine.diffusion.model import Model
 from engine.engine import Engine
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
-from engine.graph.families import Family
+from engine.families.family import Family
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
@@ -105,7 +105,7 @@ def flat(prefix: str) -> Callable[[str], str]:
 def applied(store: ModelStore, tensors: Mapping[str, Tensor], model: Model) -> Networks:
     path = store.models.at_top("loras") / "own.safetensors"
     save_file({key: each.clone().contiguous() for key, each in tensors.items()}, path)
-    networks = Networks(model.unet, transformer=model.transformer)
+    networks = Networks(model.unet, model.family)
     return with_lora(store, path.name, networks, unet_strength=0.5, text_strength=0.0)
 
 
@@ -221,10 +221,13 @@ def test_other_kinds_change_what_the_file_has_as_one_layer(root: Path, store: Mo
     assert found.unet.get_parameter(shared) is model.unet.get_parameter(shared)
 
 
-def texts_changed(store: ModelStore, texts: Any, tensors: Mapping[str, Tensor]) -> Any:
+def texts_changed(
+    store: ModelStore, network: str, texts: Any, tensors: Mapping[str, Tensor]
+) -> Any:
+    model = load_diffusion_model(store, network, "default")
     path = store.models.at_top("loras") / "texts.safetensors"
     save_file(dict(tensors), path)
-    networks = Networks(torch.nn.Identity(), texts.networks)
+    networks = Networks(model.unet, model.family, texts.networks)
     found = with_lora(store, path.name, networks, unet_strength=0.0, text_strength=0.5)
     return texts.with_networks(found.text_encoders)
 
@@ -251,7 +254,7 @@ def test_both_text_encoders_of_flux_are_changed(
     down, up = torch.ones(1, weight.shape[1]), torch.ones(len(weight), 1)
     key = prefix + (layer.replace(".", "_") if prefix.endswith("_") else layer)
     tensors = {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-    changed = texts_changed(store, texts, tensors)
+    changed = texts_changed(store, FLUX, texts, tensors)
     wanted = weight + 0.5
     found = changed.networks[at].get_parameter(f"{name}.weight")
     torch.testing.assert_close(found, wanted.half().float() if at == 0 else wanted)
@@ -270,7 +273,7 @@ def test_the_text_encoder_of_z_image_is_changed(store: ModelStore, root: Path) -
             f"{key}.lora_A.weight": torch.ones(1, weight.shape[1]),
             f"{key}.lora_B.weight": torch.ones(len(weight), 1),
         }
-        (changed,) = texts_changed(store, texts, tensors).networks
+        (changed,) = texts_changed(store, Z_IMAGE, texts, tensors).networks
         torch.testing.assert_close(changed.get_parameter(f"{name}.weight"), weight + 0.5)
 
 

@@ -22,12 +22,14 @@ from engine.diffusion.adapters import Adapter, AppliedAdapter
 from engine.diffusion.context import Context
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
+from engine.diffusion.families.lookup import model_family
 from engine.diffusion.loading.changes.layers import unet_layers
 from engine.diffusion.loading.merging import AppliedLora, merged
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
 from engine.diffusion.patches.free_u import FreeU, with_free_u
 from engine.errors import CheckpointUnavailable
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
@@ -86,7 +88,7 @@ def lora_for(unet: nn.Module, word: str, rank: int) -> dict[str, Tensor]:
 
 
 def applied(store: ModelStore, unet: Any, loras: Loras) -> Networks:
-    networks = Networks(unet)
+    networks = Networks(unet, model_family(Family.SD1))
     for name, strength in loras:
         networks = with_lora(store, name, networks, unet_strength=strength, text_strength=0.0)
     return networks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def write(tmp_path: Path) -> Callable[..., None]:
 
 
 def networks_of(checkpoint: Checkpoint) -> Networks:
-    return Networks(checkpoint.model.unet, checkpoint.clip.encoders)
+    return Networks(checkpoint.model.unet, checkpoint.model.family, checkpoint.clip.networks)
 
 
 def layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -244,7 +245,7 @@ def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(
     patched = sharing_copy(once.unet)
     patched.register_forward_hook(print)
     twice = with_lora(
-        store, "l.safetensors", Networks(patched), unet_strength=1.0, text_strength=1.0
+        store, "l.safetensors", replace(networks, unet=patched), unet_strength=1.0, text_strength=1.0
     ).unet
     assert twice._forward_hooks
     name = next(iter(pairs_for(networks.unet, 1)))

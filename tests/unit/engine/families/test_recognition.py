@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.graph.families import Family, family_of
+from engine.families.family import Family
+from engine.families.recognition import family_of
 from engine.graph.models_folder import ModelsFolder
 
 SD = ("model.diffusion_model.x", "first_stage_model.x")
