@@ -17,17 +17,16 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.diffusion.adapters import Adapters
+from engine.diffusion.adapters import Adapters, LowRank, Update
 
 M = TypeVar("M", bound=nn.Module)
 
 
 class RowUpdate(NamedTuple):
-    """What one LoRA adds to some rows of a layer's output. For the matrices see `LowRank`."""
+    """What one LoRA adds to some rows of a layer's output."""
 
     rows: slice
-    down: Tensor
-    up: Tensor
+    update: Update
     strength: float
 
 
@@ -46,9 +45,8 @@ class UpdatedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.product(x)
-        for rows, down, up, strength in self.updates:
-            low = functional.linear(x[rows], down).flatten(0, -2)
-            found[rows].view(-1, self.out_features).addmm_(low, up.T, alpha=strength)
+        for rows, update, strength in self.updates:
+            update.add_to(found[rows], x[rows], strength)
         return found
 
     def product(self, x: Tensor) -> Tensor:
@@ -74,10 +72,11 @@ class UpdatedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         found = self._convolved(x, self.weight, self.bias)
-        for rows, down, up, strength in self.updates:
-            low = self._convolved(x[rows], down, None).flatten(2)
+        for rows, update, strength in self.updates:
+            assert isinstance(update, LowRank)
+            low = self._convolved(x[rows], update.down, None).flatten(2)
             planes = found[rows].view(len(low), self.out_channels, -1)
-            planes.baddbmm_(up.expand(len(low), -1, -1), low, alpha=strength)
+            planes.baddbmm_(update.up.expand(len(low), -1, -1), low, alpha=strength)
         return found
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -113,12 +112,13 @@ class RowUpdates:
         try:
             for rows, own in _row_slices(adapters, sizes):
                 for each in own:
-                    for name, matrices in each.adapter.layers.items():
+                    for name, updates in each.adapter.layers.items():
                         span = rows
                         if entries := bounds.get(name):
                             span = slice(entries[rows.start], entries[rows.stop])
-                        update = RowUpdate(span, matrices.down, matrices.up, each.strength)
-                        self._by_layer[name].append(update)
+                        self._by_layer[name] += [
+                            RowUpdate(span, update, each.strength) for update in updates
+                        ]
             yield
         finally:
             for updates in self._by_layer.values():

@@ -7,17 +7,17 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, LowRank, key_of
+from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, Update, key_of
 from engine.diffusion.families.family import ModelFamily
-from engine.diffusion.loading.changes.kinds import low_rank_matrices
 from engine.diffusion.loading.changes.layers import Known, layers_of, text_layers
 from engine.diffusion.loading.lora_file import LoraFile
 from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
@@ -27,7 +27,7 @@ from engine.graph.models_folder import LORAS
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.25
-"""The most that the matrices of a model's adapters may take, as a share of the weights that they
+"""The most that the tensors of a model's adapters may take, as a share of the weights that they
 change. Beyond it they are merged: they would cost much of what the base costs."""
 _MOST_BY_ROW = 8
 """Each adapter reads and writes the outputs of its layers once more, however low its rank: eight of
@@ -111,13 +111,12 @@ def _with_unet(
     file: LoraFile,
     known: Known,
 ) -> Networks:
-    """The networks with one more LoRA in the UNet: added by row, or all of them merged."""
+    """The networks with one more LoRA in the one that denoises: added by row, or all merged."""
     unet = networks.unet
-    changes = file.changes(known)
-    if not changes:
+    if not file.changes(known):
         return networks
-    is_low = all(change.is_low_rank for change, _ in changes) and _is_low(networks, file.ranks(known))
-    if is_low and hasattr(unet, "row_updates") and not is_merged(unet):
+    sizes = file.row_sizes(known, unet)
+    if sizes and hasattr(unet, "row_updates") and not is_merged(unet) and _is_low(networks, sizes):
         adapter = _adapter(store, unet, lora, file=file, known=known)
         added = AppliedAdapter(adapter, lora.strength)
         return replace(networks, adapters=(*networks.adapters, added))
@@ -128,21 +127,14 @@ def _with_unet(
     return replace(networks, unet=merged(store, unet, (*before, lora), known), adapters=())
 
 
-def _is_low(networks: Networks, ranks: Mapping[str, int]) -> bool:
+def _is_low(networks: Networks, sizes: Mapping[str, int]) -> bool:
     """Whether all adapters are few, and small beside the weights that they change."""
     applied = [each.adapter for each in networks.adapters]
     if len(applied) >= _MOST_BY_ROW:
         return False
-    shapes = _shapes(networks.unet, set(ranks).union(*(adapter.layers for adapter in applied)))
-    size = _size(ranks, shapes) + sum(adapter.size for adapter in applied)
+    shapes = _shapes(networks.unet, set(sizes).union(*(adapter.layers for adapter in applied)))
+    size = sum(sizes.values()) + sum(adapter.size for adapter in applied)
     return size <= _MOST_SHARE * sum(map(math.prod, shapes.values()))
-
-
-def _size(ranks: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> int:
-    """How many numbers the matrices of these ranks have."""
-    return sum(
-        rank * (shapes[name][0] + math.prod(shapes[name][1:])) for name, rank in ranks.items()
-    )
 
 
 def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
@@ -152,29 +144,15 @@ def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
 def _adapter(
     store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Known
 ) -> Adapter:
-    """The matrices of a file, from the store if a network of the same shapes has asked for them."""
-    ranks = file.ranks(known)
-    shapes = _shapes(unet, ranks)
+    """What a file adds, from the store if a network of the same shapes has asked for it."""
+    sizes = file.row_sizes(known, unet) or {}
+    shapes = _shapes(unet, sizes)
 
     def create() -> Adapter:
-        store.make_room(_size(ranks, shapes) * next(unet.parameters()).itemsize)
-        layers: dict[str, LowRank] = {}
-        for name, found in _matrices(unet, file, known):
-            layers[name] = layers[name].joined(found) if name in layers else found
-        return Adapter(lora.path, lora.identity, layers)
+        store.make_room(sum(sizes.values()) * next(unet.parameters()).itemsize)
+        layers: defaultdict[str, tuple[Update, ...]] = defaultdict(tuple)
+        for name, update in file.row_updates(known, unet):
+            layers[name] += (update,)
+        return Adapter(lora.path, lora.identity, dict(layers))
 
     return store.get_or_create(("adapter", lora.identity, frozenset(shapes.items())), create)
-
-
-def _matrices(unet: Any, file: LoraFile, known: Known) -> Iterator[tuple[str, LowRank]]:
-    """Those of each layer. Layers that the file has as one share what comes first."""
-    with file.opened() as read:
-        for change, places in file.changes(known):
-            weights = [unet.get_parameter(f"{place.layer}.weight") for place in places]
-            shape = torch.Size((sum(map(len, weights)), *weights[0].shape[1:]))
-            with file.fitting(change, shape):
-                down, up = low_rank_matrices(read(change, weights[0].device), shape)
-                down = down.to(weights[0].dtype, copy=True)
-                for place, weight in zip(places, weights, strict=True):
-                    own = place.own(up).to(weight.dtype, copy=True)
-                    yield place.layer, LowRank(down, own)

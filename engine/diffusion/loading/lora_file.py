@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from torch import Tensor, nn
 
+from engine.diffusion.adapters import Update
 from engine.diffusion.loading.changes.change import Change, part_of
-from engine.diffusion.loading.changes.kinds import LORA, Tensors, Unfit
+from engine.diffusion.loading.changes.by_row import row_size, row_updates
+from engine.diffusion.loading.changes.kinds import Tensors, Unfit
 from engine.diffusion.loading.changes.layers import Known, Places
 from engine.diffusion.loading.weights import Weights
 from engine.errors import CheckpointUnavailable, is_out_of_memory
@@ -51,14 +54,31 @@ class LoraFile:
         """Those of the layers among the `known`, with their places in the network."""
         return [(each, known[name]) for name, each in self.layers.items() if name in known]
 
-    def ranks(self, known: Known) -> Counter[str]:
-        """The rank of each layer that it adds two matrices to, by its name in the network."""
-        ranks: Counter[str] = Counter()
+    def row_sizes(self, known: Known, module: nn.Module) -> Counter[str] | None:
+        """How many numbers it adds to each layer by row, by the layer's name in the network.
+
+        None if some of it has to be merged.
+        """
+        sizes: Counter[str] = Counter()
         for change, places in self.changes(known):
-            if change.kind is LORA:
-                rank = next(iter(self._weights.shapes[change.keys["down"]]), 0)
-                ranks.update({place.layer: rank for place in places})
-        return ranks
+            shapes = {name: self._weights.shapes[key] for name, key in change.keys.items()}
+            size = row_size(change, shapes, _shape(_weights(module, places)), places)
+            if size is None:
+                return None
+            # What comes first of its parts is shared by all places.
+            sizes += Counter({place.layer: size // len(places) for place in places})
+        return sizes
+
+    def row_updates(self, known: Known, module: nn.Module) -> Iterator[tuple[str, Update]]:
+        """What is added to the output of each layer by row, by the layer's name."""
+        with self.opened() as read:
+            for change, places in self.changes(known):
+                weights = _weights(module, places)
+                tensors = read(change, weights[0].device)
+                with self.fitting(change, _shape(weights)):
+                    updates = row_updates(change, tensors, weights, places)
+                for place, update in zip(places, updates, strict=True):
+                    yield place.layer, update
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
@@ -99,3 +119,12 @@ class LoraFile:
                 f"{self.name} is damaged: {change.layer} has {', '.join(sorted(change.keys))}, and "
                 f"lacks {' and '.join(sorted(missing))}"
             )
+
+
+def _weights(module: nn.Module, places: Places) -> list[Tensor]:
+    return [module.get_parameter(f"{place.layer}.weight") for place in places]
+
+
+def _shape(weights: list[Tensor]) -> torch.Size:
+    """That of the layer that the file has for all of them."""
+    return torch.Size((sum(map(len, weights)), *weights[0].shape[1:]))

@@ -49,11 +49,6 @@ class Change:
         return (*(("weight",) if self.kind else ()), *(("bias",) if has_bias else ()))
 
     @property
-    def is_low_rank(self) -> bool:
-        """Whether it adds two matrices, and does nothing else."""
-        return self.keys.keys() <= {*LORA.tensors, "alpha"}
-
-    @property
     def missing(self) -> set[str]:
         """The tensors without which the others are of no use."""
         found = self.kind

@@ -100,17 +100,32 @@ def _product_or_tucker(
     return torch.einsum("ij...,ip,jr->pr...", t, a, b)
 
 
+def hadamard_matrices(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The same of a LoHa without a core: the product of two matrices of rank r and s has r * s."""
+    halves = [tensors[f"hada_w{n}_{half}"] for n in (1, 2) for half in "ab"]
+    _require_product(halves[0], halves[1], shape)
+    _require_product(halves[2], halves[3], shape)
+    a, b, c, d = (each.flatten(1) for each in halves)
+    up = torch.einsum("or,os->ors", a, c).flatten(1)
+    down = torch.einsum("ri,si->rsi", b, d).flatten(0, 1)
+    return down.reshape(len(down), *shape[1:]), _scaled(up, tensors, len(b), 1.0)
+
+
 def _kronecker(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
-    first, second = _factor(tensors, "lokr_w1"), _factor(tensors, "lokr_w2")
-    _require(first.ndim == 2, 2 <= second.ndim <= weight.ndim)
-    _require(len(first) * len(second) == len(weight))
-    _require(first.numel() * second.numel() == weight.numel())
+    first, second = kronecker_factors(tensors, weight.shape)
     product = torch.kron(first.reshape(*first.shape, *[1] * (second.ndim - 2)), second)
+    return product.reshape(weight.shape) * strength
+
+
+def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The matrix of blocks, and a block with alpha / rank in it. Raises Unfit, RuntimeError."""
+    first, second = _factor(tensors, "lokr_w1"), _factor(tensors, "lokr_w2")
+    _require(first.ndim == 2, 2 <= second.ndim <= len(shape))
+    _require(len(first) * len(second) == shape[0])
+    _require(first.numel() * second.numel() == shape.numel())
     halves = [tensors[name] for name in ("lokr_w2_b", "lokr_w1_b") if name in tensors]
     # Two whole factors have no rank that alpha could be a multiple of.
-    if not halves:
-        return product.reshape(weight.shape) * strength
-    return _scaled(product.reshape(weight.shape), tensors, len(halves[0]), strength)
+    return first, _scaled(second, tensors, len(halves[0]), 1.0) if halves else second
 
 
 def _factor(tensors: Tensors, name: str) -> Tensor:
@@ -213,27 +228,27 @@ def _sets(*names: Iterable[str]) -> tuple[frozenset[str], ...]:
 
 
 LORA = Kind("LoRA", _sets(("down", "up")), _low_rank, frozenset({"mid"}))
+LOHA = Kind(
+    "LoHa",
+    _sets(("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")),
+    _hadamard,
+    frozenset({"hada_t1", "hada_t2"}),
+)
+LOKR = Kind(
+    "LoKr",
+    _sets(
+        ("lokr_w1", "lokr_w2"),
+        ("lokr_w1", "lokr_w2_a", "lokr_w2_b"),
+        ("lokr_w1_a", "lokr_w1_b", "lokr_w2"),
+        ("lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b"),
+    ),
+    _kronecker,
+    frozenset({"lokr_t2"}),
+)
 KINDS = (
     LORA,
-    Kind(
-        "LoHa",
-        _sets(
-            ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
-            ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
-        ),
-        _hadamard,
-    ),
-    Kind(
-        "LoKr",
-        _sets(
-            ("lokr_w1", "lokr_w2"),
-            ("lokr_w1", "lokr_w2_a", "lokr_w2_b"),
-            ("lokr_w1_a", "lokr_w1_b", "lokr_w2"),
-            ("lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b"),
-        ),
-        _kronecker,
-        frozenset({"lokr_t2"}),
-    ),
+    LOHA,
+    LOKR,
     Kind("OFT", _sets(("oft_blocks",)), _rotation, frozenset({"rescale"})),
     Kind("difference", _sets(("diff",)), _given_weight),
     Kind("difference of a norm", _sets(("w_norm",)), _given_norm),

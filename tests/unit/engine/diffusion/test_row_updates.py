@@ -65,16 +65,15 @@ def adapter(weight: Tensor, seed: int, rank: int = 2) -> Adapter:
     generator = torch.Generator().manual_seed(seed)
     down = torch.randn(rank, *weight.shape[1:], generator=generator)
     up = torch.randn(len(weight), rank, generator=generator)
-    return Adapter(Path("x"), ("x", 0, 0), {NAME: LowRank(down, up)})
+    return Adapter(Path("x"), ("x", 0, 0), {NAME: (LowRank(down, up),)})
 
 
 def merged(layer: nn.Module, adapters: Adapters) -> nn.Module:
     """A copy of the layer with these in its weight."""
     copied = copy.deepcopy(layer)
     for each in adapters:
-        matrices = each.adapter.layers[NAME]
-        product = torch.einsum("or,r...->o...", matrices.up, matrices.down)
-        copied.weight += each.strength * product
+        for update in each.adapter.layers[NAME]:
+            copied.weight += each.strength * update.dense().reshape(copied.weight.shape)
     return copied
 
 

@@ -113,9 +113,10 @@ def weights_of(networks: Networks) -> dict[str, Tensor]:
     """The weights, with what is added to them by row."""
     found = dict(networks.unet.state_dict())
     for each in networks.adapters:
-        for layer, matrices in each.adapter.layers.items():
-            key = f"{layer}.weight"
-            found[key] = found[key] + each.strength * matrices.up @ matrices.down
+        for layer, updates in each.adapter.layers.items():
+            for update in updates:
+                key = f"{layer}.weight"
+                found[key] = found[key] + each.strength * update.dense()
     return found
 
 

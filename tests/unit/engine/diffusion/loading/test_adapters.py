@@ -195,7 +195,8 @@ def test_a_file_that_was_replaced_is_another_adapter(
     for rank, change in ((1, 1.0), (2, 2.0)):
         save_file(lora_for(base.model.unet, "attn1.to_q", rank), path)
         (found,) = applied(store, base.model.unet, ((path.name, change),)).adapters
-        assert {len(each.down) for each in found.adapter.layers.values()} == {rank}
+        layers = found.adapter.layers.values()
+        assert {update.size for updates in layers for update in updates} == {rank * 64}
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_what_a_lora_adds_is_mixed_as_well(
     first, second = models
     weight = second.unet.get_parameter(WEIGHT)
     low = LowRank(torch.randn(2, weight.shape[1]), torch.randn(weight.shape[0], 2))
-    applied = AppliedAdapter(Adapter(tmp_path, ("x", 1, 1), {LAYER: low}), 0.5)
+    applied = AppliedAdapter(Adapter(tmp_path, ("x", 1, 1), {LAYER: (low,)}), 0.5)
     unet = mixed_unet(store, first, replace(second, adapters=(applied,)), HALVES)
     added = weight + 0.5 * low.up @ low.down
     expected = (first.unet.get_parameter(WEIGHT) + added) / 2
