@@ -44,6 +44,7 @@ class Networks:
     text_encoders: tuple[nn.Module, ...] = ()
     adapters: Adapters = ()
     """Those that are added to that network by row."""
+
     @property
     def key(self) -> Hashable:
         """Equal for the same networks and adapters; it does not keep them in memory."""

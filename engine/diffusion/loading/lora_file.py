@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.adapters import Update
-from engine.diffusion.loading.changes.change import Change, part_of
 from engine.diffusion.loading.changes.by_row import row_size, row_updates
+from engine.diffusion.loading.changes.change import Change, part_of
 from engine.diffusion.loading.changes.kinds import Tensors, Unfit
 from engine.diffusion.loading.changes.layers import Known, Places
 from engine.diffusion.loading.weights import Weights
@@ -82,7 +82,7 @@ class LoraFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Gives a function that reads the tensors of a change, in float32, for a weight's device."""
+        """Gives a function that reads the tensors of a change, in float32, onto a device."""
         with self._weights.opened() as read:
 
             def tensors(change: Change, device: torch.device) -> Tensors:
@@ -102,8 +102,8 @@ class LoraFile:
                 raise
             own = [f"{name} {self._weights.shapes[key]}" for name, key in change.keys.items()]
             raise CheckpointUnavailable(
-                f"{self.name}: the {change.title} of {change.layer} does not fit this model: it has "
-                f"{', '.join(own)}, and the weight is {tuple(shape)}"
+                f"{self.name}: the {change.title} of {change.layer} does not fit this model: "
+                f"it has {', '.join(own)}, and the weight is {tuple(shape)}"
             ) from error
 
     def _refuse_foreign(self, key: str) -> None:

@@ -91,7 +91,9 @@ def _merge(store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: 
         return changing[name] if name in changing else base.get_parameter(name).float()
 
     for lora, file in zip(loras, files, strict=True):
-        for name, difference in _differences(base, file, known, current, lora.strength):
+        for name, difference in _differences(
+            base, file, known, current=current, strength=lora.strength
+        ):
             changing[name] = current(name) + difference
             ahead[name] -= 1
             if not ahead[name]:
@@ -122,6 +124,7 @@ def _differences(
     base: nn.Module,
     file: LoraFile,
     known: Known,
+    *,
     current: Callable[[str], Tensor],
     strength: float,
 ) -> Iterator[tuple[str, Tensor]]:

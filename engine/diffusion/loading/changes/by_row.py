@@ -65,7 +65,9 @@ def _is_aligned(place: Place, rows: int) -> bool:
     return not place.swapped and all(rows and end % rows == 0 for end in place.rows or (0,))
 
 
-def row_updates(change: Change, tensors: Tensors, weights: Sequence[Tensor], places: Places) -> list[Update]:
+def row_updates(
+    change: Change, tensors: Tensors, weights: Sequence[Tensor], places: Places
+) -> list[Update]:
     """What is added by row to the output of each of its places, whose weights these are.
 
     Raises Unfit, RuntimeError.

@@ -77,7 +77,7 @@ class Change:
 
 
 def part_of(key: str) -> tuple[str, str] | None:
-    """The layer that a tensor belongs to, and its name among the layer's; None for an unknown one."""
+    """The layer that a tensor belongs to, and its name there; None for an unknown one."""
     if found := _MATRIX.search(key):
         return _current(key[: found.start()]), _MATRICES.get(found[1], found[1])
     if found := _OTHER.search(key):

@@ -113,7 +113,8 @@ def hadamard_matrices(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tens
 
 def _kronecker(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
     first, second = kronecker_factors(tensors, weight.shape)
-    product = torch.kron(first.reshape(*first.shape, *[1] * (second.ndim - 2)), second)
+    first = first.reshape(*first.shape, *[1] * (second.ndim - 2))
+    product = torch.kron(first, second.contiguous())
     return product.reshape(weight.shape) * strength
 
 
@@ -142,8 +143,10 @@ def _factor(tensors: Tensors, name: str) -> Tensor:
 def _rotation(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
     blocks = tensors["oft_blocks"]
     _require(3 <= blocks.ndim <= 4)
-    _require(blocks.shape[-1] == blocks.shape[-2], blocks.shape[-3] * blocks.shape[-1] == len(weight))
-    rotations = _cayley(blocks, float(tensors.get("alpha", torch.zeros(()))) * len(weight))
+    _require(
+        blocks.shape[-1] == blocks.shape[-2], blocks.shape[-3] * blocks.shape[-1] == len(weight)
+    )
+    rotations = _cayley(blocks, _alpha(tensors, 0.0) * len(weight))
     if blocks.ndim == 3:
         rows = weight.unflatten(0, tuple(blocks.shape[:2]))
         rotated = torch.einsum("knm,kn...->km...", rotations, rows).flatten(0, 1)
@@ -194,7 +197,7 @@ def _given_norm(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
 
 
 def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
-    """The difference of a DoRA: the changed weight gets these lengths of its rows, or of its columns
+    """The difference of a DoRA: the rows of the changed weight get these lengths, or its columns
     where there is one for each.
     """
     changed = weight + difference
@@ -214,8 +217,14 @@ def _require_product(up: Tensor, down: Tensor, shape: torch.Size) -> None:
 
 
 def _scaled(product: Tensor, tensors: Tensors, rank: int, strength: float) -> Tensor:
-    alpha = float(tensors["alpha"]) if "alpha" in tensors else float(rank)
-    return product * (strength * alpha / rank)
+    return product * (strength * _alpha(tensors, rank) / rank)
+
+
+def _alpha(tensors: Tensors, default: float) -> float:
+    if "alpha" not in tensors:
+        return default
+    _require(tensors["alpha"].numel() == 1)
+    return float(tensors["alpha"])
 
 
 def _require(*conditions: bool) -> None:

@@ -139,6 +139,6 @@ def _spellings(name: str, dotted: Iterable[str], underscored: Iterable[str]) -> 
 def _changeable(module: nn.Module) -> Iterator[str]:
     """The layers with a weight of their own that a file may change."""
     for name, layer in module.named_modules():
-        if "weight" in layer._parameters and not isinstance(layer, nn.Embedding):
-            if layer.weight is not None:
-                yield name
+        own = dict(layer.named_parameters(recurse=False))
+        if "weight" in own and not isinstance(layer, nn.Embedding):
+            yield name

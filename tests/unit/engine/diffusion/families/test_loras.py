@@ -19,8 +19,8 @@ from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
 from engine.engine import Engine
 from engine.errors import CheckpointUnavailable
-from engine.graph.catalogue import Catalogue
 from engine.families.family import Family
+from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
@@ -135,7 +135,7 @@ def test_layers_are_those_of_the_networks_own_file_in_each_spelling(
     pairs = pairs_for(state)
     for layer, pair in pairs.items():
         state[f"{layer}.weight"] += 0.5 * product(pair)
-    wanted = load_diffusion_model(store, written(root, network, state, "own.safetensors"), "default")
+    wanted = load_diffusion_model(store, written(root, network, state, f"own-{network}"), "default")
     model = load_diffusion_model(store, network, "default")
     for tensors in (
         with_alpha(pairs, flat("lora_unet_")),
@@ -242,7 +242,12 @@ def texts_changed(
         ("lora_te2_", 1, "encoder.block.0.layer.0.SelfAttention.q", "model.block"),
         ("lora_te3_", 1, "encoder.block.1.layer.1.DenseReluDense.wo", "model.block"),
         ("text_encoder_2.", 1, "encoder.block.0.layer.0.SelfAttention.o", "model.block"),
-        ("text_encoders.t5xxl.transformer.", 1, "encoder.block.0.layer.0.SelfAttention.k", "model.block"),
+        (
+            "text_encoders.t5xxl.transformer.",
+            1,
+            "encoder.block.0.layer.0.SelfAttention.k",
+            "model.block",
+        ),
     ],
 )
 def test_both_text_encoders_of_flux_are_changed(
@@ -280,7 +285,7 @@ def test_the_text_encoder_of_z_image_is_changed(store: ModelStore, root: Path) -
 
 def test_a_lora_of_another_family_says_so(store: ModelStore, root: Path) -> None:
     model = load_diffusion_model(store, Z_IMAGE, "default")
-    pairs = pairs_for(state_of(root, FLUX))
+    pairs = pairs_for(state_of(root, FLUX), ("double_blocks", "single_blocks"))
     with pytest.raises(CheckpointUnavailable, match="made for a model of another family"):
         applied(store, with_alpha(pairs, flat("lora_unet_")), model)
 
@@ -296,9 +301,7 @@ def run(root: Path) -> Iterator[Callable[..., list[Watched]]]:
         found = []
         for graph in graphs:
             watched = Watched()
-            watched.run = engine.submit(
-                validate(graph, catalogue, Limits()), on_event=watched.take
-            )
+            watched.run = engine.submit(validate(graph, catalogue, Limits()), on_event=watched.take)
             found.append(watched)
         return found
 
@@ -334,7 +337,7 @@ def test_jobs_with_different_loras_and_none_share_calls_and_are_as_with_merged_w
             changed[f"{layer}.weight"] = state[f"{layer}.weight"] + 0.5 * product(pair)
         save_file(with_alpha(pairs, flat("lora_unet_")), root / "loras" / f"{seed}.safetensors")
         names.append(f"{seed}.safetensors")
-        networks.append(written(root, network, changed, f"merged-{seed}.safetensors"))
+        networks.append(written(root, network, changed, f"merged-{seed}-{network}"))
     texts = ["a cat", "a red square beside two green circles on a long blue line " * 2, "x"]
     graphs = [graph(text, seed=at, steps=2) for at, text in enumerate(texts * 2)]
     loaded = [with_loader(each, names[at % 3]) for at, each in enumerate(graphs)]
@@ -367,12 +370,12 @@ def test_a_prompt_of_the_diffusion_flavour_names_a_lora(
     assert not np.array_equal(first, second)
 
 
-def test_a_damaged_lora_fails_its_job_alone(
-    root: Path, run: Callable[..., list[Watched]]
-) -> None:
+def test_a_damaged_lora_fails_its_job_alone(root: Path, run: Callable[..., list[Watched]]) -> None:
     key = f"{PLAIN}layers.0.attention.to_q"
     save_file({f"{key}.lora_A.weight": torch.ones(2, 64)}, root / "loras" / "half.safetensors")
-    broken, well = run(with_loader(z_image_graph(steps=1), "half.safetensors"), z_image_graph(steps=1))
+    broken, well = run(
+        with_loader(z_image_graph(steps=1), "half.safetensors"), z_image_graph(steps=1)
+    )
     end = broken.wait()
     assert "half.safetensors is damaged" in str(getattr(end, "error", end))
     assert isinstance(well.wait(), Finished)

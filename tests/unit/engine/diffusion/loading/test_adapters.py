@@ -20,10 +20,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from engine.batch_limits import BatchLimits
 from engine.diffusion.adapters import Adapter, AppliedAdapter
 from engine.diffusion.context import Context
-from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
-from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.families.lookup import model_family
 from engine.diffusion.loading.changes.layers import unet_layers
+from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
+from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.merging import AppliedLora, merged
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
@@ -140,7 +140,7 @@ def test_the_limits_that_remember_a_load_keep_no_model_in_memory(tmp_path: Path)
     store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 0)
     context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
     adapter = Adapter(tmp_path, ("", 0, 0), {})
-    model = Model(nn.Linear(1, 1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),))
+    model = Model(nn.Linear(1, 1), model_family(Family.SD1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),))
     works = [context.lora(A, model, None, model_strength=1.0, clip_strength=0.0) for _ in range(2)]
     first, second = (next(work) for work in works)
     assert first.key == second.key  # one load serves both
@@ -196,7 +196,7 @@ def test_a_file_that_was_replaced_is_another_adapter(
         save_file(lora_for(base.model.unet, "attn1.to_q", rank), path)
         (found,) = applied(store, base.model.unet, ((path.name, change),)).adapters
         layers = found.adapter.layers.values()
-        assert {update.size for updates in layers for update in updates} == {rank * 64}
+        assert {update.size for updates in layers for update in updates} == {rank * 64, rank * 96}
 
 
 @pytest.mark.parametrize(

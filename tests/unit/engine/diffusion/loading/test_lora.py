@@ -245,7 +245,11 @@ def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(
     patched = sharing_copy(once.unet)
     patched.register_forward_hook(print)
     twice = with_lora(
-        store, "l.safetensors", replace(networks, unet=patched), unet_strength=1.0, text_strength=1.0
+        store,
+        "l.safetensors",
+        replace(networks, unet=patched),
+        unet_strength=1.0,
+        text_strength=1.0,
     ).unet
     assert twice._forward_hooks
     name = next(iter(pairs_for(networks.unet, 1)))

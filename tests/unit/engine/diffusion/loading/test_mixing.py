@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from engine.diffusion.adapters import Adapter, AppliedAdapter, LowRank
+from engine.diffusion.families.lookup import model_family
 from engine.diffusion.loading.mixing import Mix, mixed_unet, unet_key
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.unets import prepared
 from engine.diffusion.model import Model
 from engine.errors import EngineError
+from engine.families.family import Family
 from engine.graph.models_folder import ModelsFolder
 from engine.options import UnetOptions
 from tests.support.engine.tiny_unet import tiny_unet
@@ -30,7 +32,8 @@ def store(tmp_path: Any) -> ModelStore:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[Model, Model]:
-    one, other = (Model(prepared(tiny_unet(seed), UnetOptions()), 1.0) for seed in (1, 2))
+    family = model_family(Family.SD1)
+    one, other = (Model(prepared(tiny_unet(seed), UnetOptions()), family, 1.0) for seed in (1, 2))
     return one, other
 
 

@@ -182,7 +182,11 @@ def test_a_dora_gives_rows_or_columns_their_lengths(
 ) -> None:
     up, down, weight = drawn(OUT, RANK), drawn(RANK, IN), drawn(OUT, IN)
     magnitude = drawn(*shape).abs()
-    names = {"up": "layer.lora_B.weight", "down": "layer.lora_A.weight", "dora_scale": f"layer.{key}"}
+    names = {
+        "up": "layer.lora_B.weight",
+        "down": "layer.lora_A.weight",
+        "dora_scale": f"layer.{key}",
+    }
     change = Change("layer", names)
     tensors = {"up": up, "down": down, "dora_scale": magnitude}
     changed = array(weight) + array(up) @ array(down)
