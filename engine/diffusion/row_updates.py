@@ -112,12 +112,12 @@ class RowUpdates:
         try:
             for rows, own in _row_slices(adapters, sizes):
                 for each in own:
-                    for name, updates in each.adapter.layers.items():
+                    for name, own_updates in each.adapter.layers.items():
                         span = rows
                         if entries := bounds.get(name):
                             span = slice(entries[rows.start], entries[rows.stop])
                         self._by_layer[name] += [
-                            RowUpdate(span, update, each.strength) for update in updates
+                            RowUpdate(span, update, each.strength) for update in own_updates
                         ]
             yield
         finally:

@@ -165,7 +165,8 @@ def _cayley(blocks: Tensor, limit: float) -> Tensor:
     if 0 < limit < norm:
         skew = skew * (limit / norm)
     one = torch.eye(blocks.shape[-1], device=blocks.device)
-    return (one + skew) @ torch.linalg.inv(one - skew)
+    turned: Tensor = (one + skew) @ torch.linalg.inv(one - skew)
+    return turned
 
 
 def _butterfly(rotations: Tensor, weight: Tensor) -> Tensor:
@@ -206,7 +207,8 @@ def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Ten
     others = [at for at in range(weight.ndim) if at != axis]
     lengths = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
     lengths = lengths + torch.finfo(lengths.dtype).eps
-    return changed * (magnitude.reshape(lengths.shape) / lengths) - weight
+    found: Tensor = changed * (magnitude.reshape(lengths.shape) / lengths)
+    return found - weight
 
 
 def _require_product(up: Tensor, down: Tensor, shape: torch.Size) -> None:

@@ -196,7 +196,7 @@ def test_a_file_that_was_replaced_is_another_adapter(
         save_file(lora_for(base.model.unet, "attn1.to_q", rank), path)
         (found,) = applied(store, base.model.unet, ((path.name, change),)).adapters
         layers = found.adapter.layers.values()
-        assert {update.size for updates in layers for update in updates} == {rank * 64, rank * 96}
+        assert {update.size for updates in layers for update in updates} == {rank * 64, rank * 128}
 
 
 @pytest.mark.parametrize(
