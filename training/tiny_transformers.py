@@ -140,7 +140,9 @@ def write_flux(root: Path, name: str = "dev") -> dict[str, Any]:
 def write_whole(path: Path, family: Family, made: Mapping[str, Any]) -> None:
     """Write all parts in one file, as ComfyUI saves a checkpoint, without the tokenizers."""
     state = made["transformer"].state_dict()
-    parts = {"model.diffusion_model.": packed(state, transformer_family(family).key_map(list(state), {}))}
+    parts = {
+        "model.diffusion_model.": packed(state, transformer_family(family).key_map(list(state), {}))
+    }
     parts["vae."] = packed(made["vae"].state_dict(), layout.vae(made["vae"].state_dict(), VAE))
     encoder = made["text_encoder"].state_dict()
     parts["text_encoders.qwen3_4b.transformer.model."] = encoder

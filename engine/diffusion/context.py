@@ -256,7 +256,7 @@ class Context:
     def _on_estimate(self, model: Model) -> Callable[[Tensor], None]:
         if self._previews is None:
             return lambda _estimate: None
-        return partial(show_estimate, self._previews, model.family.traits)
+        return partial(show_estimate, self._previews, model.family.traits, self._store.previews)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """The images of a latent, decoded one after the other."""

@@ -41,6 +41,30 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What its models are worth, beside those of Stable Diffusion: see docs/costs.md."""
+
+    call: float = 1.0
+    """A call of the network."""
+    text: float = 1.0
+    """A token encoded."""
+    load: float = 1.0
+    """The network loaded, for UNets a whole checkpoint."""
+    text_load: float = 0.0
+    """Its text encoders loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a diffusion request takes where it says nothing; None: what is usual."""
+
+    steps: int | None = None
+    cfg_scale: float | None = None
+    sampler_name: str | None = None
+    scheduler: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """One family: a value in a module of its own, and a row of `table.py`."""
 
@@ -50,7 +74,7 @@ class Traits:
     place: str
     """What it is on the device: `module:class` in `engine.diffusion.families`."""
     text_encoders: tuple[str, ...]
-    """The prefixes that the weights of its text encoders have in the single file of a checkpoint."""
+    """The prefixes that the weights of its text encoders have in a checkpoint's single file."""
     is_network: Callable[[Header, str], bool] | None = None
     """Whether the network whose weights have that prefix is of the family; raises
     CheckpointUnavailable for a near relative. None: a UNet, which is told by its text encoders and
@@ -64,8 +88,16 @@ class Traits:
     clip_files: int = 0
     """In how many files those encoders lie."""
     latent_channels: int = 4
+    text_width: int = 2048
+    """The width of an encoded token."""
+    least_tokens: int = 1
+    """How many tokens a shorter text has."""
+    work: Work = Work()
     side: int
     """Width and height in pixels of a picture whose request names none."""
+    defaults: Defaults = Defaults()
+    is_told_guidance: bool = False
+    """Whether the network is told a scale of guidance, as distilled ones are."""
     aligned_steps: Literal["SD1", "SDXL"] = "SD1"
     """Which of the schedules that were optimized for models is made for it."""
     preview: Preview | None = None

@@ -1,9 +1,9 @@
-"""Flux.1."""
+"""Flux.1. What is usual is that of dev."""
 
 from __future__ import annotations
 
 from engine.errors import CheckpointUnavailable
-from engine.families.family import Family, Traits
+from engine.families.family import Defaults, Family, Traits, Work
 from engine.graph.safetensors_header import Header
 
 _SIGNS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
@@ -38,5 +38,10 @@ FLUX = Traits(
     clip_type="flux",
     clip_files=2,
     latent_channels=16,
+    text_width=4096,
+    least_tokens=256,
+    work=Work(call=10.0, text=8.0, load=4.0, text_load=2.0),
     side=1024,
+    defaults=Defaults(steps=20, cfg_scale=1.0, sampler_name="Euler", scheduler="Simple"),
+    is_told_guidance=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -9,7 +10,13 @@ from pathlib import Path
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
 from engine.families.family import UNET, VAE, Family, Traits
 from engine.families.table import FAMILIES
-from engine.graph.models_folder import CHECKPOINTS, DIFFUSION_MODELS, LORAS, ModelsFolder
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    DIFFUSION_MODELS,
+    FOLDER_MARK,
+    LORAS,
+    ModelsFolder,
+)
 from engine.graph.safetensors_header import Header, read_header
 
 _FIRST_CONVOLUTION = f"{UNET}input_blocks.0.0.weight"
@@ -147,23 +154,36 @@ def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
 
 
 def family_at(kind: str, path: Path) -> Family | None:
-    """The same of a file. It is remembered until the file changes."""
+    """The same of a file or folder. It is remembered until that changes."""
     try:
-        state = path.stat()
+        file = path / FOLDER_MARK if path.is_dir() else path
+        state = file.stat()
     except OSError:
         return None
-    return _family_of(kind, path, state.st_size, state.st_mtime_ns)
+    return _family_of(kind, file, state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=_CACHED_FAMILIES)
 def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
+    if path.name == FOLDER_MARK:
+        return _folder_family(path)
     tell = _FAMILY_BY_KIND.get(kind)
-    if tell is None or path.is_dir():
-        return None
     try:
-        return tell(read_header(path))
+        return tell(read_header(path)) if tell else None
     except CheckpointUnavailable:
         return None
+
+
+def _folder_family(mark: Path) -> Family | None:
+    """That of a diffusers folder, by the name of its pipeline, which 1 and 2 of Stable Diffusion
+    share.
+    """
+    try:
+        name = str(json.loads(mark.read_text()).get("_class_name"))
+    except (OSError, ValueError, AttributeError):
+        return None
+    signs = ((each.pipeline, each.family) for each in FAMILIES)
+    return next((family for sign, family in signs if sign and sign in name), None)
 
 
 _FAMILY_BY_KIND: dict[str, Callable[[Header], Family | None]] = {

@@ -1,7 +1,7 @@
 """Stable Diffusion 1 and 2.
 
-The map of previews is a least-squares fit of what the VAE of both decodes: keturn, "Decoding latents
-to RGB without upscaling",
+The map of previews is a least-squares fit of what the VAE of both decodes: keturn, "Decoding
+latents to RGB without upscaling",
 https://discuss.huggingface.co/t/decoding-latents-to-rgb-without-upscaling/23204.
 """
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
+from engine.families.family import Family, Traits
+from engine.families.table import TRAITS
 from engine.graph.work import ATTENTION_MEGAPIXELS, TOKEN_MEGAPIXELS
 
 MOST = 2**53
 """The largest number in a cost. JSON readers keep every integer up to it."""
+CHANNELS = 4
+"""Those of a `LatentShape`."""
 CHUNK_TOKENS = 77
 _CHUNK_CHARS = 75
 _TOKEN_BYTES = 4 * 2048
@@ -37,6 +41,18 @@ class Cost:
     """The images and latents that it saves."""
     result_bytes: int = 0
     """The most bytes that their files take, without what they say of how they were made."""
+
+
+class ModelName(str):
+    """The name of a model, with its family as far as its file tells it."""
+
+    __slots__ = ("family",)
+    family: Family | None
+
+    def __new__(cls, name: str, family: Family | None) -> Self:
+        made = super().__new__(cls, name)
+        made.family = family
+        return made
 
 
 def saturated(number: int) -> int:
@@ -139,10 +155,12 @@ class ConditioningShape:
     """The size of the masks and of the pictures for ControlNets that belong to it."""
     merged: int = 0
     """How many of its ControlNets have weights of their own: see `ModelShape.is_merged`."""
+    token_bytes: int = _TOKEN_BYTES
+    """The size of an encoded token."""
 
     @property
     def size_bytes(self) -> int:
-        return saturated(self.texts * self.tokens * _TOKEN_BYTES + self.held_bytes)
+        return saturated(self.texts * self.tokens * self.token_bytes + self.held_bytes)
 
     def holding(self, size_bytes: int) -> ConditioningShape:
         """The conditioning with so many more bytes that belong to it."""
@@ -158,6 +176,7 @@ class ConditioningShape:
             controls=max(self.controls, other.controls),
             held_bytes=saturated(self.held_bytes + other.held_bytes),
             merged=saturated(self.merged + other.merged),
+            token_bytes=max(self.token_bytes, other.token_bytes),
         )
 
 
@@ -182,8 +201,8 @@ class ModelShape:
     """So many times more it is called for one of the conditionings, for guidance."""
     third: ConditioningShape | None = None
     """A third conditioning: samplers get all three, whatever the cfg."""
-    weight: float = 1.0
-    """How much a call of it is worth, where that of a UNet is 1."""
+    family: Family = Family.SD1
+    """Where it is not known, one that costs as much."""
     filters: int = 0
     """So often what its layers pass on is filtered. Each one is a copy of all layers."""
 
@@ -192,10 +211,20 @@ class ModelShape:
         return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES)
 
     @property
+    def traits(self) -> Traits:
+        return TRAITS[self.family]
+
+    @property
     def costs_more(self) -> bool:
-        """Whether sampling with it does."""
-        has_more = self.more_calls > 0 or self.filters > 0 or self.weight != 1.0
-        return has_more or self.third is not None
+        """Whether sampling or encoding with it does."""
+        has_more = self.more_calls > 0 or self.filters > 0 or self.third is not None
+        return has_more or self.traits.work != TRAITS[Family.SD1].work
+
+    def sampled(self, latent: LatentShape) -> LatentShape:
+        """What it makes of a latent, whose channels an empty one gets from it."""
+        if self.traits.latent_channels <= CHANNELS or isinstance(latent, DeepLatentShape):
+            return latent
+        return DeepLatentShape(latent.count, latent.width, latent.height, latent.held_bytes)
 
 
 @dataclass(frozen=True, slots=True)

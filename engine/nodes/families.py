@@ -12,18 +12,11 @@ from engine.batcher import Work
 from engine.errors import EngineError
 from engine.families.table import FAMILIES
 from engine.graph import work
-from engine.graph.cost import (
-    ConditioningShape,
-    DeepLatentShape,
-    Estimate,
-    ModelShape,
-    model_shape,
-    text_tokens,
-)
+from engine.graph.cost import DeepLatentShape, Estimate, ModelName, ModelShape
 from engine.graph.declarations import Choice, Float, Int, Link, String, node
 from engine.graph.models_folder import DIFFUSION_MODELS, TEXT_ENCODERS
 from engine.nodes.sides import MAX_SIDE
-from engine.nodes.text import encoding_estimate
+from engine.nodes.text import texts_estimate
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -32,15 +25,14 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
     from engine.diffusion.text.family_texts import FamilyTexts
 
-_HEAVY = ModelShape(weight=work.TRANSFORMER)
 _DEVICE = Choice(("default", "cpu"), tooltip="Whatever it is, the device of the engine is used.")
 _PATCH_PIXELS = 16 * 16
 _LEAST_PATCHES, _MOST_PATCHES = 256, 4096
 _MOST_MU = 20
 """Beyond it all noise levels are the same."""
-_T5_TOKENS = 256
-"""Those of any shorter text."""
-_BY_TYPE = {each.clip_type: each.family for each in FAMILIES if each.clip_type}
+_BY_TYPE = {each.clip_type: each for each in FAMILIES if each.clip_type}
+_COSTLIEST = max(FAMILIES, key=lambda each: each.work.call)
+"""What a network counts as whose family is not known."""
 _SHIFT = {"min": 0.0, "max": 100.0}
 
 
@@ -60,12 +52,20 @@ def _type(files: int, tooltip: str) -> Choice:
 def _texts(context: Context, type: str, *names: str) -> Work[FamilyTexts]:
     from engine.diffusion.families.encoders import load_texts
 
-    load = partial(load_texts, family=_BY_TYPE[type], names=names)
+    load = partial(load_texts, family=_BY_TYPE[type].family, names=names)
     return (yield from context.made((TEXT_ENCODERS, type, names), load))
 
 
-def _heavy_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((_HEAVY,), work=work.LOAD)
+def _network_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    name: ModelName = inputs["unet_name"]
+    model = ModelShape(family=name.family or _COSTLIEST.family)
+    return Estimate((model,), work=work.LOAD * model.traits.work.load)
+
+
+def _texts_loader_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    traits = _BY_TYPE[inputs["type"]]
+    shape = ModelShape(family=traits.family)
+    return Estimate((shape,), work=work.LOAD * traits.work.text_load)
 
 
 def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -73,9 +73,7 @@ def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _flux_text_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    tokens = max(text_tokens(inputs["clip_l"]), text_tokens(inputs["t5xxl"]), _T5_TOKENS)
-    weight = model_shape(inputs["clip"]).weight
-    return encoding_estimate(ConditioningShape(1, tokens), weight)
+    return texts_estimate(inputs, "clip_l", "t5xxl")
 
 
 def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -94,7 +92,7 @@ def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
     outputs=("MODEL",),
     category="advanced/loaders",
     display_name="Load Diffusion Model",
-    estimate=_heavy_estimate,
+    estimate=_network_estimate,
 )
 def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tuple[Model]]:
     """Loads the network of Z-Image or Flux, without text encoders and VAE."""
@@ -114,7 +112,7 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
     outputs=("CLIP",),
     category="advanced/loaders",
     display_name="Load CLIP",
-    estimate=_heavy_estimate,
+    estimate=_texts_loader_estimate,
 )
 def clip_loader(
     context: Context, *, clip_name: str, type: str, device: str = "default"
@@ -134,7 +132,7 @@ def clip_loader(
     outputs=("CLIP",),
     category="advanced/loaders",
     display_name="DualCLIPLoader",
-    estimate=_heavy_estimate,
+    estimate=_texts_loader_estimate,
 )
 def dual_clip_loader(
     context: Context, *, clip_name1: str, clip_name2: str, type: str, device: str = "default"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import Estimate, ModelShape
+from engine.graph.cost import Estimate, ModelName, ModelShape
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
@@ -22,8 +22,11 @@ _STRENGTH = {"min": -100.0, "max": 100.0}
 _MERGED = ModelShape(is_merged=True)
 
 
-def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((None, None, None), work=work.LOAD)
+def _checkpoint_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    name: ModelName = inputs["ckpt_name"]
+    shape = ModelShape(family=name.family) if name.family else ModelShape()
+    own = shape.traits.work
+    return Estimate((shape, shape, None), work=work.LOAD * (own.load + own.text_load))
 
 
 def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:

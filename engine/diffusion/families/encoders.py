@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from tokenizers import Tokenizer
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from engine.diffusion.families.flux import CLIP_L
 from engine.diffusion.families.lookup import transformer_family
 from engine.diffusion.families.parts import Part
+from engine.diffusion.families.transformer import Shapes
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.modules import configuration_checked, loaded, read_clip_encoder
@@ -39,7 +41,8 @@ _SIGNS = {
     "text_model.encoder.layers.0.layer_norm1.weight": CLIP_L,
     "encoder.layers.0.layer_norm1.weight": CLIP_L,
 }
-_LANGUAGE_MODELS: dict[str, type[LanguageModel]] = {each.kind: each for each in (Qwen3, T5)}
+MakeModel: TypeAlias = Callable[[Shapes], LanguageModel]
+_LANGUAGE_MODELS: dict[str, MakeModel] = {each.kind: each for each in (Qwen3, T5)}
 _IN_CHECKPOINT = "text_encoders."
 _CLIP_HEAD = 64
 
@@ -116,16 +119,16 @@ def computing_dtype(store: ModelStore) -> torch.dtype:
 
 
 def _loaded(store: ModelStore, file: EncoderFile) -> Clip | tuple[LanguageModel, Tokenizer]:
-    cls = _LANGUAGE_MODELS.get(file.kind)
-    return _clip(store, file) if cls is None else _language_model(store, cls, file)
+    make = _LANGUAGE_MODELS.get(file.kind)
+    return _clip(store, file) if make is None else _language_model(store, make, file)
 
 
 def _language_model(
-    store: ModelStore, cls: type[LanguageModel], file: EncoderFile
+    store: ModelStore, make: MakeModel, file: EncoderFile
 ) -> tuple[LanguageModel, Tokenizer]:
     tokenizer = _tokenizer(store, file)
     encoder = store.get_or_create(
-        ("language model", file.kind, file.identity), lambda: _read_model(store, cls, file.part)
+        ("language model", file.kind, file.identity), lambda: _read_model(store, make, file.part)
     )
     require_vocabulary(tokenizer, encoder.vocabulary, file.place.name)
     return encoder, tokenizer
@@ -141,9 +144,9 @@ def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
     )
 
 
-def _read_model(store: ModelStore, cls: type[LanguageModel], part: Part) -> LanguageModel:
+def _read_model(store: ModelStore, make: MakeModel, part: Part) -> LanguageModel:
     with configuration_checked(part.weights.name), torch.device("meta"):
-        empty = cls(part.shapes)
+        empty = make(part.shapes)
     target = LoadTarget(store.device, computing_dtype(store))
     encoder = loaded(store, empty, part.component({}, empty.key_map), target)
     encoder.finish()

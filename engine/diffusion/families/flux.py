@@ -92,7 +92,8 @@ class Flux(TransformerFamily):
     encoders = (CLIP_L, T5.kind)
 
     def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> FluxTexts:
-        return FluxTexts(encoders[CLIP_L], *encoders[T5.kind], cache)
+        encoder, tokenizer = encoders[T5.kind]
+        return FluxTexts(encoders[CLIP_L], encoder, tokenizer, cache)
 
     def config(self, shapes: Shapes) -> dict[str, Any]:
         known = {ours: shapes.get(ours, shapes.get(theirs, ())) for ours, theirs in _SHAPES.items()}

@@ -12,6 +12,7 @@ from engine.diffusion.families.encoders import computing_dtype, encoders_in, tex
 from engine.diffusion.families.lookup import model_family, transformer_family
 from engine.diffusion.families.parts import Part, network_part
 from engine.diffusion.families.transformer import TransformerFamily
+from engine.diffusion.images.latent_previews import with_preview
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import inspect_vae
 from engine.diffusion.loading.linear import use_one_dnn
@@ -38,10 +39,11 @@ _ROUNDED = {
 def load_diffusion_model(store: ModelStore, name: str, weight_dtype: str) -> Model:
     """The network of that name, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(DIFFUSION_MODELS, name)
-    part = store.inspect(network_part, path)
+    identity = store.identity(path)
+    part = store.inspect_once(network_part, path, identity)
     family = transformer_family(diffusion_model_family(Header(path.name, part.weights.shapes)))
     network = store.get_or_create(
-        ("network", store.identity(path), _ROUNDED[weight_dtype]),
+        ("network", identity, _ROUNDED[weight_dtype]),
         lambda: _read_network(store, family, part, _ROUNDED[weight_dtype]),
         label=name,
     )
@@ -103,4 +105,4 @@ def load_whole(
     autoencoder = store.get_or_create(
         ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)
     )
-    return model_of(plug, network), texts, Vae(autoencoder)
+    return model_of(plug, network), texts, with_preview(store, Vae(autoencoder))

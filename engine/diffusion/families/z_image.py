@@ -45,7 +45,8 @@ class ZImage(TransformerFamily):
     encoders = (Qwen3.kind,)
 
     def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> ZImageTexts:
-        return ZImageTexts(*encoders[Qwen3.kind], cache)
+        encoder, tokenizer = encoders[Qwen3.kind]
+        return ZImageTexts(encoder, tokenizer, cache)
 
     def config(self, shapes: Shapes) -> dict[str, Any]:
         names = ("x_embedder.weight", "all_x_embedder.2-1.weight")

@@ -107,9 +107,7 @@ def _single_file(path: Path) -> CheckpointInfo:
     vae = read_json(configs / "vae" / "config.json")
     encoders = [
         _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)
-        for prefix, (folder, spec) in zip(
-            family.traits.text_encoders, family.encoders, strict=True
-        )
+        for prefix, (folder, spec) in zip(family.traits.text_encoders, family.encoders, strict=True)
     ]
     is_marked_v = not own.is_dir() and _V_PREDICTION_KEY in weights.shapes
     return CheckpointInfo(

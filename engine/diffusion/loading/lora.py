@@ -146,7 +146,7 @@ def _adapter(
     store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Known
 ) -> Adapter:
     """What a file adds, from the store if a network of the same shapes has asked for it."""
-    sizes = file.row_sizes(known, unet) or {}
+    sizes: Mapping[str, int] = file.row_sizes(known, unet) or {}
     shapes = _shapes(unet, sizes)
 
     def create() -> Adapter:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
-from engine.graph.catalogue import Catalogue
 from engine.families.family import Family
+from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate

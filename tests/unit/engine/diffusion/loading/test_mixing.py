@@ -96,4 +96,4 @@ def test_models_of_other_families_are_refused(
     other = tiny_unet()
     other.register_to_config(cross_attention_dim=32)
     with pytest.raises(EngineError, match="different families"):
-        mixed_unet(store, models[0], Model(other, 1.0), HALVES)
+        mixed_unet(store, models[0], Model(other, models[0].family, 1.0), HALVES)
