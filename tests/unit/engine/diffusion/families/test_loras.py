@@ -222,6 +222,38 @@ def test_other_kinds_change_what_the_file_has_as_one_layer(root: Path, store: Mo
     assert found.unet.get_parameter(shared) is model.unet.get_parameter(shared)
 
 
+def test_small_loha_and_lokr_are_added_by_row_to_what_the_file_has_as_one_layer(
+    root: Path, store: ModelStore
+) -> None:
+    qkv, joined = "double_blocks.0.img_attn.qkv", "single_blocks.0.linear1"
+    state = state_of(root, FLUX)
+    generator = torch.Generator().manual_seed(4)
+    rows, columns = state[f"{qkv}.weight"].shape
+    factors = {
+        "lokr_w1": torch.randn(rows // 16, columns // 16, generator=generator) * 0.1,
+        "lokr_w2": torch.randn(16, 16, generator=generator) * 0.1,
+    }
+    rows, columns = state[f"{joined}.weight"].shape
+    halves = {
+        f"hada_w{n}_{half}": torch.randn(shape, generator=generator) * 0.3
+        for n in (1, 2)
+        for half, shape in (("a", (rows, RANK)), ("b", (RANK, columns)))
+    }
+    tensors = {f"{PLAIN}{qkv}.{name}": each for name, each in factors.items()}
+    tensors |= {f"{PLAIN}{joined}.{name}": each for name, each in halves.items()}
+    tensors[f"{PLAIN}{joined}.alpha"] = torch.tensor(ALPHA)
+    state[f"{qkv}.weight"] += 0.5 * torch.kron(*factors.values())
+    a, b, c, d = halves.values()
+    state[f"{joined}.weight"] += 0.5 * ALPHA / RANK * (a @ b) * (c @ d)
+    wanted = load_diffusion_model(store, written(root, FLUX, state, "rows.safetensors"), "default")
+    model = load_diffusion_model(store, FLUX, "default")
+    found = applied(store, tensors, model)
+    assert found.unet is model.unet
+    weights = weights_of(found)
+    for key, weight in wanted.unet.state_dict().items():
+        torch.testing.assert_close(weights[key], weight, rtol=0, atol=1e-5)
+
+
 def texts_changed(
     store: ModelStore, network: str, texts: Any, tensors: Mapping[str, Tensor]
 ) -> Any:

@@ -140,7 +140,9 @@ def test_the_limits_that_remember_a_load_keep_no_model_in_memory(tmp_path: Path)
     store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 0)
     context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
     adapter = Adapter(tmp_path, ("", 0, 0), {})
-    model = Model(nn.Linear(1, 1), model_family(Family.SD1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),))
+    model = Model(
+        nn.Linear(1, 1), model_family(Family.SD1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),)
+    )
     works = [context.lora(A, model, None, model_strength=1.0, clip_strength=0.0) for _ in range(2)]
     first, second = (next(work) for work in works)
     assert first.key == second.key  # one load serves both

@@ -86,7 +86,7 @@ def test_a_layer_of_another_shape_only_gets_its_share(
 ) -> None:
     first, wide = models[0], tiny_unet(2)
     wide.conv_in = torch.nn.Conv2d(9, 8, 3, padding=1)
-    unet = mixed_unet(store, first, Model(wide, 1.0), HALVES)
+    unet = mixed_unet(store, first, Model(wide, first.family, 1.0), HALVES)
     assert torch.allclose(unet.conv_in.weight, first.unet.conv_in.weight / 2)
 
 
