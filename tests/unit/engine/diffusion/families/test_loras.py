@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.diffusion.families.encoders import load_texts
@@ -17,89 +16,28 @@ from engine.diffusion.families.loading import load_diffusion_model
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
-from engine.engine import Engine
 from engine.errors import CheckpointUnavailable
 from engine.families.family import Family
-from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from engine.reports import Finished
-from engine.webui.compiler import compile_parameters
-from engine.webui.parameters import parse_parameters
-from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
-from tests.support.engine.workflows import Watched, node
-
-Z_IMAGE, FLUX = "tiny-z-image.safetensors", "tiny-flux-dev.safetensors"
-FOLDERS = {Z_IMAGE: "diffusion_models", FLUX: "unet"}
-PLAIN = "diffusion_model."
-RANK, ALPHA = 2, 4.0
-Pairs = dict[str, tuple[Tensor, Tensor]]
-
-
-@pytest.fixture(scope="module")
-def root(
-    z_image: dict[str, Any],
-    flux: dict[str, Any],
-    transformers_root: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """The tiny models, and a folder for LoRAs and for networks with them."""
-    root = tmp_path_factory.mktemp("transformer-loras")
-    for folder in transformers_root.iterdir():
-        (root / folder.name).mkdir()
-        for file in folder.iterdir():
-            (root / folder.name / file.name).symlink_to(file)
-    (root / "loras").mkdir()
-    return root
+from tests.support.engine.loras import (
+    ALPHA,
+    FLUX,
+    PLAIN,
+    RANK,
+    Z_IMAGE,
+    as_peft,
+    flat,
+    pairs_for,
+    product,
+    state_of,
+    with_alpha,
+    written,
+)
 
 
 @pytest.fixture
 def store(root: Path) -> ModelStore:
     return ModelStore(ModelsFolder(root, ttl_s=0), torch.device("cpu"), 2**30)
-
-
-def state_of(root: Path, network: str) -> dict[str, Tensor]:
-    return load_file(root / FOLDERS[network] / network)
-
-
-def pairs_for(state: Mapping[str, Tensor], words: tuple[str, ...] = ("",), seed: int = 0) -> Pairs:
-    """Matrices for the layers whose names have one of these words."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        key.removesuffix(".weight"): (
-            torch.randn(RANK, weight.shape[1], generator=generator) * 0.2,
-            torch.randn(len(weight), RANK, generator=generator) * 0.2,
-        )
-        for key, weight in state.items()
-        if weight.ndim == 2 and key.endswith(".weight") and any(word in key for word in words)
-    }
-
-
-def product(pair: tuple[Tensor, Tensor]) -> Tensor:
-    down, up = pair
-    return ALPHA / RANK * up @ down
-
-
-def with_alpha(pairs: Pairs, name: Callable[[str], str]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for layer, (down, up) in pairs.items():
-        key = name(layer)
-        found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-        found[f"{key}.alpha"] = torch.tensor(ALPHA)
-    return found
-
-
-def as_peft(pairs: Pairs, prefix: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for layer, (down, up) in pairs.items():
-        found[f"{prefix}{layer}.lora_A.weight"] = down
-        found[f"{prefix}{layer}.lora_B.weight"] = up * (ALPHA / RANK)
-    return found
-
-
-def flat(prefix: str) -> Callable[[str], str]:
-    return lambda layer: prefix + layer.replace(".", "_")
 
 
 def applied(store: ModelStore, tensors: Mapping[str, Tensor], model: Model) -> Networks:
@@ -118,13 +56,6 @@ def weights_of(networks: Networks) -> dict[str, Tensor]:
                 key = f"{layer}.weight"
                 found[key] = found[key] + each.strength * update.dense()
     return found
-
-
-def written(root: Path, network: str, state: Mapping[str, Tensor], name: str) -> str:
-    save_file(
-        {key: each.contiguous() for key, each in state.items()}, root / FOLDERS[network] / name
-    )
-    return name
 
 
 @pytest.mark.parametrize("network", [FLUX, Z_IMAGE])
@@ -320,94 +251,3 @@ def test_a_lora_of_another_family_says_so(store: ModelStore, root: Path) -> None
     pairs = pairs_for(state_of(root, FLUX), ("double_blocks", "single_blocks"))
     with pytest.raises(CheckpointUnavailable, match="made for a model of another family"):
         applied(store, with_alpha(pairs, flat("lora_unet_")), model)
-
-
-@pytest.fixture
-def run(root: Path) -> Iterator[Callable[..., list[Watched]]]:
-    """Runs graphs side by side, in an engine of its own."""
-    engine = Engine(models=ModelsFolder(root, ttl_s=0))
-    engine.start()
-
-    def run(*graphs: dict[str, Any]) -> list[Watched]:
-        catalogue = Catalogue(ModelsFolder(root, ttl_s=0))
-        found = []
-        for graph in graphs:
-            watched = Watched()
-            watched.run = engine.submit(validate(graph, catalogue, Limits()), on_event=watched.take)
-            found.append(watched)
-        return found
-
-    yield run
-    engine.stop()
-
-
-def with_loader(graph: dict[str, Any], name: str | None) -> dict[str, Any]:
-    if name is None:
-        return graph
-    loader = node("LoraLoaderModelOnly", model=["1", 0], lora_name=name, strength_model=0.5)
-    sampling = graph["7"]
-    changed = {**sampling, "inputs": {**sampling["inputs"], "model": ["20", 0]}}
-    return {**graph, "20": loader, "7": changed}
-
-
-def on_network(graph: dict[str, Any], name: str) -> dict[str, Any]:
-    return {**graph, "1": node("UNETLoader", unet_name=name, weight_dtype="default")}
-
-
-@pytest.mark.parametrize("network", [FLUX, Z_IMAGE])
-def test_jobs_with_different_loras_and_none_share_calls_and_are_as_with_merged_weights(
-    network: str, root: Path, run: Callable[..., list[Watched]]
-) -> None:
-    state = state_of(root, network)
-    graph = flux_graph if network == FLUX else z_image_graph
-    names: list[str | None] = [None]
-    networks = [network]
-    for seed, words in ((1, ("attn", "attention")), (2, ("",))):
-        pairs = pairs_for(state, words, seed=seed)
-        changed = {**state}
-        for layer, pair in pairs.items():
-            changed[f"{layer}.weight"] = state[f"{layer}.weight"] + 0.5 * product(pair)
-        save_file(with_alpha(pairs, flat("lora_unet_")), root / "loras" / f"{seed}.safetensors")
-        names.append(f"{seed}.safetensors")
-        networks.append(written(root, network, changed, f"merged-{seed}-{network}"))
-    texts = ["a cat", "a red square beside two green circles on a long blue line " * 2, "x"]
-    graphs = [graph(text, seed=at, steps=2) for at, text in enumerate(texts * 2)]
-    loaded = [with_loader(each, names[at % 3]) for at, each in enumerate(graphs)]
-    together = run(*loaded)
-    shared = [each.images()[0].pixels.astype(int) for each in together]
-    rows = [end.rows_per_call for each in together if isinstance(end := each.events[-1], Finished)]
-    assert sum(rows) / len(rows) >= (4 if network == FLUX else 8)
-    for at, each in enumerate(graphs[:3]):
-        (alone,) = run(on_network(each, networks[at]))
-        assert np.abs(shared[at] - alone.images()[0].pixels).max() <= 1
-    assert len({each.tobytes() for each in shared}) == len(shared)
-
-
-def test_a_prompt_of_the_diffusion_flavour_names_a_lora(
-    root: Path, store: ModelStore, run: Callable[..., list[Watched]]
-) -> None:
-    pairs = pairs_for(state_of(root, Z_IMAGE))
-    save_file(with_alpha(pairs, flat("lora_unet_")), root / "loras" / "mine.safetensors")
-    catalogue = Catalogue(ModelsFolder(root))
-    graphs = []
-    for prompt in ("a cat", "a cat<lora:mine:0.5>"):
-        asked = parse_parameters(
-            {"prompt": prompt, "seed": 5, "steps": 1, "cfg_scale": 1, "width": 64, "height": 64}
-        )
-        found = compile_parameters(asked, catalogue, Limits(), default_checkpoint="folder")
-        graphs.append(found.prompt)
-    loaders = [each for each in graphs[1].values() if each["class_type"] == "LoraLoader"]
-    assert [each["inputs"]["lora_name"] for each in loaders] == ["mine.safetensors"]
-    first, second = (each.images()[0].pixels for each in run(*graphs))
-    assert not np.array_equal(first, second)
-
-
-def test_a_damaged_lora_fails_its_job_alone(root: Path, run: Callable[..., list[Watched]]) -> None:
-    key = f"{PLAIN}layers.0.attention.to_q"
-    save_file({f"{key}.lora_A.weight": torch.ones(2, 64)}, root / "loras" / "half.safetensors")
-    broken, well = run(
-        with_loader(z_image_graph(steps=1), "half.safetensors"), z_image_graph(steps=1)
-    )
-    end = broken.wait()
-    assert "half.safetensors is damaged" in str(getattr(end, "error", end))
-    assert isinstance(well.wait(), Finished)
