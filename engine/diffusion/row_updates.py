@@ -8,7 +8,7 @@ of the layer, then a 1 x 1 convolution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -95,6 +95,10 @@ class RowUpdates:
             for name, layer in network.named_modules()
             if isinstance(layer, UpdatedLinear | UpdatedConv2d)
         }
+
+    def cover(self, layers: Iterable[str]) -> bool:
+        """Whether all of these layers can be updated by row."""
+        return all(name in self._by_layer for name in layers)
 
     @contextmanager
     def of(

@@ -22,6 +22,7 @@ from engine.diffusion.loading.changes.layers import Known, layers_of, text_layer
 from engine.diffusion.loading.lora_file import LoraFile
 from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
 from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.row_updates import RowUpdates
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import LORAS
 
@@ -117,7 +118,7 @@ def _with_unet(
     if not file.changes(known):
         return networks
     sizes = file.row_sizes(known, unet)
-    if sizes and hasattr(unet, "row_updates") and not is_merged(unet) and _is_low(networks, sizes):
+    if sizes and _can_have(unet, sizes) and _is_low(networks, sizes):
         adapter = _adapter(store, unet, lora, file=file, known=known)
         added = AppliedAdapter(adapter, lora.strength)
         return replace(networks, adapters=(*networks.adapters, added))
@@ -126,6 +127,12 @@ def _with_unet(
         for each in networks.adapters
     )
     return replace(networks, unet=merged(store, unet, (*before, lora), known), adapters=())
+
+
+def _can_have(unet: Any, layers: Iterable[str]) -> bool:
+    """Whether adapters can be added to these layers of a network by row."""
+    updates: RowUpdates | None = getattr(unet, "row_updates", None)
+    return updates is not None and not is_merged(unet) and updates.cover(layers)
 
 
 def _is_low(networks: Networks, sizes: Mapping[str, int]) -> bool:

@@ -120,7 +120,7 @@ def _kronecker(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
 
 def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """The matrix of blocks, and a block with alpha / rank in it. Raises Unfit, RuntimeError."""
-    first, second = _factor(tensors, "lokr_w1"), _factor(tensors, "lokr_w2")
+    first, second = (_factor(tensors, name, shape) for name in ("lokr_w1", "lokr_w2"))
     _require(first.ndim == 2, 2 <= second.ndim <= len(shape))
     _require(len(first) * len(second) == shape[0])
     _require(first.numel() * second.numel() == shape.numel())
@@ -129,14 +129,17 @@ def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tens
     return first, _scaled(second, tensors, len(halves[0]), 1.0) if halves else second
 
 
-def _factor(tensors: Tensors, name: str) -> Tensor:
+def _factor(tensors: Tensors, name: str, shape: torch.Size) -> Tensor:
+    """A factor, whole or made of its halves, which is never larger than the weight."""
     if name in tensors:
         return tensors[name]
     a, b = tensors[f"{name}_a"], tensors[f"{name}_b"]
     if name == "lokr_w2" and (core := tensors.get("lokr_t2")) is not None:
         _require(a.ndim == b.ndim == 2, core.ndim > 2)
+        _require(a.shape[1] <= shape[0], b.shape[1] <= shape[1], core.shape[2:] == shape[2:])
         return torch.einsum("ij...,ip,jr->pr...", core, a, b)
     _require(a.ndim == 2, b.ndim >= 2)
+    _require(len(a) <= shape[0], math.prod(b.shape[1:]) <= math.prod(shape[1:]))
     return (a @ b.flatten(1)).reshape(len(a), *b.shape[1:])
 
 

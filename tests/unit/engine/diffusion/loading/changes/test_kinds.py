@@ -227,6 +227,13 @@ def test_a_difference_is_added_as_it_is(name: str) -> None:
         {"hada_w1_a": (OUT, 2), "hada_w1_b": (2, IN), "hada_w2_a": (OUT, 2), "hada_w2_b": (3, IN)},
         {"lokr_w1": (3, 2), "lokr_w2": (4, 5)},
         {"lokr_w1": (2,), "lokr_w2": (4, 4)},
+        {"lokr_w1": (3, 2), "lokr_w2_a": (10**6, 1), "lokr_w2_b": (1, 10**6)},
+        {
+            "hada_w1_a": (10**6, 1),
+            "hada_w1_b": (1, 10**6),
+            "hada_w2_a": (9, 1),
+            "hada_w2_b": (1, 9),
+        },
         {"lokr_w1": (4, 2), "lokr_w2": (3, 2, 2)},
         {"lokr_w1": (3, 2), "lokr_w2_a": (4, 2), "lokr_w2_b": (1, 4)},
         {"oft_blocks": (3, 4, 5)},
