@@ -14,6 +14,7 @@ from serve_app.cli.remote.client import Client
 from serve_app.cli.remote.progress import Interrupted, run_job
 from serve_app.cli.remote.uploads import store_files
 from serve_app.cli.terminal import console, fail, progress_console, show_json, wants_json
+from settings.keys import ImageFormat
 
 OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
 KeepOption = Annotated[
@@ -29,6 +30,13 @@ ImageOption = Annotated[
 ]
 CallbackOption = Annotated[
     str | None, typer.Option(help="Address that is told of the end of the job.")
+]
+FormatOption = Annotated[
+    ImageFormat | None, typer.Option(help="Of the pictures; else that of the key, PNG as a rule.")
+]
+QualityOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=100, help="Of WebP and JPEG; a WebP of 100 is lossless."),
 ]
 
 
@@ -48,6 +56,8 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     endpoint: str = "default",
     image: ImageOption = None,
     callback_url: CallbackOption = None,
+    image_format: FormatOption = None,
+    image_quality: QualityOption = None,
     out: OutOption = Path("pictures"),
     keep: KeepOption = False,
     url: UrlOption = None,
@@ -69,7 +79,12 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     flavour, body = _asked(parameters, workflow)
     with open_client(url, key) as client:
         store_files(client, image or ())
-        query = {"endpoint": endpoint, "callback_url": callback_url}
+        query = {
+            "endpoint": endpoint,
+            "callback_url": callback_url,
+            "image_format": image_format,
+            "image_quality": None if image_quality is None else str(image_quality),
+        }
         _show(_run(client, flavour, body, query=query, is_kept=keep), client, out)
 
 
