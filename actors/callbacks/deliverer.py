@@ -169,7 +169,8 @@ class Deliverer:
             pause = timedelta(seconds=random.uniform(*_BUSY_S))
             return await self._park(arrival, due, utc_now() + pause)
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
-        receiver = _receiver(target) if target else url
+        # What is not dialled needs no turn of its own, and an address may be a secret.
+        receiver = _receiver(target) if target else job.id
         async with self.hosts.turn(receiver, job.id) as turn:
             result = None if turn.wait_s else await self._send(due, url, secrets)
             turn.answered = None if result is None else result.answered

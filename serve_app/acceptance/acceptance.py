@@ -76,22 +76,14 @@ class Acceptance:
             period_s=open_jobs_period_s,
         )
         self.owned_bytes = OwnedBytes(services.read_model.usage, services.owner_settings)
-        http = services.http_settings
         self.upload_store = UploadStore(
             rows=services.uploads,
             images=services.images,
-            settings=http,
+            settings=services.http_settings,
             owned_bytes=self.owned_bytes,
             max_bytes_of_owner=services.owner_settings.max_upload_bytes,
         )
-        self.sent_images = SentImages(
-            self.upload_store,
-            checks,
-            services.fetch,
-            settings=services.fetch_settings,
-            max_bytes=http.max_upload_bytes,
-            wait_s=http.body_wait_s,
-        )
+        self.sent_images = _sent_images(services, self.upload_store, checks)
         self._appends = Appends(
             services, withdrawals, open_jobs=self.open_jobs, owned_bytes=self.owned_bytes
         )
@@ -243,6 +235,17 @@ class Acceptance:
             raise await self.endpoints.queue_full(endpoint, queued)
         if await services.health.fill() >= services.http_settings.log_full_ratio:
             raise LogFull
+
+
+def _sent_images(services: Services, store: UploadStore, checks: Checks) -> SentImages:
+    return SentImages(
+        store,
+        checks,
+        services.fetch,
+        settings=services.fetch_settings,
+        max_bytes=services.http_settings.max_upload_bytes,
+        wait_s=services.http_settings.body_wait_s,
+    )
 
 
 def _recorded(cost: Cost) -> JobCost:

@@ -75,26 +75,36 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
         "scheduler": scheduler,
         "batch_size": batch_size,
         "seed": seed,
-    } | ({} if checkpoint is None else {"sd_model_checkpoint": checkpoint})
-    flavour, body = _asked(parameters, workflow)
+    }
+    flavour, body = _asked(parameters, checkpoint, workflow)
+    query = _query(endpoint, callback_url, image_format, image_quality)
     with open_client(url, key) as client:
-        store_files(client, image or ())
-        query = {
-            "endpoint": endpoint,
-            "callback_url": callback_url,
-            "image_format": image_format,
-            "image_quality": None if image_quality is None else str(image_quality),
-        }
-        _show(_run(client, flavour, body, query=query, is_kept=keep), client, out)
+        _show(_run(client, flavour, body, query=query, images=image, is_kept=keep), client, out)
 
 
-def _asked(parameters: dict[str, Any], workflow: Path | None) -> tuple[str, dict[str, Any]]:
+def _asked(
+    parameters: dict[str, Any], checkpoint: str | None, workflow: Path | None
+) -> tuple[str, dict[str, Any]]:
     """The flavour and the body of the request."""
     if (parameters["prompt"] is None) == (workflow is None):
         fail("give either a prompt or --workflow, one of them", code=ExitCode.USAGE)
     if workflow is None:
-        return "diffusion", parameters
+        named = {} if checkpoint is None else {"sd_model_checkpoint": checkpoint}
+        return "diffusion", parameters | named
     return "workflow", _read_graph(workflow)
+
+
+def _query(
+    endpoint: str, callback_url: str | None, image_format: ImageFormat | None, quality: int | None
+) -> dict[str, str]:
+    """What is asked for beside the body."""
+    asked = {
+        "endpoint": endpoint,
+        "callback_url": callback_url,
+        "image_format": image_format,
+        "image_quality": quality,
+    }
+    return {name: str(value) for name, value in asked.items() if value is not None}
 
 
 def _run(
@@ -102,10 +112,12 @@ def _run(
     flavour: str,
     body: dict[str, Any],
     *,
-    query: dict[str, str | None],
+    query: dict[str, str],
+    images: list[Path] | None,
     is_kept: bool,
 ) -> dict[str, Any]:
-    given = {name: value for name, value in query.items() if value is not None}
+    """The result. `images` are uploaded first."""
+    store_files(client, images or ())
     try:
         return run_job(
             client,
@@ -113,7 +125,7 @@ def _run(
             body,
             console=progress_console(),
             with_previews=not wants_json(),
-            **given,
+            **query,
         )
     except Interrupted as interrupted:
         _leave(client, interrupted.request_id, is_kept=is_kept)
