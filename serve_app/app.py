@@ -66,7 +66,7 @@ from serve_app.endpoints.declared import DeclaredEndpoints, read_declarations
 from serve_app.middleware.request_ids import RequestIdFilter
 from serve_app.operations.setup_warnings import variable_warnings
 from serve_app.replica import Replica
-from serve_app.replica_port import listen_on_node_address
+from serve_app.replica_port import limit_websocket_messages, listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.services import Services
 from settings.settings import Settings
@@ -136,6 +136,7 @@ def build_replica(settings: Settings) -> FastAPI:
     """`build_asgi`, in a process of its own."""
     set_up_logging(log_format=settings.telemetry.log_format, filters=[RequestIdFilter()])
     listen_on_node_address()
+    limit_websocket_messages(settings.http.max_websocket_message_bytes)
     for warning in _variable_warnings():
         logger.warning("a variable is no setting", extra={"action": "start", "warning": warning})
     return build_asgi(settings, is_in_serve=True)
@@ -205,6 +206,7 @@ def _services(
         key_settings=settings.keys,
         owner_settings=settings.owners,
         callback_settings=settings.callbacks,
+        image_put_settings=settings.image_puts,
         retention_settings=settings.retention,
         default_endpoint=default_endpoint(settings.default_endpoint),
         secret=settings.stores.secret_bytes,

@@ -16,7 +16,7 @@ from events.result import UrlFor
 from events.store.records import ApiKey, Endpoint
 from events.types import CallbackAttempted
 from events.wire.progress import JobProgress
-from settings.callbacks import CallbackSettings
+from settings.callbacks import CallbackSettings, ImagePutSettings
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
 from settings.http import AdapterSettings, FetchSettings, HttpSettings
@@ -73,6 +73,7 @@ class Services:
     key_settings: KeySettings
     owner_settings: OwnerSettings
     callback_settings: CallbackSettings
+    image_put_settings: ImagePutSettings
     retention_settings: RetentionSettings
     fetch_settings: FetchSettings
     default_endpoint: Endpoint

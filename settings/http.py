@@ -55,6 +55,8 @@ class HttpSettings(Group):
     max_inline_bytes: NonNegativeInt = 4 * 1024**2
     """How many bytes of images a result may have in it, where that was asked for; of the others it
     has the URL alone."""
+    max_websocket_message_bytes: PositiveInt = 64 * 1024
+    """The longest message that a client may send on a websocket; a longer one closes it."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
     max_streams: PositiveInt = 2000

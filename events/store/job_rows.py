@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
+from events.delivery import is_wanted
 from events.job import Job
 from events.result import status_of
 from events.types import End, Event, Failed, ImageStored
@@ -35,7 +36,7 @@ def job_row(job: Job) -> dict[str, Any]:
         "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
         "log_bytes": job.log_bytes,
         "result_bytes": job.result_bytes,
-        "settled_at": None if job.submitted.callback_url is not None else job.ended_at,
+        "settled_at": None if is_wanted(job.submitted) else job.ended_at,
     }
 
 
@@ -62,14 +63,17 @@ _ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
 
 
 def _states(job: Job) -> tuple[str, str]:
-    """`Job` as JSON, and the same without its request.
+    """`Job` as JSON, and the same without its request, and of addresses their number alone.
 
     With the type of its end: `Failed` and `Cancelled` look alike in JSON.
     """
     end = None if job.end is None else job.end.type_name
     state = {"end": end, "job": _JOB.dump_python(job, mode="json")}
     whole = json.dumps(state)
-    state["job"]["submitted"]["request"] = {}
+    submitted = state["job"]["submitted"]
+    submitted["request"] = {}
+    if puts := submitted["image_puts"]:
+        submitted["image_puts"] = [""] * len(puts)
     return whole, json.dumps(state)
 
 

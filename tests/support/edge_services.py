@@ -229,6 +229,7 @@ def _groups(settings: Settings) -> dict[str, Any]:
         "key_settings": settings.keys,
         "owner_settings": settings.owners,
         "callback_settings": settings.callbacks,
+        "image_put_settings": settings.image_puts,
         "retention_settings": settings.retention,
         "fetch_settings": settings.fetch,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
@@ -38,7 +39,7 @@ _LONGEST_TEXTS = 2**20
 router = APIRouter()
 
 
-class Extras(BaseModel):
+class Extras(BaseModel, ABC):
     """Members of both routes; what restores faces is taken as long as it asks for nothing."""
 
     model_config = ConfigDict(extra="ignore")
@@ -58,9 +59,9 @@ class Extras(BaseModel):
     upscale_first: bool = False
 
     @property
+    @abstractmethod
     def sent(self) -> Sequence[str]:
         """The images, in base64."""
-        raise NotImplementedError
 
     @property
     def enlarging(self) -> Enlarging:
