@@ -56,6 +56,8 @@ from events.bus.telemetry.metrics import answer_metrics, ask_metrics
 from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
 from events.retry import keep_trying
+from events.store.adapters.key_options import KeyOptions
+from events.store.adapters.user_files import UserFiles
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
@@ -69,6 +71,7 @@ from serve_app.replica import Replica
 from serve_app.replica_port import listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.services import Services
+from settings.http import AdapterSettings
 from settings.settings import Settings
 from settings.stores import StoreSettings
 from telemetry.edge_metrics import AskAll
@@ -213,6 +216,8 @@ def _services(
         keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
+        user_files=_user_files(settings.adapters, database),
+        key_options=KeyOptions(database),
         images=images,
         removal=archiving.removal(images, read_model, log=log, deliveries=deliveries),
         history=archiving.history(log=log, deliveries=deliveries),
@@ -230,6 +235,10 @@ def _services(
         endpoint_status=partial(ask_status, bus),
         progress=ProgressBoard(bus),
     )
+
+
+def _user_files(settings: AdapterSettings, database: Database) -> UserFiles:
+    return UserFiles(database, max_files=settings.max_user_files, max_bytes=settings.max_user_bytes)
 
 
 def _asking_all(settings: Settings, bus: Bus) -> AskAll:

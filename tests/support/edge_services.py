@@ -24,6 +24,8 @@ from events.errors import FetchFailed
 from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.store.adapters.key_options import KeyOptions
+from events.store.adapters.user_files import UserFiles
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
@@ -203,6 +205,12 @@ def _services(
         keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
+        user_files=UserFiles(
+            database,
+            max_files=settings.adapters.max_user_files,
+            max_bytes=settings.adapters.max_user_bytes,
+        ),
+        key_options=KeyOptions(database),
         images=images,
         removal=archiving.removal(images, read_model, log=parts.log, deliveries=deliveries),
         history=archiving.history(log=parts.log, deliveries=deliveries),
