@@ -201,14 +201,7 @@ def _services(
     read_model, images = ReadModel(database), open_images(settings.stores)
     keys, http, archiving = ApiKeys(database), settings.http, open_archive(database, images)
     return Services(
-        http_settings=http,
-        adapter_settings=settings.adapters,
-        graph_settings=settings.graph,
-        dispatch_settings=settings.dispatch,
-        key_settings=settings.keys,
-        owner_settings=settings.owners,
-        callback_settings=settings.callbacks,
-        retention_settings=settings.retention,
+        **_groups(settings),
         default_endpoint=default_endpoint(settings.default_endpoint),
         secret=settings.stores.secret_bytes,
         url_for=url_maker(settings),
@@ -228,13 +221,26 @@ def _services(
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
         callback_queue=JetStreamCallbackQueue(bus),
-        fetch_settings=settings.fetch,
         fetch=_fetcher(settings).fetch,
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         endpoint_status=partial(ask_status, bus),
         progress=ProgressBoard(bus),
     )
+
+
+def _groups(settings: Settings) -> dict[str, Any]:
+    return {
+        "http_settings": settings.http,
+        "adapter_settings": settings.adapters,
+        "graph_settings": settings.graph,
+        "dispatch_settings": settings.dispatch,
+        "key_settings": settings.keys,
+        "owner_settings": settings.owners,
+        "callback_settings": settings.callbacks,
+        "retention_settings": settings.retention,
+        "fetch_settings": settings.fetch,
+    }
 
 
 def _user_files(settings: AdapterSettings, database: Database) -> UserFiles:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from events.store.records import Scope
 from serve_app.adapters.adapter import Adapter
 from serve_app.adapters.all import ADAPTERS
-from tests.support.adapter_documents import PICTURE, Known, document_of
+from tests.support.adapters.documents import PICTURE, Known, document_of
 from tests.support.edge import Edge, running_edge
 from tests.support.generate_bodies import workflow_body
 
