@@ -18,6 +18,7 @@ from engine.graph.models_folder import CHECKPOINTS
 from engine.graph.seeds import resolve_seeds
 from engine.graph.validation import validate
 from engine.webui.compiler import compile_parameters
+from engine.webui.family_defaults import with_family_defaults
 from engine.webui.parameters import parse_parameters, with_seed
 from engine.webui.sampler_names import Compatibility
 from events.store.records import Endpoint
@@ -156,10 +157,12 @@ class Checker:
 
     def _diffusion(self, body: Any) -> CheckedRequest:
         given = parse_parameters(body, self.compatibility)
-        parameters = with_seed(expanded(given, self.catalogue.models), draw_seed)
-        default = self.default_checkpoint
+        models, default = self.catalogue.models, self.default_checkpoint
         if given.checkpoint is None:
             default = self.checkpoint()
+        named = expanded(given, models)
+        usual = with_family_defaults(named, body, models, default=default)
+        parameters = with_seed(usual, draw_seed)
         compiled = compile_parameters(
             parameters, self.catalogue, self.limits, default_checkpoint=default
         )

@@ -27,6 +27,10 @@ ImageOption = Annotated[
     list[Path] | None,
     typer.Option(help="Upload this input image first; may be repeated."),
 ]
+_USUAL = typer.Option(show_default="what is usual for the checkpoint")
+UsualSteps = Annotated[int | None, _USUAL]
+UsualNumber = Annotated[float | None, _USUAL]
+UsualName = Annotated[str | None, _USUAL]
 CallbackOption = Annotated[
     str | None, typer.Option(help="Address that is told of the end of the job.")
 ]
@@ -39,10 +43,10 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     checkpoint: str | None = None,
     width: int = 64,
     height: int = 64,
-    steps: int = 20,
-    cfg_scale: float = 7.0,
-    sampler: str = "Euler",
-    scheduler: str = "Automatic",
+    steps: UsualSteps = None,
+    cfg_scale: UsualNumber = None,
+    sampler: UsualName = None,
+    scheduler: UsualName = None,
     batch_size: int = 1,
     seed: int = -1,
     endpoint: str = "default",
@@ -65,7 +69,8 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
         "scheduler": scheduler,
         "batch_size": batch_size,
         "seed": seed,
-    } | ({} if checkpoint is None else {"sd_model_checkpoint": checkpoint})
+        "sd_model_checkpoint": checkpoint,
+    }
     flavour, body = _asked(parameters, workflow)
     with open_client(url, key) as client:
         store_files(client, image or ())
@@ -74,11 +79,12 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
 
 
 def _asked(parameters: dict[str, Any], workflow: Path | None) -> tuple[str, dict[str, Any]]:
-    """The flavour and the body of the request."""
-    if (parameters["prompt"] is None) == (workflow is None):
+    """The flavour and the body of the request, which leaves out what is not given."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if ("prompt" in given) == (workflow is not None):
         fail("give either a prompt or --workflow, one of them", code=ExitCode.USAGE)
     if workflow is None:
-        return "diffusion", parameters
+        return "diffusion", given
     return "workflow", _read_graph(workflow)
 
 
