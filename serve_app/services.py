@@ -26,6 +26,8 @@ from storage.images import ImageStore
 
 if TYPE_CHECKING:
     # Types only: the edge is given its database, and loads no SQLAlchemy itself.
+    from events.store.adapters.key_options import KeyOptions
+    from events.store.adapters.user_files import UserFiles
     from events.store.archiving.hot_jobs import HotJobs
     from events.store.endpoints import Endpoints
     from events.store.keys import ApiKeys
@@ -85,6 +87,8 @@ class Services:
     keys: ApiKeys
     endpoints: Endpoints
     uploads: Uploads
+    user_files: UserFiles
+    key_options: KeyOptions
     images: ImageStore
     removal: Removal
     history: History

@@ -163,6 +163,7 @@ class Checker:
         else:
             _require_known(checked.request, known)
 
+    def _diffusion(self, body: Any, excess_bytes: int) -> CheckedRequest:
         taken = without_member_images(body, most=self.max_sent_images)
         _require_small(taken, excess_bytes)
         given = parse_parameters(taken.rest, self.compatibility)

@@ -22,6 +22,7 @@ from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.adapters.pictures import base64_of, json_in_parts
 from serve_app.adapters.waiting import ended_job
 from serve_app.adapters.webui.errors import failure, refused
+from serve_app.adapters.webui.paths import V1
 from serve_app.adapters.webui.sent_images import decoded, stored
 from serve_app.adapters.webui.upscale_graph import Enlarging, upscale_graph
 from serve_app.bodies import validated
@@ -36,7 +37,7 @@ _MOST_CHUNKS = 256
 """So many parts a PNG may have before its pixels, each of which may be a text."""
 _LONGEST_TEXTS = 2**20
 
-router = APIRouter()
+router = APIRouter(prefix=V1, include_in_schema=False)
 
 
 class Extras(BaseModel, ABC):
