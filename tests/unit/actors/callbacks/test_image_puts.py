@@ -246,3 +246,16 @@ def test_those_without_a_turn_come_again_one_after_the_other() -> None:
         [1 + at / 100 for at in range(101)]
     )
     assert turns.come_again_s("b") == 1
+
+
+async def test_a_bucket_host_that_fails_for_one_owner_is_tried_for_others(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.put_settings = ImagePutSettings(delays_s=(0,) * 9)
+    bench.sender.put_outcomes = [FAILED] * bench.settings.breaker_failures
+    broken = await ended(bench, owner="mallory")
+    async with bench.running(tmp_path):
+        await eventually(lambda: bench.sender.put_outcomes == [])
+        other = await ended(bench)
+        await eventually(lambda: is_over(bench, other))
+        assert not await is_over(bench, broken)
