@@ -193,6 +193,8 @@ class Completed(JobEvent):
     """None where nothing had to be run any more, and in events of older versions."""
     beside: tuple[str, ...] | None = None
     """The spans of attempts that shared device calls, `<trace>-<span>`; None without any traced."""
+    notes: tuple[str, ...] | None = None
+    """What was done otherwise than asked: see `engine.reports.Note`. None where nothing was."""
 
 
 class Failed(JobEvent):

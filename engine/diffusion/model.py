@@ -15,6 +15,7 @@ from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.families.flow_levels import flow_levels
 from engine.diffusion.families.transformer import TransformerFamily
 from engine.diffusion.images.latents import CHANNELS
+from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.patches.deep_shrink import DeepShrink
 from engine.diffusion.patches.self_guidance import SelfAttention
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
@@ -79,7 +80,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self._weight.device
+        return device_of(self.unet)
 
     @property
     def inpaints(self) -> bool:
@@ -118,13 +119,9 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weight.dtype
-
-    @property
-    def _weight(self) -> Tensor:
-        """The first weight. The properties of diffusers look at all weights: a millisecond."""
+        # The properties of diffusers look at all weights: a millisecond.
         weight: Tensor = next(self.unet.parameters())
-        return weight
+        return weight.dtype
 
     def timestep_of(self, sigma: float) -> float:
         """The timestep that the network gets for a sigma."""

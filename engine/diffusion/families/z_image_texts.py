@@ -13,7 +13,7 @@ from engine.diffusion.text.language_models import Qwen3, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
 
-_CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 _MOST_TOKENS = 4096
 
 
@@ -27,7 +27,7 @@ class ZImageTexts(FamilyTexts):
     cache: EncodingCache
 
     def encode(self, text: str) -> Work[Conditioning]:
-        ids = tuple(self.tokenizer.encode(_CHAT.format(text=text), add_special_tokens=False).ids)
+        ids = tuple(self.tokenizer.encode(CHAT.format(text=text), add_special_tokens=False).ids)
         if len(ids) > _MOST_TOKENS:
             raise EngineError(f"the text has {len(ids)} tokens, at most {_MOST_TOKENS} are taken")
         (states,) = yield from encode_texts(self.encoder, self.cache, [ids])

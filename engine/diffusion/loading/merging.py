@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.diffusion.loading.lora_file import LoraFile
 from engine.diffusion.loading.store import Identity, ModelStore
+from engine.diffusion.loading.streaming import end_streaming, stream, streamed
 from engine.diffusion.loading.unets import prepared
 from engine.diffusion.text.text_encoders import TextEncoder
 
@@ -91,14 +92,20 @@ def _merge(base: Any, loras: tuple[AppliedLora, ...], known: Mapping[str, str]) 
         final = (weight if rounded_to is None else weight.to(rounded_to)).to(dtype)
         setattr(copied.get_submodule(layer), last, nn.Parameter(final, requires_grad=False))
     copied.origin = Origin(base, loras, weakref.ref(copied))
-    return copied
+    return copied if (mark := streamed(base)) is None else stream(copied, mark.device)
 
 
 def sharing_copy(module: M) -> M:
-    """A copy of a module that shares all its weights, any of which may be replaced in the copy."""
+    """A copy of a module that shares all its weights, any of which may be replaced in the copy.
+
+    The weights of the copy of a streamed module are not streamed until it is said of it.
+    """
     shared: dict[int, Any] = {id(each): each for each in module.parameters()}
     shared |= {id(each): each for each in module.buffers()}
+    device = end_streaming(module)
     copied = copy.deepcopy(module, shared)
+    if device is not None:
+        stream(module, device)
     if isinstance(copied, TextEncoder):
         copied.renew_serial()
     return copied

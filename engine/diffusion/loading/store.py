@@ -12,6 +12,7 @@ them with `weakref_slot=True`. The store looks at the references to it to see wh
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections import OrderedDict
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
+from engine.diffusion.loading.streaming import Room, stream, streamed
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import ModelsUnavailable
@@ -58,10 +60,13 @@ class ModelStore:
         *,
         text_cache_bytes: int = 128 * 2**20,
         unets: UnetOptions = UnetOptions(),  # noqa: B008 - frozen
+        room: Room | None = None,
     ) -> None:
         self.models = models
         self.device = device
         self.unets = unets
+        self.room = room
+        """What is free, where weights are streamed that do not fit; None streams nothing."""
         self.encoding_cache = EncodingCache(text_cache_bytes)
         """The texts that the loaded text encoders have encoded."""
         self.use = ModelUse()
@@ -79,7 +84,7 @@ class ModelStore:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that all models take together."""
+        """The memory of the device that all models take together."""
         sizes: dict[int, int] = {}
         for entry in list(self._entries.values()):
             sizes |= entry.sizes
@@ -146,6 +151,39 @@ class ModelStore:
         self._evict(self._cache_bytes, spared=0)
         return self.encoding_cache.clear() or len(self._entries) < count
 
+    def fits(self, size_bytes: int) -> bool:
+        """Whether so much fits on the device; what no run uses is dropped if it does not else."""
+        if self.room is None or self.room.fits(size_bytes):
+            return True
+        self.free_unused()
+        return self.room.fits(size_bytes)
+
+    def free_memory(self, *, may_stream: bool = True) -> bool:
+        """Make more memory free after it ran out. Returns whether there was any to be had.
+
+        Models that no run uses are dropped. Where there are none, the largest one that can be is
+        streamed from now on.
+        """
+        freed = self.free_unused()
+        for entry in self._entries.values():
+            if streamed(entry.value):  # the call that broke off may have left layers there
+                stream(entry.value, self.device)
+        return freed or (may_stream and self.room is not None and self._stream_largest())
+
+    def _stream_largest(self) -> bool:
+        entries = [each for each in self._entries.values() if each.is_streamable]
+        if not entries:
+            return False
+        largest = max(entries, key=lambda each: each.size_bytes)
+        stream(largest.value, self.device)
+        largest.measure()
+        self._note()
+        _log.warning(
+            "a model is streamed from now on, because memory ran out",
+            extra={"action": "stream", "model": largest.label, "held_bytes": self.size_bytes},
+        )
+        return True
+
     def _evict(self, room_bytes: int, *, spared: int) -> None:
         for key in list(self._entries)[: len(self._entries) - spared]:
             if self.size_bytes + room_bytes <= self._cache_bytes:
@@ -177,9 +215,21 @@ class _Entry:
     value: Any
     label: str
     sizes: dict[int, int] = field(init=False)
+    """The bytes on the device by their address; those of streamed weights have none."""
 
     def __post_init__(self) -> None:
-        self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
+        self.measure()
+
+    def measure(self) -> None:
+        if (mark := streamed(self.value)) is not None:
+            self.sizes = {id(self.value): mark.resident_bytes}
+        else:
+            self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
+
+    @property
+    def is_streamable(self) -> bool:
+        """Whether its weights can be streamed, and are not yet."""
+        return streamed(self.value) is None and bool(getattr(self.value, "is_streamable", False))
 
     @property
     def size_bytes(self) -> int:
@@ -188,7 +238,10 @@ class _Entry:
     def drop(self) -> bool:
         """Drop the value if nothing else holds it; returns whether it was dropped."""
         held = weakref.ref(self.value)
+        holds_itself = streamed(self.value) is not None
         self.value = None
+        if holds_itself:  # by the hooks of its layers
+            gc.collect()
         self.value = held()
         return self.value is None
 
