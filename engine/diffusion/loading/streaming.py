@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from diffusers.hooks import HookRegistry, apply_group_offloading
+from diffusers.hooks.group_offloading import apply_group_offloading
+from diffusers.hooks.hooks import HookRegistry
 from torch import Tensor, nn
 
 from engine.errors import OutOfMemory
