@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from engine.diffusion.images.latents import Latent
 from engine.diffusion.images.tiled_vae import decoded_within_memory, encoded_within_memory
 from engine.diffusion.images.vae import Decode, Encode, Vae
 from engine.errors import OutOfMemory
+from engine.reports import Finished
+from tests.support.engine.workflows import Watched, text_to_image, with_input
 from training.tiny_transformers import VAE
 
 SIDE = 64
@@ -85,3 +88,21 @@ def test_where_tiles_do_not_help_memory_has_run_out(vae: Vae) -> None:
         latent = Latent(torch.zeros(1, 16, side, side))
         with pytest.raises(OutOfMemory):
             run(decoded_within_memory(vae, latent, lambda: None), most_cells=0)
+
+
+def test_a_run_whose_vae_ran_out_of_memory_says_it_at_its_end(
+    submit: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, decode = (SIDE, SIDE), AutoencoderKL.decode
+
+    def decode_within_memory(vae: AutoencoderKL, z: torch.Tensor, **options: Any) -> Any:
+        if z.shape[2:] == whole:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return decode(vae, z, **options)
+
+    monkeypatch.setattr(AutoencoderKL, "decode", decode_within_memory)
+    watched = submit(with_input(text_to_image(steps=1), "5", width=8 * SIDE, height=8 * SIDE))
+    assert watched.images()[0].pixels.shape == (8 * SIDE, 8 * SIDE, 3)
+    end = watched.events[-1]
+    assert isinstance(end, Finished)
+    assert end.notes == ("vae_tiled",)
