@@ -20,10 +20,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from engine.graph.families import TRANSFORMERS, checkpoint_family
 from numpy.typing import NDArray
 
 from benchmarks.harness.report import console, print_hardware, print_table
-from engine.graph.families import TRANSFORMERS, checkpoint_family
 from engine.graph.names import SAMPLERS, SCHEDULERS
 from engine.graph.safetensors_header import read_header
 from engine.webui.sampler_names import follows_timesteps

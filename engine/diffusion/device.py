@@ -10,8 +10,8 @@ import torch
 from engine.activity import ModelUse
 from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
+from engine.diffusion.loading.memory.streaming import Room
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.streaming import Room
 from engine.diffusion.memory_probe import HostMemoryProbe, memory_probe_of
 from engine.diffusion.previews import Previewer, RunPreviews
 from engine.errors import Cancelled, DeviceFailed, TooLarge

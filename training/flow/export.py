@@ -9,9 +9,9 @@ from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.diffusion.families.table import FAMILIES
+from engine.diffusion.families.lookup import transformer_family
 from engine.diffusion.loading import layout
-from engine.graph.families import UNET, Family
+from engine.families.family import UNET, Family
 from training.flow import vae
 from training.flow.text_encoder import LAYERS
 from training.flow.tokens import tokenizer
@@ -28,7 +28,7 @@ def export(autoencoder: AutoencoderKL, denoiser: Denoiser, out: Path = CHECKPOIN
     """Write the checkpoint `out`, with the VAE's sizes and the tokenizer beside it."""
     network, decoder = denoiser.transformer.state_dict(), autoencoder.state_dict()
     parts: dict[str, State] = {
-        UNET: packed(network, FAMILIES[Family.Z_IMAGE].key_map(list(network), {})),
+        UNET: packed(network, transformer_family(Family.Z_IMAGE).key_map(list(network), {})),
         _VAE: packed(decoder, layout.vae(decoder, vae.CONFIG)),
         _TEXT_ENCODER: _with_last_layer(denoiser.text.state_dict()),
     }

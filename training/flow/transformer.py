@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Model
 
 from engine.diffusion.families.transformer import FLUX_LATENT
+from engine.families.z_image import Z_IMAGE
 from training.flow import text_encoder
 from training.flow.text_encoder import encode
 from training.flow.tokens import captions_of, ids_of
@@ -28,7 +29,7 @@ from training.shapes.trainer import Trainer
 from training.shapes.vae import latents_of
 
 CONFIG: dict[str, Any] = {
-    "in_channels": FLUX_LATENT.channels,
+    "in_channels": Z_IMAGE.latent_channels,
     "dim": 128,
     "n_layers": 5,
     "n_refiner_layers": 1,

@@ -18,6 +18,7 @@ from torch.nn import functional
 from engine.diffusion.families.transformer import FLUX_LATENT
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
+from engine.families.z_image import Z_IMAGE
 from engine.graph.models_folder import ModelsFolder
 from training.shapes import vae as shapes_vae
 from training.shapes.drawing import draw
@@ -28,7 +29,7 @@ from training.shapes.vae import latents_of, pictures, pixel_weights, psnr, scale
 
 CONFIG: dict[str, Any] = {
     **shapes_vae.CONFIG,
-    "latent_channels": FLUX_LATENT.channels,
+    "latent_channels": Z_IMAGE.latent_channels,
     "scaling_factor": FLUX_LATENT.scale,
     "shift_factor": FLUX_LATENT.shift,
 }
@@ -82,7 +83,7 @@ def _take_known_weights(vae: AutoencoderKL) -> None:
     same = {name: each for name, each in known.items() if each.shape == own[name].shape}
     vae.load_state_dict(own | same)
     with torch.no_grad():
-        vae.quant_conv.bias[FLUX_LATENT.channels :] = _FIRST_LOG_VARIANCE
+        vae.quant_conv.bias[Z_IMAGE.latent_channels :] = _FIRST_LOG_VARIANCE
 
 
 def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:

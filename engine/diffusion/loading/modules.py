@@ -13,8 +13,8 @@ from torch import nn
 
 from engine.diffusion.loading.checkpoint_info import Component
 from engine.diffusion.loading.linear import use_one_dnn
+from engine.diffusion.loading.memory.streaming import require_room, resident_bytes, stream
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.streaming import require_room, resident_bytes, stream
 from engine.diffusion.loading.weights import LoadTarget, first_line
 from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
 from engine.errors import CheckpointUnavailable
@@ -25,6 +25,7 @@ _BAD_CONFIGURATION = (
     AttributeError,
     LookupError,
     RuntimeError,
+    StopIteration,
     StrictDataclassError,
     TypeError,
     ValueError,
@@ -43,12 +44,13 @@ def empty_module(cls: Any, component: Component) -> Any:
 
 
 def loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
-    """A module on the meta device with its weights; room is made for them first."""
+    """A module on the meta device with its weights, for which room is made if all are there."""
     weights = module.state_dict()
-    if not target.is_streamed:
-        store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
     with configuration_checked(component.weights.name):
         key_map = component.map_keys(weights)
+    component.weights.require(weights, key_map)
+    if not target.is_streamed:
+        store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
     return component.weights.load_into(module, key_map, target)
 
 

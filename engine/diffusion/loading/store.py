@@ -12,25 +12,25 @@ them with `weakref_slot=True`. The store looks at the references to it to see wh
 
 from __future__ import annotations
 
-import gc
 import logging
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
 
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
-from engine.diffusion.loading.streaming import Room, stream, streamed
+from engine.diffusion.loading.memory.entries import Entry
+from engine.diffusion.loading.memory.streaming import Room, stream, streamed
+from engine.diffusion.loading.weights import SUFFIX, damage_told
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import ModelsUnavailable
+from engine.families.family import Preview
 from engine.graph.models_folder import CONFIG_SUFFIX, ModelsFolder
 from engine.options import UnetOptions
 from engine.stages import Stage
@@ -43,6 +43,8 @@ Identity: TypeAlias = tuple[str, int, int]
 lies in the folder of its configuration counts, too."""
 
 _log = logging.getLogger(__name__)
+_MOST_INSPECTED = 128
+"""What is known of a file of many tensors takes a megabyte."""
 
 
 class ModelStore:
@@ -69,12 +71,14 @@ class ModelStore:
         """What is free, where weights are streamed that do not fit; None streams nothing."""
         self.encoding_cache = EncodingCache(text_cache_bytes)
         """The texts that the loaded text encoders have encoded."""
+        self.previews: dict[int, Preview] = {}
+        """Maps that were fitted to VAEs, by the channels of their latents."""
         self.use = ModelUse()
         """Any thread may read it."""
         self._cache_bytes = cache_bytes
-        self._inspected: dict[Hashable, Identity] = {}
-        """What each path was when it was inspected last, by function and path."""
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._inspected: OrderedDict[Hashable, Identity] = OrderedDict()
+        """What each path was when it was inspected last, by function and path, latest last."""
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -119,19 +123,24 @@ class ModelStore:
         """
         key, reads = (read, path), self.models.reads
         if self._inspected.get(key) == identity:
+            self._inspected.move_to_end(key)
             return cast(T, reads.last(key))
         try:
             found = reads.read_now(key, partial(read, path), ttl_s=0)
         except ModelsUnavailable:
             return self.inspect(read, path)  # what was found of another identity
         self._inspected[key] = identity
+        self._inspected.move_to_end(key)
+        if len(self._inspected) > _MOST_INSPECTED:
+            eldest, _ = self._inspected.popitem(last=False)
+            reads.forget(eldest)
         return found
 
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
         """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
         if key not in self._entries:
             self.models.require_answer()  # it is read on the device thread, which others need
-            self._entries[key] = entry = _Entry(create(), label)
+            self._entries[key] = entry = Entry(create(), label)
             self._note(loaded=1, loaded_bytes=entry.size_bytes)
             self._evict(0, spared=1)
             self._warn_if_full()
@@ -210,61 +219,6 @@ class ModelStore:
             )
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    value: Any
-    label: str
-    sizes: dict[int, int] = field(init=False)
-    """The bytes on the device by their address; those of streamed weights have none."""
-
-    def __post_init__(self) -> None:
-        self.measure()
-
-    def measure(self) -> None:
-        if (mark := streamed(self.value)) is not None:
-            self.sizes = {id(self.value): mark.resident_bytes}
-        else:
-            self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
-
-    @property
-    def is_streamable(self) -> bool:
-        """Whether its weights can be streamed, and are not yet."""
-        return streamed(self.value) is None and bool(getattr(self.value, "is_streamable", False))
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.sizes.values())
-
-    def drop(self) -> bool:
-        """Drop the value if nothing else holds it; returns whether it was dropped."""
-        held = weakref.ref(self.value)
-        holds_itself = streamed(self.value) is not None
-        self.value = None
-        if holds_itself:  # by the hooks of its layers
-            gc.collect()
-        self.value = held()
-        return self.value is None
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """All tensors in a module, a dataclass, a mapping or a sequence."""
-    match value:
-        case Tensor():
-            yield value
-        case nn.Module():
-            yield from value.parameters()
-            yield from value.buffers()
-        case Mapping():
-            for each in value.values():
-                yield from tensors_of(each)
-        case list() | tuple():
-            for each in value:
-                yield from tensors_of(each)
-        case _ if is_dataclass(value):
-            for each in fields(value):
-                yield from tensors_of(getattr(value, each.name))
-
-
 def _identity_of(path: Path) -> Identity:
     folder = path if path.is_dir() else path.with_suffix(CONFIG_SUFFIX)
     states = [each.stat() for each in (path, *(folder.rglob("*") if folder.is_dir() else ()))]
@@ -288,6 +242,20 @@ class Load(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
-        with memory_checked():
+        with memory_checked(), damage_told(_named(requests[0].what)):
             loaded = requests[0].load()
             return [loaded for _ in requests]
+
+
+def _named(what: Hashable) -> str:
+    """The files that are loaded, as far as they say it."""
+    parts = [each for each in _flat(what) if isinstance(each, str) and each.endswith(SUFFIX)]
+    return " and ".join(parts) or "the model"
+
+
+def _flat(what: Any) -> Iterator[Any]:
+    if isinstance(what, tuple):
+        for each in what:
+            yield from _flat(each)
+    else:
+        yield what

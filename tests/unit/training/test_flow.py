@@ -16,7 +16,8 @@ from torch import Tensor
 from engine.diffusion.families.transformer import FLUX_LATENT
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.graph.families import Family
+from engine.families.family import Family
+from engine.families.z_image import Z_IMAGE
 from engine.graph.models_folder import ModelsFolder
 from training.flow.export import export
 from training.flow.text_encoder import encode, train_text_encoder
@@ -73,7 +74,7 @@ def test_captions_are_made_of_known_words_and_a_few_unknown_ones() -> None:
 def test_latents_are_as_the_family_takes_them(vae: AutoencoderKL) -> None:
     drawn = draw_scenes(np.random.default_rng(5), 256)
     latents = (latents_of(vae, drawn, seed=5) - FLUX_LATENT.shift) * FLUX_LATENT.scale
-    channels = torch.ones(FLUX_LATENT.channels)
+    channels = torch.ones(Z_IMAGE.latent_channels)
     assert torch.allclose(latents.std(dim=(0, 2, 3)), channels, atol=0.2)
     assert torch.allclose(latents.mean(dim=(0, 2, 3)), 0 * channels, atol=0.2)
 

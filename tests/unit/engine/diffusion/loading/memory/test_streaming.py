@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 from diffusers.hooks.group_offloading import ModuleGroup
+from engine.graph.families import Family
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.families.encoders import load_texts
 from engine.diffusion.families.loading import load_diffusion_model
-from engine.diffusion.families.table import FAMILIES
+from engine.diffusion.families.lookup import transformer_family
+from engine.diffusion.loading.memory.streaming import Room, stream, streamed
 from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.streaming import Room, stream, streamed
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.errors import OutOfMemory
-from engine.graph.families import Family
 from engine.graph.models_folder import ModelsFolder
 from training.tiny_transformers import Z_IMAGE, write_z_image
 
@@ -111,7 +111,9 @@ def velocity(network: Any) -> Tensor:
     x = torch.randn(2, 16, 8, 8, generator=generator)
     texts = [torch.randn(1, 5 * at, Z_IMAGE["cap_feat_dim"], generator=generator) for at in (1, 2)]
     conditions = [Condition(each) for each in texts]
-    return FAMILIES[Family.Z_IMAGE].velocity(network, x, torch.tensor([0.9, 0.2]), conditions)
+    return transformer_family(Family.Z_IMAGE).velocity(
+        network, x, torch.tensor([0.9, 0.2]), conditions
+    )
 
 
 def states(texts: Any) -> Tensor:
