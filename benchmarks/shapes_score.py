@@ -20,10 +20,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from engine.graph.families import TRANSFORMERS, checkpoint_family
 from numpy.typing import NDArray
 
 from benchmarks.harness.report import console, print_hardware, print_table
+from engine.families.family import Family
+from engine.families.recognition import checkpoint_family
 from engine.graph.names import SAMPLERS, SCHEDULERS
 from engine.graph.safetensors_header import read_header
 from engine.webui.sampler_names import follows_timesteps
@@ -73,7 +74,7 @@ def main() -> None:
     )
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     args = parser.parse_args()
-    is_flow = checkpoint_family(read_header(args.checkpoint)) in TRANSFORMERS
+    is_flow = checkpoint_family(read_header(args.checkpoint)) is Family.Z_IMAGE
     print_hardware()
     tasks = {name: _task(counts, args.prompts) for name, counts in CLASSES.items()}
     _report_judge(tasks)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers.hooks.group_offloading import ModuleGroup
-from engine.graph.families import Family
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
@@ -25,6 +24,7 @@ from engine.diffusion.loading.merging import sharing_copy
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.errors import OutOfMemory
+from engine.families.family import Family
 from engine.graph.models_folder import ModelsFolder
 from training.tiny_transformers import Z_IMAGE, write_z_image
 
