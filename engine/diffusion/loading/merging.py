@@ -119,11 +119,11 @@ def sharing_copy(module: M) -> M:
     shared: dict[int, Any] = {id(each): each for each in module.parameters()}
     shared |= {id(each): each for each in module.buffers()}
     device = end_streaming(module)
-    copied: Any = copy.deepcopy(module, shared)
-    found: Any = module
+    copied = copy.deepcopy(module, shared)
     if device is None:
-        # They share weights, so that streaming one of them would take those of the other.
-        found.is_streamable = copied.is_streamable = False
+        both: tuple[Any, Any] = module, copied
+        for each in both:
+            each.is_streamable = False  # to stream one would take the weights of the other
     else:
         stream(module, device)
     if isinstance(copied, TextEncoder | LanguageModel):
