@@ -16,7 +16,6 @@ from torch import Tensor
 from engine.diffusion.families.transformer import FLUX_LATENT
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.families.family import Family
 from engine.families.z_image import Z_IMAGE
 from engine.graph.models_folder import ModelsFolder
 from training.flow.export import export
@@ -90,7 +89,7 @@ def test_the_engine_loads_what_was_exported_as_z_image(
     exported: Path, vae: AutoencoderKL, denoiser: Denoiser
 ) -> None:
     checkpoint = _loaded(exported)
-    assert checkpoint.model.family is Family.Z_IMAGE
+    assert checkpoint.model.family.traits is Z_IMAGE
     pairs = (
         (vae, checkpoint.vae.autoencoder),
         (denoiser.transformer, checkpoint.model.unet),
