@@ -258,6 +258,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     # All rows share the weights, so either each of them has such channels or none has.
     if extra := [row.concat_latent for row in rows if row.concat_latent is not None]:
         model_input = torch.cat([model_input, torch.cat(extra).to(dtype)], dim=1)
+    if told := getattr(model.unet, "drawn_rows", None):
+        told.tell([row.request.model.draws for row in rows], sizes, x)
     with _updated(model, rows, sizes):
         output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
     if watched := getattr(model.unet, "watched", None):

@@ -38,6 +38,8 @@ class Float:
     min: float
     max: float
     step: float = 0.01
+    takes_any: bool = False
+    """Whole numbers and truth values stay what they are, and may come by a link as well."""
     tooltip: str = ""
 
 
@@ -84,6 +86,8 @@ class InputFile:
     """The name of a file that comes with the job. `Context.input_file` returns its bytes."""
 
     kind: Literal["image", "latent"] = "image"
+    is_text: bool = False
+    """Editors ask for it as a text, for it is mostly sent in base64."""
     tooltip: str = ""
 
 
@@ -202,6 +206,8 @@ def type_name(declared: Input) -> str:
     match declared:
         case Int():
             return "INT"
+        case Float(takes_any=True):
+            return "FLOAT,INT,BOOLEAN"
         case Float():
             return "FLOAT"
         case String():

@@ -73,6 +73,9 @@ def _integer(given: GivenInput, declared: Int, limits: Limits) -> int:
 
 
 def _float(given: GivenInput, declared: Float) -> float:
+    if declared.takes_any and isinstance(given.value, int):
+        _require_range(given, given.value, least=declared.min, most=declared.max)
+        return given.value
     number = finite_number(given.value)
     if number is None:
         raise given.wrong_type()
