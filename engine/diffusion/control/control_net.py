@@ -64,8 +64,7 @@ def residuals(
     tokens: Tensor,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The residuals of the ControlNets of a UNet call, and the features of its T2I adapters, as
-    arguments for the UNet.
+    """What ControlNets and T2I adapters add in a UNet call, as arguments for the UNet.
 
     `controls` are those that apply to each row, and `sizes` are the numbers of latents in each row.
     The others are the arguments of the UNet: latents, timesteps, texts and `inputs`, which has the
@@ -76,14 +75,14 @@ def residuals(
     extra: Mapping[str, Tensor] = inputs.get("added_cond_kwargs", {})
     rows = torch.arange(len(x), device=x.device).split(list(sizes))
     sums: list[Tensor] = []
-    features: list[Tensor] = []
+    inside: list[Tensor] = []
     for network, those in _by_network(controls, rows).items():
         at = torch.cat([places for _, places in those])
         dtype = next(network.parameters()).dtype
         hints = torch.cat([control.hint_for(x[places]) for control, places in those]).to(dtype)
         scattered = partial(_scattered, strengths=_strengths(those), at=at, like=x)
         if isinstance(network, T2IAdapter):
-            features = _added(features, map(scattered, _features(network, hints)))
+            inside = _added(inside, map(scattered, _features(network, hints)))
             continue
         _require_same_text(network, tokens)
         found = network(
@@ -95,13 +94,13 @@ def residuals(
             return_dict=False,
         )
         sums = _added(sums, map(scattered, (*found[0], found[1])))
-    return _arguments(sums, features)
+    return _arguments(sums, inside)
 
 
-def _arguments(sums: list[Tensor], features: list[Tensor]) -> dict[str, Any]:
+def _arguments(sums: list[Tensor], inside: list[Tensor]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if features:
-        found["down_intrablock_additional_residuals"] = features
+    if inside:
+        found["down_intrablock_additional_residuals"] = inside
     if sums:
         *down, middle = sums
         found |= {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}

@@ -31,7 +31,7 @@ TINY = {
         "vae": "tiny-ae.safetensors",
     },
     "flux": {
-        "checkpoints": "whole-flux.safetensors",
+        "checkpoints": "whole.safetensors",  # a Z-Image: no tiny Flux is one file
         "diffusion_models": "tiny-flux-dev.safetensors",
         "clip_name1": "tiny-clip-l.safetensors",
         "clip_name2": "tiny-t5xxl.safetensors",

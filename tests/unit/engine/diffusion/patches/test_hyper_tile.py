@@ -32,7 +32,9 @@ def unet() -> Any:
 
 
 def tiled(unet: Any, **changes: Any) -> Any:
-    settings = HyperTile(**({"tile_size": 32, "swap_size": 1, "max_depth": 0, "scale_depth": False} | changes))
+    settings = HyperTile(
+        **({"tile_size": 32, "swap_size": 1, "max_depth": 0, "scale_depth": False} | changes)
+    )
     return variant_of(unet, settings, settings.patch)
 
 
