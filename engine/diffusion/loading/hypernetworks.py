@@ -99,11 +99,11 @@ class _Form:
                     f"{self.name}: a layer for the width {width} is {tuple(weight.shape)}, and the "
                     f"one before it gives {given}"
                 )
-            given = len(weight)
+            taken, given = given, len(weight)
             if weight.ndim == 1:
                 layers.append(_with(nn.LayerNorm(given, device="meta"), weight, bias))
                 continue
-            layers.append(_with(nn.Linear(*weight.shape[::-1], device="meta"), weight, bias))
+            layers.append(_with(nn.Linear(taken, given, device="meta"), weight, bias))
             if self.activation and (at != last or self.activates_output):
                 layers.append(self.activation())
         if given != width:

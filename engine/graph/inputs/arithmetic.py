@@ -24,7 +24,9 @@ def evaluated(expression: str, numbers: Mapping[str, Number]) -> Number:
     if len(expression) > _MOST_CHARS:
         raise EngineError(f"the expression has more than {_MOST_CHARS} characters")
     try:
-        found = _value(ast.parse(expression.strip(), mode="eval").body, numbers)
+        found: Number | tuple[Number, ...] = _value(
+            ast.parse(expression.strip(), mode="eval").body, numbers
+        )
         if isinstance(found, tuple) or not math.isfinite(found):
             raise EngineError("the expression makes no finite number")
     except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.graph.catalogue import Catalogue
-from engine.graph.declarations import InputFile, Int, Link, NodeType
+from engine.graph.declarations import Input, InputFile, Int, Link, NodeType
 
 Prompt = dict[str, Any]
 _MUTED, _BYPASSED = 2, 4
@@ -119,6 +119,16 @@ def _named(values: Sequence[Any], declared: NodeType | None) -> Iterator[tuple[s
         if isinstance(each, Link) or not rest:
             continue
         yield name, rest.pop(0)
-        skipped = _AFTER_SEEDS if isinstance(each, Int) else _AFTER_FILES
-        if rest and isinstance(each, Int | InputFile) and rest[0] in skipped:
+        if rest and _is_extra(rest[0], after=each):
             rest.pop(0)
+
+
+def _is_extra(value: object, *, after: Input) -> bool:
+    """Whether it belongs to a widget that is no input: what becomes of a seed, or an upload."""
+    match after:
+        case Int():  # old workflows have a truth value
+            return isinstance(value, bool) or value in _AFTER_SEEDS
+        case InputFile():
+            return value in _AFTER_FILES
+        case _:
+            return False

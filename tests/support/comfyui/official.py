@@ -7,12 +7,13 @@ SD1, SD2 and SDXL, whose licence lets anyone copy them. Templates come with a pa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from engine.graph.catalogue import Catalogue
-from engine.graph.declarations import Choice
+from engine.graph.declarations import Choice, Input, Link
 from engine.graph.models_folder import HYPERNETWORKS, ModelsFolder
 from engine.nodes import NODE_TYPES
 from tests.support.comfyui.editor_graphs import prompt_of
@@ -22,25 +23,35 @@ _EXAMPLES = Path(__file__).parents[2] / "golden" / "comfyui_examples.json"
 
 
 def examples() -> dict[str, Graph]:
-    """The graphs by the places of their pictures, anew each time.
-
-    Some are older than inputs that their nodes have today. These have their defaults, as they get
-    them on ComfyUI's page.
-    """
+    """The graphs by the places of their pictures, anew each time."""
     found: dict[str, Graph] = json.loads(_EXAMPLES.read_text())
-    declared = {each.class_type: each for each in NODE_TYPES}
-    for node in (node for graph in found.values() for node in graph.values()):
-        if node["class_type"] in declared:
-            missing = declared[node["class_type"]].inputs.items()
-            defaults = {name: each.default for name, each in missing if hasattr(each, "default")}
-            node["inputs"] = defaults | node["inputs"]
-    return found
+    return {name: with_defaults(graph) for name, graph in found.items()}
 
 
 def template(name: str, catalogue: Catalogue) -> Graph:
     """The prompt of a template of the package `comfyui-workflow-templates-json`."""
     place = files("comfyui_workflow_templates_json") / "templates" / f"{name}.json"
-    return prompt_of(json.loads(place.read_text()), catalogue)
+    return with_defaults(prompt_of(json.loads(place.read_text()), catalogue))
+
+
+def with_defaults(graph: Graph) -> Graph:
+    """The graph, whose nodes have what they lack: some are older than inputs of today.
+
+    On ComfyUI's page they get the defaults too.
+    """
+    declared = {each.class_type: each for each in NODE_TYPES}
+    for node in graph.values():
+        if node["class_type"] in declared:
+            inputs = declared[node["class_type"]].inputs.items()
+            defaults = {name: _default(each) for name, each in inputs if not isinstance(each, Link)}
+            node["inputs"] = defaults | node["inputs"]
+    return graph
+
+
+def _default(declared: Input) -> Any:
+    if isinstance(declared, Choice):
+        return next(iter(declared.values), "first.safetensors")
+    return getattr(declared, "default", None)
 
 
 def with_models(graph: Graph, root: Path) -> Catalogue:
@@ -59,7 +70,7 @@ def with_models(graph: Graph, root: Path) -> Catalogue:
     return catalogue
 
 
-def renamed(graph: Graph, catalogue: Catalogue, names: dict[str, str]) -> Graph:
+def renamed(graph: Graph, catalogue: Catalogue, names: Mapping[str, str]) -> Graph:
     """The graph, changed to name these models by folder, and small and short: one step of 64 x 64.
 
     A name may be that of the input instead of the folder.
