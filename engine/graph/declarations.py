@@ -38,9 +38,12 @@ class Float:
     min: float
     max: float
     step: float = 0.01
-    takes_any: bool = False
-    """Whole numbers and truth values stay what they are, and may come by a link as well."""
     tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyNumber(Float):
+    """The same, where whole numbers and truth values stay what they are, by links too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ def type_name(declared: Input) -> str:
     match declared:
         case Int():
             return "INT"
-        case Float(takes_any=True):
+        case AnyNumber():
             return "FLOAT,INT,BOOLEAN"
         case Float():
             return "FLOAT"

@@ -6,7 +6,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.graph.declarations import Float, String, node
+from engine.graph.declarations import AnyNumber, String, node
 from engine.graph.inputs.arithmetic import Number, evaluated
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ _VALUES = "values."
         ),
     },
     optional={
-        f"{_VALUES}{letter}": Float(0.0, min=-_MOST, max=_MOST, takes_any=True)
-        for letter in ascii_lowercase
+        f"{_VALUES}{letter}": AnyNumber(0.0, min=-_MOST, max=_MOST) for letter in ascii_lowercase
     },
     outputs=("FLOAT", "INT", "BOOLEAN"),
     output_names=("FLOAT", "INT", "BOOL"),

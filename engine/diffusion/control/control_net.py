@@ -107,9 +107,9 @@ def _arguments(sums: list[Tensor], inside: list[Tensor]) -> dict[str, Any]:
     return found
 
 
-def _features(network: T2IAdapter, hints: Tensor) -> list[Tensor]:
+def _features(network: Any, hints: Tensor) -> list[Tensor]:
     """Those of each level of the UNet. Some adapters take pictures without colours."""
-    if network.config["in_channels"] == 1:
+    if network.config.in_channels == 1:
         hints = hints.mean(1, keepdim=True)
     found: list[Tensor] = network(hints)
     return found

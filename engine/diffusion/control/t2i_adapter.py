@@ -64,9 +64,9 @@ def _channels(shapes: Mapping[str, tuple[int, ...]], *, is_light: bool) -> list[
         level = in_file // _RESNETS[False] if is_original else in_file
         if name.endswith("out_conv.weight" if is_light else "block1.weight"):
             widths[level] = shape[0]
-    found = [widths[level] for level in sorted(widths)]
+    channels = [widths[level] for level in sorted(widths)]
     # The last level of a light adapter is as wide as the one before it, which diffusers knows.
-    return found[:-1] if is_light else found
+    return channels[:-1] if is_light else channels
 
 
 def _key_map(names: Collection[str], keys: Collection[str], *, is_light: bool) -> KeyMap:

@@ -6,7 +6,7 @@ a small layer. The UNet of Stable Diffusion has 32 of them.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class ContextChange(Protocol):
 class PlainAttention(nn.Module):
     """Takes the place of a layer that projects and attends, and shares its parameters."""
 
-    def __init__(self, layer: Attention | PlainAttention) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.heads = layer.heads
         self.changes: tuple[ContextChange, ...] = getattr(layer, "changes", ())

@@ -97,7 +97,7 @@ class TiledAttention(SelfAttentionLayer):
             query = _cut(query, sides, counts)
             parts = math.prod(counts)
             key, value = (each.unflatten(1, (parts, -1)).flatten(0, 1) for each in (key, value))
-            found[at] = _joined(self.attended(query, key, value), sides, counts)
+            found[at] = _joined(self.compared(query, key, value), sides, counts)
         return self.output(found)
 
 

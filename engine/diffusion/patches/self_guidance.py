@@ -39,7 +39,7 @@ class SelfAttentionLayer(PlainAttention):
         keys, values = self.sources(hidden_states)
         return self.to_q(hidden_states), self.to_k(keys), self.to_v(values)
 
-    def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def compared(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(batch, places, width), where each head attends by its part of the width."""
         parts = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)

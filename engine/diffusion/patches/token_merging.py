@@ -53,7 +53,7 @@ class MergingAttention(SelfAttentionLayer):
         ]
         query, key, value = self.projections(hidden_states)
         query = torch.cat([match.merged(query[rows]) for rows, match in matches])
-        found = self.output(self.attended(query, key, value))
+        found = self.output(self.compared(query, key, value))
         return torch.cat([match.unmerged(found[rows]) for rows, match in matches])
 
     def _drawn(self, down: int, across: int) -> list[tuple[slice, Tensor]]:

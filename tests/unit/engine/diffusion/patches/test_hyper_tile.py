@@ -71,7 +71,7 @@ def test_each_query_sees_the_part_of_the_keys_that_its_tile_is(unet: Any) -> Non
     for tile in range(4):
         rows, columns = (slice(4 * side, 4 * side + 4) for side in divmod(tile, 2))
         part = slice(16 * tile, 16 * tile + 16)
-        own = layer.attended(picture[rows, columns].reshape(1, 16, 8), key[:, part], value[:, part])
+        own = layer.compared(picture[rows, columns].reshape(1, 16, 8), key[:, part], value[:, part])
         found[rows, columns] = own.view(4, 4, 8)
     assert torch.allclose(layer(hidden), layer.output(found.view(1, 64, 8)), atol=1e-6)
 
