@@ -13,8 +13,8 @@ from diffusers import AutoencoderKL, T2IAdapter
 from safetensors.torch import save_file
 
 from engine.diffusion.images.upscale_networks import Compact
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
-from engine.graph.families import Family
 from engine.graph.models_folder import ModelsFolder
 from tests.support.comfyui.official import examples, renamed
 from tests.support.engine.control_nets import tiny_control_net

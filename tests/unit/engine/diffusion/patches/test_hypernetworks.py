@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from engine.diffusion.families.lookup import model_family
 from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.loading.hypernetworks import Hypernetwork, read_hypernetwork
 from engine.diffusion.model import Model
 from engine.diffusion.patches.hypernetworks import with_hypernetwork
 from engine.errors import CheckpointUnavailable, EngineError
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from tests.support.engine.latents import all_latents_and_images
@@ -24,6 +26,7 @@ from tests.support.engine.tiny_unet import answer_of, tiny_unet
 from tests.support.engine.workflows import node, text_to_image
 
 CPU = torch.device("cpu")
+SD1 = model_family(Family.SD1)
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +115,7 @@ def test_a_damaged_file_and_one_with_code_are_refused(
 def test_keys_and_values_get_what_the_networks_make_of_them(tmp_path: Path) -> None:
     network = read(tmp_path, {16: [weights(16, 32, 16), weights(16, 16)]})
     unet = use_plain_attention(tiny_unet())
-    changed = with_hypernetwork(Model(unet, 1.0), network, 0.5).unet
+    changed = with_hypernetwork(Model(unet, SD1, 1.0), network, 0.5).unet
     name = "mid_block.attentions.0.transformer_blocks.0.attn2"
     layer, hidden, texts = changed.get_submodule(name), torch.randn(1, 5, 32), torch.randn(1, 7, 16)
     keys, values = (texts + 0.5 * each(texts) for each in network.by_width[16])
@@ -126,7 +129,7 @@ def test_keys_and_values_get_what_the_networks_make_of_them(tmp_path: Path) -> N
 
 def test_equal_ones_share_a_unet_and_none_changes_nothing(tmp_path: Path) -> None:
     network = read(tmp_path, {16: [weights(16, 16)] * 2})
-    model = Model(use_plain_attention(tiny_unet()), 1.0)
+    model = Model(use_plain_attention(tiny_unet()), SD1, 1.0)
     one, same, other = (with_hypernetwork(model, network, at) for at in (0.5, 0.5, 1.0))
     assert one.unet is same.unet
     assert one.unet is not other.unet
@@ -135,7 +138,7 @@ def test_equal_ones_share_a_unet_and_none_changes_nothing(tmp_path: Path) -> Non
 
 def test_one_for_another_model_is_refused(tmp_path: Path) -> None:
     network = read(tmp_path, {768: [weights(768, 768)] * 2})
-    model = Model(use_plain_attention(tiny_unet()), 1.0)
+    model = Model(use_plain_attention(tiny_unet()), SD1, 1.0)
     with pytest.raises(EngineError, match=r"changes what is 768 wide, .* are 16 wide"):
         with_hypernetwork(model, network, 1.0)
 
