@@ -238,6 +238,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
         [row.in_call(model.levels) for row in rows],
         length,
     )
+    if told := getattr(model.unet, "drawn_rows", None):
+        told.tell([row.request.model.draws for row in rows], sizes, x)
     output = model.family.output(model.unet, call).float()
     if watched := getattr(model.unet, "watched", None):
         attended = model.unet.get_submodule(watched).attended

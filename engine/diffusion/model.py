@@ -13,8 +13,11 @@ from engine.diffusion.conditioning.condition import Conditioning
 from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.families.family import ModelFamily
 from engine.diffusion.families.flow_levels import flow_levels
+from engine.diffusion.patches.call_draws import CallDraws
 from engine.diffusion.patches.deep_shrink import DeepShrink
+from engine.diffusion.patches.hyper_tile import HyperTile
 from engine.diffusion.patches.self_guidance import SelfAttention
+from engine.diffusion.patches.token_merging import TokenMerging
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.errors import EngineError
 
@@ -56,6 +59,10 @@ class Model:
     third: Third | None = None
     """What guides beside both conditionings of a sampler."""
     shrink: DeepShrink | None = None
+    fewer: HyperTile | TokenMerging | None = None
+    """How self-attention does less."""
+    draws: CallDraws | None = None
+    """What that draws in the next call."""
     perturbed_attention: float = 0.0
     """The scale of perturbed-attention guidance."""
     perturbed_unet: Any = None

@@ -5,10 +5,12 @@ To add a node, declare it with `@node` in one of the modules. A new module is li
 
 from engine.graph.declarations import gather_nodes
 from engine.nodes import (
+    attention_patches,
     conditioning,
     control,
     families,
     loaders,
+    maths,
     merging,
     model_patches,
     text,
@@ -21,6 +23,7 @@ from engine.nodes.images import (
     image,
     mask,
     mask_operations,
+    sent_images,
     transforms,
     upscale_model,
 )
@@ -37,6 +40,7 @@ NODE_TYPES = gather_nodes(
     conditioning,
     control,
     model_patches,
+    attention_patches,
     merging,
     sampling,
     custom_sampling,
@@ -54,8 +58,10 @@ NODE_TYPES = gather_nodes(
     compositing,
     filters,
     files,
+    sent_images,
     upscale_model,
     values,
+    maths,
     webui_text,
     sampler,
     hires,
