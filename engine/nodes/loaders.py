@@ -77,11 +77,11 @@ def lora_loader(
     context: Context,
     *,
     model: Model,
-    clip: Clip,
+    clip: Clip | FamilyTexts,
     lora_name: str,
     strength_model: float,
     strength_clip: float,
-) -> Work[tuple[Model, Clip | None]]:
+) -> Work[tuple[Model, Clip | FamilyTexts | None]]:
     """Changes a model and its text encoder by a LoRA."""
     return (
         yield from context.lora(

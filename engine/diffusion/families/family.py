@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.control.control_net import Control
+from engine.diffusion.loading.changes.layers import Known
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.families.family import Traits
 
@@ -81,6 +82,10 @@ class ModelFamily(ABC):
     @abstractmethod
     def require_own(self, network: Any, condition: Condition) -> None:
         """Raises EngineError for a text, or something with it, that is for other models."""
+
+    @abstractmethod
+    def layers(self, network: Any) -> Known:
+        """The layers of the network by their names in files of LoRAs."""
 
     def with_size_conditioning(
         self,

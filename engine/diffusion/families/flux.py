@@ -116,6 +116,11 @@ class Flux(TransformerFamily):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
 
+    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:
+        joined = ((3 + _MLP_RATIO) * network.inner_dim,)
+        blocks = range(len(network.single_transformer_blocks))
+        return self.key_map(names, {f"single_blocks.{at}.linear1.weight": joined for at in blocks})
+
     def levels(self, network: Any) -> FlowLevels:
         if network.config.guidance_embeds:
             return flow_levels(math.exp(_DEV_MU), LEVELS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
@@ -30,6 +32,14 @@ class FluxTexts(FamilyTexts):
     encoder: T5
     tokenizer: Tokenizer
     cache: EncodingCache
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return (*self.clip.networks, self.encoder)
+
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        *clip, encoder = networks
+        return replace(self, clip=self.clip.with_networks(clip), encoder=encoder)
 
     def encode(self, text: str) -> Work[Conditioning]:
         return self.encode_pair(text, text)

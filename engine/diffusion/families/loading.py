@@ -20,6 +20,7 @@ from engine.diffusion.loading.modules import configuration_checked, read_module
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget
 from engine.diffusion.model import Model
+from engine.diffusion.row_updates import use_row_updates
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.families.family import Family
 from engine.families.recognition import checkpoint_family, diffusion_model_family
@@ -69,6 +70,7 @@ def _read_network(
     target = LoadTarget(store.device, computing_dtype(store), rounded_to)
     component = part.component(config, family.key_map)
     network: Any = use_one_dnn(read_module(store, family.network, component, target))
+    use_row_updates(network)
     network.transformer_of = family.traits.title
     return network
 

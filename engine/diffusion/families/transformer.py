@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -14,7 +15,9 @@ from torch.nn import functional
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.families.family import Call, ModelFamily
 from engine.diffusion.families.flow_levels import FlowLevels
+from engine.diffusion.loading.changes.layers import Known, transformer_layers
 from engine.diffusion.loading.layout import KeyMap
+from engine.diffusion.row_updates import updated
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.text_encoders import EncodingCache
@@ -66,6 +69,20 @@ class TransformerFamily(ModelFamily):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         """The tensors of a file, without its prefix, for the network's weights."""
 
+    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:  # noqa: ARG002 - Flux's sizes
+        """The tensors that the first publisher's layout has for those weights of a network."""
+        return self.key_map(names, {})
+
+    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:  # noqa: ARG002 - of some
+        """The layers that get the tokens of all rows one after the other, and how many of each row.
+
+        All others get rows as the first axis.
+        """
+        return {}
+
+    def layers(self, network: Any) -> Known:
+        return transformer_layers(network, partial(self.file_keys, network))
+
     @abstractmethod
     def levels(self, network: Any) -> FlowLevels:
         """The noise levels that the network was trained on."""
@@ -84,7 +101,9 @@ class TransformerFamily(ModelFamily):
         """
 
     def output(self, network: Any, call: Call) -> Tensor:
-        return self.velocity(network, call.x, call.times, call.conditions)
+        adapters = [each.adapters for each in call.parts]
+        with updated(network, adapters, call.counts, self.joined_tokens(call)):
+            return self.velocity(network, call.x, call.times, call.conditions)
 
     def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:  # noqa: ARG002 - each row has its sigma
         return max(0, tokens - 1).bit_length() if tokens > _SHORT_TOKENS else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +13,9 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.control.control_net import residuals
 from engine.diffusion.cross_attention_cache import CrossAttentionCache, join_texts
 from engine.diffusion.families.family import Call, ModelFamily
+from engine.diffusion.loading.changes.layers import Known, unet_layers
 from engine.diffusion.loading.weights import Weights
-from engine.diffusion.row_updates import RowUpdates
+from engine.diffusion.row_updates import updated
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.text.text_encoders import TextEncoderSpec
 from engine.errors import EngineError
@@ -56,7 +56,8 @@ class UNetFamily(ModelFamily):
         # All rows share the weights, so either each of them has such channels or none has.
         if extra := [each.concat_latent for each in call.parts if each.concat_latent is not None]:
             x = torch.cat([x, torch.cat(extra).to(dtype)], dim=1)
-        with _updated(network, call):
+        adapters = [each.adapters for each in call.parts]
+        with updated(network, adapters, call.counts):
             found: Tensor = network(x, call.times, tokens, return_dict=False, **inputs)[0]
         return found
 
@@ -79,6 +80,9 @@ class UNetFamily(ModelFamily):
         """Whether the condition has all that the network takes."""
         return True
 
+    def layers(self, network: Any) -> Known:
+        return unet_layers(network)
+
     def inpaints(self, network: Any) -> bool:
         return bool(network.config.in_channels == _INPAINTING_CHANNELS)
 
@@ -95,11 +99,3 @@ def _joined_texts(network: Any, call: Call) -> Tensor:
         return join_texts(texts, call.counts, call.text_length)
     adapters = [each.adapters for each in call.parts]
     return cache.join_texts(texts, call.counts, call.text_length, adapters=adapters)
-
-
-def _updated(network: Any, call: Call) -> AbstractContextManager[None]:
-    """Inside, the UNet adds to each row what its adapters say."""
-    if not any(each.adapters for each in call.parts):
-        return nullcontext()
-    updates: RowUpdates = network.row_updates
-    return updates.of([each.adapters for each in call.parts], call.counts)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import ZImageTransformer2DModel
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from torch import Tensor, stack
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.families.family import Call
 from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
 from engine.diffusion.families.transformer import (
     Shapes,
@@ -66,6 +68,14 @@ class ZImage(TransformerFamily):
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
 
+    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:
+        height, width = call.x.shape[2:]
+        patches = _padded(-(-height // 2) * -(-width // 2))
+        return {
+            "all_x_embedder.2-1": [patches] * len(call.x),
+            "cap_embedder.1": [_padded(each.tokens.shape[1]) for each in call.conditions],
+        }
+
     def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - Flux has two kinds
         return flow_levels(_SHIFT)
 
@@ -89,6 +99,11 @@ class ZImage(TransformerFamily):
         found = network(list(planes), 1 - sigmas, texts, return_dict=False)[0]
         # The network's time runs from noise to picture, and so does what it predicts.
         return -stack(list(found))[:, :, 0, :height, :width]
+
+
+def _padded(tokens: int) -> int:
+    """How many there are once the network has padded them."""
+    return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
 
 def _stored(name: str, shapes: Shapes) -> StoredTensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from tokenizers import Tokenizer
+from torch import nn
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Condition, Conditioning
@@ -26,6 +29,14 @@ class ZImageTexts(FamilyTexts):
     encoder: Qwen3
     tokenizer: Tokenizer
     cache: EncodingCache
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return (self.encoder,)
+
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        (encoder,) = networks
+        return replace(self, encoder=encoder)
 
     def encode(self, text: str) -> Work[Conditioning]:
         ids = tuple(self.tokenizer.encode(_CHAT.format(text=text), add_special_tokens=False).ids)

@@ -62,3 +62,20 @@ def start(flow_engine: Engine, transformers_root: Path) -> Callable[..., Watched
         return watched
 
     return start
+
+
+@pytest.fixture(scope="module")
+def root(
+    z_image: dict[str, Any],
+    flux: dict[str, Any],
+    transformers_root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The tiny models, and a folder for LoRAs and for networks with them."""
+    root = tmp_path_factory.mktemp("transformer-loras")
+    for folder in transformers_root.iterdir():
+        (root / folder.name).mkdir()
+        for file in folder.iterdir():
+            (root / folder.name / file.name).symlink_to(file)
+    (root / "loras").mkdir()
+    return root
