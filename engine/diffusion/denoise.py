@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import ClassVar, Self
@@ -24,8 +23,9 @@ from engine.diffusion.cross_attention_cache import CrossAttentionCache, join_tex
 from engine.diffusion.families.transformer import TransformerFamily
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
-from engine.diffusion.row_updates import RowUpdates
+from engine.diffusion.row_updates import updated
 from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.vision.row_prompts import PlacedPrompt, placed_prompts, prompted
 from engine.stages import Stage
 
 _MAX_REPEATS = 4
@@ -203,6 +203,12 @@ class _Row:
         sigma = self.request.level
         return [each for each in self.condition.controls if each.applies_at(sigma, levels)]
 
+    def prompts(self, levels: NoiseLevels) -> list[PlacedPrompt]:
+        """The image prompts that apply at its sigma."""
+        sigma, own = self.request.level, self.request.model.image_prompts
+        applying = [each for each in own if each.applies_at(sigma, levels)]
+        return placed_prompts(applying, self.placed, self.request.x)
+
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
     """x0 of each row, in as few UNet calls as the sizes and the lengths of the texts allow."""
@@ -258,7 +264,9 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     # All rows share the weights, so either each of them has such channels or none has.
     if extra := [row.concat_latent for row in rows if row.concat_latent is not None]:
         model_input = torch.cat([model_input, torch.cat(extra).to(dtype)], dim=1)
-    with _updated(model, rows, sizes):
+    prompts = [row.prompts(model.levels) for row in rows]
+    adapters = [row.adapters for row in rows]
+    with updated(model.unet, adapters, sizes), prompted(model.unet, prompts, sizes):
         output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
     if watched := getattr(model.unet, "watched", None):
         attended = model.unet.get_submodule(watched).attended
@@ -284,13 +292,3 @@ def _joined_texts(model: Model, rows: Sequence[_Row], sizes: Sequence[int], leng
     if cache is None:
         return join_texts(texts, sizes, length)
     return cache.join_texts(texts, sizes, length, adapters=[row.adapters for row in rows])
-
-
-def _updated(
-    model: Model, rows: Sequence[_Row], sizes: Sequence[int]
-) -> AbstractContextManager[None]:
-    """Inside, the UNet adds to each row what its adapters say."""
-    if not any(row.adapters for row in rows):
-        return nullcontext()
-    updates: RowUpdates = model.unet.row_updates
-    return updates.of([row.adapters for row in rows], sizes)

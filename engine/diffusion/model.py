@@ -18,6 +18,8 @@ from engine.diffusion.images.latents import CHANNELS
 from engine.diffusion.patches.deep_shrink import DeepShrink
 from engine.diffusion.patches.self_guidance import SelfAttention
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
+from engine.diffusion.vision.attended import ImagePrompt
+from engine.diffusion.vision.unclip import class_labels
 from engine.errors import EngineError
 from engine.graph.families import Family
 
@@ -76,6 +78,8 @@ class Model:
     """The family of a network that is no UNet."""
     soft_mask: float | None = None
     """How far the greys of a mask say in which steps a place is sampled: see `MaskSteps`."""
+    image_prompts: tuple[ImagePrompt, ...] = ()
+    """What its rows of a call attend to beside their texts."""
 
     @property
     def device(self) -> torch.device:
@@ -168,15 +172,17 @@ class Model:
         return x * _SIGMA_DATA**2 / spread + x0 * time / spread.sqrt()
 
     def with_size_conditioning(
-        self, conditioning: Conditioning, latent: Tensor, *, negative: bool
+        self, conditioning: Conditioning, latent: Tensor, *, negative: bool, seed: int
     ) -> Conditioning:
         """The conditioning with the size of `latent` (batch, 4, h, w), not cropped, as the size
-        conditioning of those texts that have none. Other models than SDXL's take none.
+        conditioning of those texts that have none. Other models than SDXL's take none. What is made
+        of its images gets the noise of `seed`.
 
         Raises EngineError for a text that was encoded for another model.
         """
         for each in conditioning:
             self._require_own(each)
+        conditioning = tuple(self._labelled(each, seed) for each in conditioning)
         if not self._has_size_conditioning:
             return conditioning
         height, width = (float(side * _PIXELS_PER_LATENT) for side in latent.shape[2:])
@@ -200,6 +206,33 @@ class Model:
             return given or whole
         return (*given[:4], *(whole[4:] if self.family is Family.SDXL_REFINER else given[:2]))
 
+    def _labelled(self, condition: Condition, seed: int) -> Condition:
+        """With what a model of unCLIP is told of its images; others ignore them. To SDXL they are
+        told in the place of the whole text.
+        """
+        own = self._label_width
+        pooled = condition.pooled if self.family is Family.SDXL else None
+        if not condition.unclip or (own is None and pooled is None):
+            return condition
+        labels = class_labels(condition.unclip, seed)
+        width, takes = labels.shape[1], own or 2 * (0 if pooled is None else pooled.shape[1])
+        if width != takes:
+            raise EngineError(
+                f"the image was encoded by another CLIP vision model than this checkpoint's: it is "
+                f"{width // 2} wide, and this model takes {takes // 2}"
+            )
+        if own is None:
+            return replace(condition, pooled=labels[:, : width // 2])
+        return replace(condition, class_labels=labels)
+
+    @property
+    def _label_width(self) -> int | None:
+        """The width of what a UNet of unCLIP is told of images; None for another network."""
+        if self.transformer is not None or self.unet.config.class_embed_type != "projection":
+            return None
+        width: int = self.unet.config.projection_class_embeddings_input_dim
+        return width
+
     @property
     def _has_size_conditioning(self) -> bool:
         return self.family in {Family.SDXL, Family.SDXL_REFINER}
@@ -216,10 +249,16 @@ class Model:
             )
 
     def unet_inputs(self, conditions: Sequence[Condition], sizes: Sequence[int]) -> dict[str, Any]:
-        """What SDXL's UNet takes besides latents, times and tokens; `sizes`: rows per condition.
+        """What the UNet takes besides latents, times and tokens; `sizes`: rows per condition.
 
-        Podell et al. 2023 (arXiv:2307.01952), section 2.2.
+        For SDXL see Podell et al. 2023 (arXiv:2307.01952), section 2.2.
         """
+        if width := self._label_width:
+            none = torch.zeros(1, width)
+            labels = [none if c.class_labels is None else c.class_labels for c in conditions]
+            rows_of = zip(labels, sizes, strict=True)
+            joined = torch.cat([each.expand(rows, -1) for each, rows in rows_of])
+            return {"class_labels": joined.to(self.device, self.dtype)}
         if not self._has_size_conditioning:
             return {}
         pooled, time_ids = [], []

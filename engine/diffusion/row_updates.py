@@ -9,7 +9,7 @@ of the layer, then a 1 x 1 convolution.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -113,6 +113,16 @@ class RowUpdates:
         finally:
             for updates in self._by_layer.values():
                 updates.clear()
+
+
+def updated(
+    unet: Any, adapters: Sequence[Adapters], sizes: Sequence[int]
+) -> AbstractContextManager[None]:
+    """Inside, the UNet adds to each row what its adapters say; see `RowUpdates.of`."""
+    if not any(adapters):
+        return nullcontext()
+    updates: RowUpdates = unet.row_updates
+    return updates.of(adapters, sizes)
 
 
 def _row_slices(

@@ -186,16 +186,21 @@ class ModelShape:
     """How much a call of it is worth, where that of a UNet is 1."""
     filters: int = 0
     """So often what its layers pass on is filtered. Each one is a copy of all layers."""
+    held_bytes: int = 0
+    """The size of what it attends to beside texts."""
 
     @property
     def size_bytes(self) -> int:
-        return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES)
+        return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES + self.held_bytes)
+
+    def holding(self, size_bytes: int) -> ModelShape:
+        """The model with so many more bytes that belong to it."""
+        return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
 
     @property
     def costs_more(self) -> bool:
-        """Whether sampling with it does."""
-        has_more = self.more_calls > 0 or self.filters > 0 or self.weight != 1.0
-        return has_more or self.third is not None
+        """Whether sampling with it does, or what it holds."""
+        return self != ModelShape(is_merged=self.is_merged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +227,8 @@ class Scalar:
     """As far as it is known: the run holds it against the range of the input that it comes to."""
 
 
-Shape: TypeAlias = (
-    BatchShape
-    | ConditioningShape
-    | SigmasShape
-    | GuiderShape
-    | ModelShape
-    | Scalar
-    | str
-    | int
-    | None
-)
+_Sized: TypeAlias = BatchShape | ConditioningShape | SigmasShape | GuiderShape | ModelShape
+Shape: TypeAlias = _Sized | Scalar | str | int | None
 """What an output is. A sampler is its name, an upscale model its factor, another model None."""
 
 

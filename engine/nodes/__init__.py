@@ -13,6 +13,7 @@ from engine.nodes import (
     model_patches,
     text,
     values,
+    vision,
 )
 from engine.nodes.images import (
     compositing,
@@ -36,6 +37,7 @@ NODE_TYPES = gather_nodes(
     text,
     conditioning,
     control,
+    vision,
     model_patches,
     merging,
     sampling,

@@ -50,6 +50,7 @@ _V_PREDICTION_KEY = "v_pred"
 _ZERO_TERMINAL_SNR_KEY = "ztsnr"
 _LAST_NORM_BIAS = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 _LEAST_V_DEVIATION = 0.09
+_CLASS_EMBEDDING = f"{UNET}label_emb.0.0.weight"
 _DIFFUSERS_VAE_KEY = "decoder.mid_block.resnets.0.norm1.weight"
 _SINGLE_FILE_VAE_KEY = "decoder.mid.block_1.norm1.weight"
 _CLIP_H_LAYERS = 24
@@ -119,6 +120,7 @@ def _single_file(path: Path) -> CheckpointInfo:
     unet = read_json(configs / "unet" / "config.json")
     if channels := input_channels(header):
         unet["in_channels"] = channels
+    unet |= _class_embedding(family, weights)
     vae = read_json(configs / "vae" / "config.json")
     encoders = [
         _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)
@@ -135,6 +137,14 @@ def _single_file(path: Path) -> CheckpointInfo:
         vae=Component(vae, weights, lambda names: layout.vae(names, vae, VAE)),
         text_encoders=tuple(encoders),
     )
+
+
+def _class_embedding(family: Family, weights: Weights) -> dict[str, Any]:
+    """What the UNet's configuration says of the images that it takes, if it is one of unCLIP."""
+    if family is not Family.SD2 or _CLASS_EMBEDDING not in weights.shapes:
+        return {}
+    width = weights.shapes[_CLASS_EMBEDDING][-1]
+    return {"class_embed_type": "projection", "projection_class_embeddings_input_dim": width}
 
 
 def _config_name(family: Family, weights: Weights) -> str:
@@ -155,8 +165,10 @@ def _predicts_velocity(weights: Weights) -> bool:
     """Whether a Stable Diffusion 2 predicts v, which its keys and shapes do not say.
 
     One bias has a much larger standard deviation in the 768 px models, which were trained on v.
-    ComfyUI decides by the same bias.
+    ComfyUI decides by the same bias. Those of unCLIP are made of the 768 px models.
     """
+    if _CLASS_EMBEDDING in weights.shapes:
+        return True
     if _LAST_NORM_BIAS not in weights.shapes:
         return False
     with weights.opened() as read:
