@@ -14,8 +14,6 @@ from engine.graph.models_folder import CHECKPOINTS, CLIP_VISIONS
 from engine.nodes.loaders import load_part_estimate
 
 if TYPE_CHECKING:
-    from transformers import CLIPVisionModelWithProjection
-
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
     from engine.diffusion.text.encoding import Clip
     from engine.diffusion.text.family_texts import FamilyTexts
-    from engine.diffusion.vision.clip_vision import ClipVisionOutput
+    from engine.diffusion.vision.clip_vision import ClipVision, ClipVisionOutput
 
 _STATES, _WIDTH = 577, 1664
 """Those of the largest models: ViT-L/14 at 336 pixels, and ViT-bigG/14."""
@@ -63,9 +61,7 @@ def _unclip_estimate(inputs: Mapping[str, Any]) -> Estimate:
     display_name="Load CLIP Vision",
     estimate=load_part_estimate,
 )
-def clip_vision_loader(
-    context: Context, clip_name: str
-) -> Work[tuple[CLIPVisionModelWithProjection]]:
+def clip_vision_loader(context: Context, clip_name: str) -> Work[tuple[ClipVision]]:
     """Loads a model that looks at pictures: ViT-L/14, ViT-H/14 or ViT-bigG/14 of CLIP."""
     return ((yield from context.vision.load(clip_name)),)
 
@@ -85,7 +81,7 @@ def clip_vision_loader(
     estimate=_encode_estimate,
 )
 def clip_vision_encode(
-    context: Context, *, clip_vision: CLIPVisionModelWithProjection, image: Images, crop: str
+    context: Context, *, clip_vision: ClipVision, image: Images, crop: str
 ) -> Work[tuple[ClipVisionOutput]]:
     """Encodes pictures by a CLIP vision model."""
     crops = crop == "center"
@@ -134,7 +130,7 @@ def unclip_conditioning(
 )
 def unclip_checkpoint_loader(
     context: Context, ckpt_name: str
-) -> Work[tuple[Model, Clip | FamilyTexts, Vae, CLIPVisionModelWithProjection]]:
+) -> Work[tuple[Model, Clip | FamilyTexts, Vae, ClipVision]]:
     """Loads a checkpoint of unCLIP with its CLIP vision model."""
     checkpoint = yield from context.load(ckpt_name)
     network = yield from context.vision.load_from_checkpoint(ckpt_name)

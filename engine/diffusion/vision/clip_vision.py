@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from engine.batcher import Request, Work
 from engine.diffusion.images.latents import Images
 from engine.diffusion.out_of_memory import memory_checked
 
+ClipVision: TypeAlias = CLIPVisionModelWithProjection
+"""A vision model, as transformers has it."""
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 _MOST_RATIO = 8
@@ -46,7 +48,7 @@ class ClipVisionOutput:
 class EncodeVision(Request):
     """Encodes one image (1, height, width, 3) of any size."""
 
-    network: CLIPVisionModelWithProjection
+    network: ClipVision
     image: Images
     crop: bool
     goes_ahead: bool = False
@@ -72,9 +74,7 @@ class EncodeVision(Request):
         return [ClipVisionOutput(*each) for each in parts]
 
 
-def encoded(
-    network: CLIPVisionModelWithProjection, images: Images, *, crop: bool
-) -> Work[ClipVisionOutput]:
+def encoded(network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisionOutput]:
     """What the model makes of images, one after the other."""
     parts: list[ClipVisionOutput] = []
     for image in images.split(1):

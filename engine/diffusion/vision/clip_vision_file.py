@@ -1,7 +1,8 @@
-"""Files of CLIP's vision models: in transformers' layout, in open_clip's, or inside a checkpoint."""
+"""Files of CLIP's vision models: in transformers' layout, in open_clip's, or in a checkpoint."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _layout(weights: Weights) -> tuple[str, MapKeys]:
     for prefix in _OPEN_PREFIXES:
         layers = f"{prefix}{_OPEN_LAYERS}"
         if any(key.startswith(layers) for key in weights.shapes):
-            return layers, lambda names: layout.open_clip_vision(names, prefix)
+            return layers, partial(layout.open_clip_vision, prefix=prefix)
     raise CheckpointUnavailable(f"{weights.name} has no CLIP vision model")
 
 

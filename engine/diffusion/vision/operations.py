@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from transformers import CLIPVisionModelWithProjection
-
 from engine.batcher import Work
 from engine.diffusion.images.latents import Images
 from engine.diffusion.loading.store import Load, ModelStore
 from engine.diffusion.model import Model
 from engine.diffusion.vision.attended import CrossAttention, ImagePrompt
-from engine.diffusion.vision.clip_vision import ClipVisionOutput, encoded
+from engine.diffusion.vision.clip_vision import ClipVision, ClipVisionOutput, encoded
 from engine.diffusion.vision.clip_vision_file import load_clip_vision
 from engine.diffusion.vision.image_prompts import cross_attentions, with_image_prompt
 from engine.graph.models_folder import CHECKPOINTS, CLIP_VISIONS
@@ -21,17 +19,15 @@ class VisionOperations:
     def __init__(self, store: ModelStore) -> None:
         self._store = store
 
-    def load(self, name: str) -> Work[CLIPVisionModelWithProjection]:
+    def load(self, name: str) -> Work[ClipVision]:
         """The CLIP vision model of that name."""
         return self._load(CLIP_VISIONS, name)
 
-    def load_from_checkpoint(self, name: str) -> Work[CLIPVisionModelWithProjection]:
+    def load_from_checkpoint(self, name: str) -> Work[ClipVision]:
         """The CLIP vision model inside a checkpoint of unCLIP."""
         return self._load(CHECKPOINTS, name)
 
-    def encode(
-        self, network: CLIPVisionModelWithProjection, images: Images, *, crop: bool
-    ) -> Work[ClipVisionOutput]:
+    def encode(self, network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisionOutput]:
         """What the vision model makes of images: of their middle if `crop`, else of all of them,
         squeezed to a square.
         """
@@ -50,9 +46,9 @@ class VisionOperations:
         """
         return with_image_prompt(model, prompt)
 
-    def _load(self, kind: str, name: str) -> Work[CLIPVisionModelWithProjection]:
+    def _load(self, kind: str, name: str) -> Work[ClipVision]:
         store = self._store
-        network: CLIPVisionModelWithProjection = yield Load(
+        network: ClipVision = yield Load(
             ("clip_vision", kind, name), lambda: load_clip_vision(store, kind, name)
         )
         return network

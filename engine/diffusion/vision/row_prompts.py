@@ -72,7 +72,7 @@ class RowPrompts:
         """Inside, a call of the UNet attends to these. Equally many tokens are one attention."""
         try:
             for name, added in self._by_layer.items():
-                added += _added(name, rows, sizes)
+                added.extend(_added(name, rows, sizes))
             yield
         finally:
             for added in self._by_layer.values():

@@ -1,4 +1,4 @@
-"""Which files the presets of the unified loader mean, by the names under which they are published."""
+"""Which files the presets of the unified loader mean, by the names of published files."""
 
 from __future__ import annotations
 

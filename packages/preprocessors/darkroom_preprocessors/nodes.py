@@ -83,7 +83,8 @@ def _each(context: Context, image: Images, change: Change) -> Work[tuple[Images]
 
     made: list[Images] = []
     for one in image.split(1):
-        made.append((yield Preprocess(one, change, context.device)))
+        changed: Images = yield Preprocess(one, change, context.device)
+        made.append(changed)
     return (torch.cat(made),)
 
 

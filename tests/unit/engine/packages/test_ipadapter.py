@@ -255,7 +255,6 @@ def test_a_picture_follows_its_image_prompt_and_is_the_same_beside_others(
         drawing(RED, weight_type="weak input"),
         drawing(RED, weight_type="style transfer"),
         drawing(RED, embeds_scaling="K+mean(V) w/ C penalty"),
-        drawing(RED, end_at=0.2),
     ]
     together = service.pictures(*prompts)
     for place, one in enumerate(together):
@@ -266,8 +265,15 @@ def test_a_picture_follows_its_image_prompt_and_is_the_same_beside_others(
 
 
 def test_a_weight_of_0_is_no_adapter(service: Service) -> None:
-    none, zero = service.pictures(drawing(None), drawing(RED, weight=0.0))
-    assert np.array_equal(none, zero)
+    (plain,), (zero,) = map(service.pictures, (drawing(None), drawing(RED, weight=0.0)))
+    assert np.array_equal(plain, zero)
+
+
+def test_it_counts_in_its_steps_alone(service: Service) -> None:
+    prompts = drawing(None), drawing(RED, start_at=0.999), drawing(RED, end_at=0.2)
+    (plain,), (late,), (early,) = map(service.pictures, prompts)
+    assert np.array_equal(plain, late)
+    assert differ(plain, early)
 
 
 def test_a_mask_says_where_it_counts(service: Service) -> None:
