@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
+from scipy import ndimage  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
 from darkroom_preprocessors.planes import at_resolution, blurred, grey, median

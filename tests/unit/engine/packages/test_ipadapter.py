@@ -16,9 +16,7 @@ from torch import Tensor
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.placement import PlacedCondition
 from engine.diffusion.context import Context
-from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.vision.image_prompts import cross_attentions
 from engine.diffusion.vision.row_prompts import placed_prompts, prompted
 from engine.engine import Engine
 from engine.errors import GraphInvalid
@@ -32,12 +30,11 @@ from engine.reports import Errored
 from tests.support.engine.bodies import driven
 from tests.support.engine.control_nets import picture
 from tests.support.engine.extensions import ROOT, forget, install
-from tests.support.engine.vision import CONFIG, OPEN, VISION, write_config, write_vision
+from tests.support.engine.ip_adapters import PLAIN, PLUS, TEXT_WIDTH, write_adapters
+from tests.support.engine.vision import OPEN, VISION, write_config, write_vision
 from tests.support.engine.workflows import TINY, Watched, node, text_to_image
 from training import make_tiny
 
-PLAIN, PLUS = "ip-adapter_sd15.safetensors", "ip-adapter-plus_sd15.safetensors"
-TEXT_WIDTH, SEEN_WIDTH, PATCH_WIDTH = 64, CONFIG["projection_dim"], CONFIG["hidden_size"]
 RED, BLUE = 0xE02020, 0x2020E0
 
 
@@ -56,62 +53,8 @@ def root(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     (root / "checkpoints").symlink_to(tiny_root / "checkpoints")
     write_vision(root / CLIP_VISIONS)
-    (root / "ipadapter").mkdir()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        layers = layer_tensors(tiny_root)
-        save_file(plain_tensors() | layers, root / "ipadapter" / PLAIN)
-        save_file(plus_tensors() | layers, root / "ipadapter" / PLUS)
+    write_adapters(root / "ipadapter", tiny_root)
     return root
-
-
-def layer_tensors(tiny_root: Path) -> dict[str, Tensor]:
-    store = ModelStore(ModelsFolder(tiny_root), torch.device("cpu"), 2**30)
-    layers = cross_attentions(load_checkpoint(store, TINY).model.unet)
-    return {
-        f"ip_adapter.{2 * number + 1}.to_{which}_ip.weight": torch.randn(layer.width, TEXT_WIDTH)
-        * 0.3
-        for number, layer in enumerate(layers)
-        for which in "kv"
-    }
-
-
-def plain_tensors() -> dict[str, Tensor]:
-    return {
-        "image_proj.proj.weight": torch.randn(4 * TEXT_WIDTH, SEEN_WIDTH),
-        "image_proj.proj.bias": torch.randn(4 * TEXT_WIDTH),
-        "image_proj.norm.weight": torch.ones(TEXT_WIDTH),
-        "image_proj.norm.bias": torch.zeros(TEXT_WIDTH),
-    }
-
-
-def plus_tensors(width: int = 32, heads: int = 2) -> dict[str, Tensor]:
-    inner = 64 * heads
-    sizes = {
-        "latents": (1, 16, width),
-        "proj_in.weight": (width, PATCH_WIDTH),
-        "proj_in.bias": (width,),
-        "proj_out.weight": (TEXT_WIDTH, width),
-        "proj_out.bias": (TEXT_WIDTH,),
-        "norm_out.weight": (TEXT_WIDTH,),
-        "norm_out.bias": (TEXT_WIDTH,),
-    }
-    for number in range(4):
-        layer = f"layers.{number}"
-        sizes |= {
-            f"{layer}.0.{norm}.{part}": (width,)
-            for norm in ("norm1", "norm2")
-            for part in ("weight", "bias")
-        }
-        sizes |= {f"{layer}.1.0.{part}": (width,) for part in ("weight", "bias")}
-        sizes |= {
-            f"{layer}.0.to_q.weight": (inner, width),
-            f"{layer}.0.to_kv.weight": (2 * inner, width),
-            f"{layer}.0.to_out.weight": (width, inner),
-            f"{layer}.1.1.weight": (4 * width, width),
-            f"{layer}.1.3.weight": (width, 4 * width),
-        }
-    return {f"image_proj.{name}": torch.randn(size) * 0.4 for name, size in sizes.items()}
 
 
 @pytest.fixture
@@ -270,7 +213,7 @@ def test_a_weight_of_0_is_no_adapter(service: Service) -> None:
 
 
 def test_it_counts_in_its_steps_alone(service: Service) -> None:
-    prompts = drawing(None), drawing(RED, start_at=0.999), drawing(RED, end_at=0.2)
+    prompts = drawing(None), drawing(RED, start_at=1.0), drawing(RED, end_at=0.2)
     (plain,), (late,), (early,) = map(service.pictures, prompts)
     assert np.array_equal(plain, late)
     assert differ(plain, early)
