@@ -221,8 +221,8 @@ class Model:
                 f"the image was encoded by another CLIP vision model than this checkpoint's: it is "
                 f"{width // 2} wide, and this model takes {takes // 2}"
             )
-        if own is None:
-            return replace(condition, pooled=labels[:, : width // 2])
+        if pooled is not None:
+            return replace(condition, pooled=labels[:, : width // 2].to(pooled))
         return replace(condition, class_labels=labels)
 
     @property

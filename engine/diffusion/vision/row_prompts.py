@@ -98,14 +98,15 @@ def _added(
 
 def _joined(name: str, group: Sequence[tuple[range, PlacedPrompt]]) -> AddedAttention:
     pairs = [(each.layers[name], len(places)) for places, each in group]
-    masks = [_sized(each.mask, len(at)) for at, each in group if each.mask is not None]
     keys = torch.cat([each.keys.expand(size, -1, -1) for each, size in pairs])
+    own = [(each.mask, len(at)) for at, each in group if each.mask is not None]
+    masks = [_sized(mask.to(keys.device), size) for mask, size in own]
     places = [place for each, _ in group for place in each]
     return AddedAttention(
         torch.tensor(places, device=keys.device),
         keys,
         torch.cat([each.values.expand(size, -1, -1) for each, size in pairs]),
-        torch.cat(masks).to(keys.device) if masks else None,
+        torch.cat(masks) if masks else None,
         group[0][1].sides,
     )
 
