@@ -1,9 +1,10 @@
 """Event streams beside a load: how soon a stored event reaches its watchers, and what that costs.
 
 So many streams stand open on one HTTP replica, ten of each owner, while jobs without a model run. A
-latency is the time from an event's own time, which is before it is stored, to its arrival here. The
-load generator reads all streams on the same cores, so the figures are upper bounds. At the end all
-streams are closed at once, and the replica's open files are counted again.
+latency is counted twice: from the event's own time, which is before it is on disk, and from the
+moment at which the log, which is asked here too, gives it away; that is when it is stored. The load
+generator reads all of it on the same cores, so the figures are upper bounds. At the end all streams
+are closed at once, and the replica's open files are counted again.
 
 usage: python -m benchmarks.streams [--streams 1000] [--rate 20] [--time-s 60] [--json FILE]
 """
@@ -14,10 +15,16 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import nats
+from nats.aio.msg import Msg
+from nats.js.api import DeliverPolicy
 
 from benchmarks.harness.arrivals import uniform
 from benchmarks.harness.http import Connections, WrongAnswer, request
@@ -70,7 +77,10 @@ class Watcher:
     port: int
     key: str
     began: asyncio.Event = field(default_factory=asyncio.Event)
-    latencies_s: list[float] = field(default_factory=list)
+    arrivals: list[tuple[str, float]] = field(default_factory=list)
+    """The id of each event, and when it was here, in seconds as of `time.monotonic()`."""
+    delays_s: list[float] = field(default_factory=list)
+    """From each event's own time."""
     ids: list[int] = field(default_factory=list)
     ended_jobs: int = 0
 
@@ -96,7 +106,8 @@ class Watcher:
         elif line.startswith(b"data: ") and b'"specversion"' in line:
             event: dict[str, Any] = json.loads(line[6:])
             delay = datetime.now(UTC) - datetime.fromisoformat(event["time"])
-            self.latencies_s.append(delay.total_seconds())
+            self.delays_s.append(delay.total_seconds())
+            self.arrivals.append((event["id"], time.monotonic()))
             self.ended_jobs += event["type"] == "darkroom.job.completed.v1"
 
 
@@ -116,8 +127,9 @@ class Bench:
         self._installed.settle()
         rows = [await self._under_load(keys, count) for count in (0, self._streams)]
         report.table(
-            f"{self._rate_per_s:g} jobs/s for {self._time_s:g} s: from an event's time to its "
-            "watchers, ms; CPU of the replica, cores; its files afterwards, beside those before",
+            f"{self._rate_per_s:g} jobs/s for {self._time_s:g} s: from an event's time, and from "
+            "when it is stored, to its watchers, ms; CPU of the replica, cores; its files "
+            "afterwards, beside those before",
             {
                 "streams": "",
                 "jobs/s": ".1f",
@@ -125,6 +137,8 @@ class Bench:
                 "p50": ".0f",
                 "p99": ".0f",
                 "longest": ".0f",
+                "stored p50": ".0f",
+                "stored p99": ".0f",
                 "lost or twice": ".0f",
                 "cores": ".2f",
                 "files left": ".0f",
@@ -139,27 +153,32 @@ class Bench:
         tasks = [asyncio.create_task(each.run()) for each in watchers]
         await asyncio.gather(*(each.began.wait() for each in watchers))
         before, began = family.cpu_s(), time.monotonic()
-        jobs = await self._load(keys)
-        cpu_s, took_s = used(before, family.cpu_s()), time.monotonic() - began
-        give_up_at = time.monotonic() + LAST_EVENTS_S
-        while watchers and time.monotonic() < give_up_at:
-            if self._ended(watchers) >= jobs:
-                break
-            await asyncio.sleep(0.1)
+        async with _stored_at(self._installed.nats_url) as stored:
+            jobs = await self._load(keys)
+            cpu_s, took_s = used(before, family.cpu_s()), time.monotonic() - began
+            await self._last_events(watchers, jobs)
         for task in tasks:
             task.cancel()
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         for end in ends:
             if not isinstance(end, asyncio.CancelledError):
                 raise end or WrongAnswer("a stream ended")
-        latencies = [1000 * each for watcher in watchers for each in watcher.latencies_s]
+        delays = [1000 * each for watcher in watchers for each in watcher.delays_s]
+        since_stored = [
+            1000 * max(0.0, at - stored[event_id])
+            for watcher in watchers
+            for event_id, at in watcher.arrivals
+            if event_id in stored
+        ]
         return [
             str(count),
             jobs / took_s,
-            float(len(latencies)),
-            percentile(latencies, 50),
-            percentile(latencies, 99),
-            max(latencies, default=float("nan")),
+            float(len(delays)),
+            percentile(delays, 50),
+            percentile(delays, 99),
+            max(delays, default=float("nan")),
+            percentile(since_stored, 50),
+            percentile(since_stored, 99),
             float(self._differing(watchers)),
             cpu_s.get(REPLICA, 0.0) / took_s,
             float(await self._files_left(files)),
@@ -177,6 +196,14 @@ class Bench:
             calls.append(asyncio.create_task(self._connections.call(message)))
         answers = await asyncio.gather(*calls)
         return sum(answer.status == 202 for answer in answers)
+
+    async def _last_events(self, watchers: list[Watcher], jobs: int) -> None:
+        """Until the end of so many jobs was seen, or for as long as that may take."""
+        give_up_at = time.monotonic() + LAST_EVENTS_S
+        while watchers and time.monotonic() < give_up_at:
+            if self._ended(watchers) >= jobs:
+                break
+            await asyncio.sleep(0.1)
 
     def _ended(self, watchers: list[Watcher]) -> int:
         """Jobs that the first watcher of each owner saw the end of."""
@@ -210,6 +237,25 @@ class Bench:
         if answer.status != 201:
             raise WrongAnswer(answer.body.decode())
         return str(answer.json()["key"])
+
+
+@asynccontextmanager
+async def _stored_at(url: str) -> AsyncIterator[dict[str, float]]:
+    """When the log gave each event away, by its id: it does so once the event is on disk."""
+    times: dict[str, float] = {}
+
+    async def note(message: Msg) -> None:
+        times[json.loads(message.data)["id"]] = time.monotonic()
+
+    client = await nats.connect(url)
+    try:
+        js = client.jetstream()
+        await js.subscribe(
+            "jobs.>", cb=note, ordered_consumer=True, deliver_policy=DeliverPolicy.NEW
+        )
+        yield times
+    finally:
+        await client.close()
 
 
 if __name__ == "__main__":

@@ -166,7 +166,10 @@ class Connections:
         except BaseException:
             connection.writer.close()
             raise
-        self._resting.append(connection)
+        if answer.headers.get("connection") == "close":  # as HAProxy says when it is reloaded
+            connection.writer.close()
+        else:
+            self._resting.append(connection)
         return answer
 
     async def _take(self) -> _Connection:
