@@ -65,7 +65,8 @@ class EncodeVision(Request):
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[ClipVisionOutput]:
         """What the model makes of each image."""
         network = requests[0].network
-        side: int = network.config.image_size
+        side = network.config.image_size
+        assert isinstance(side, int)  # CLIP's images are squares
         with memory_checked():
             pixels = [preprocessed(each.image, side, crop=each.crop) for each in requests]
             found = network(torch.cat(pixels).to(network.device), output_hidden_states=True)

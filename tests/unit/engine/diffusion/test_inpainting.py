@@ -143,7 +143,9 @@ class NoisePredictor(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.config = SimpleNamespace(in_channels=channels, cross_attention_dim=8)
+        self.config = SimpleNamespace(
+            in_channels=channels, cross_attention_dim=8, class_embed_type=None
+        )
         self.weight = nn.Parameter(torch.zeros(1))
         self.inputs: list[Tensor] = []
 
