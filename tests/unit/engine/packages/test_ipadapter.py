@@ -30,9 +30,9 @@ from engine.reports import Errored
 from tests.support.engine.bodies import driven
 from tests.support.engine.control_nets import picture
 from tests.support.engine.extensions import ROOT, forget, install
-from tests.support.engine.ip_adapters import PLAIN, PLUS, TEXT_WIDTH, write_adapters
-from tests.support.engine.vision import OPEN, VISION, write_config, write_vision
 from tests.support.engine.workflows import TINY, Watched, node, text_to_image
+from tests.support.vision.clip_vision import OPEN, VISION, write_config, write_vision
+from tests.support.vision.ip_adapters import PLAIN, PLUS, TEXT_WIDTH, write_adapters
 from training import make_tiny
 
 RED, BLUE = 0xE02020, 0x2020E0

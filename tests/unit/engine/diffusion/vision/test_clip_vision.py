@@ -20,7 +20,14 @@ from engine.diffusion.vision.clip_vision_file import inspect_clip_vision, load_c
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CLIP_VISIONS, ModelsFolder
 from tests.support.engine.control_nets import picture
-from tests.support.engine.vision import OPEN, SIDE, VISION, open_keys, tiny_vision, write_vision
+from tests.support.vision.clip_vision import (
+    OPEN,
+    SIDE,
+    VISION,
+    open_keys,
+    tiny_vision,
+    write_vision,
+)
 
 
 @pytest.fixture(scope="module")

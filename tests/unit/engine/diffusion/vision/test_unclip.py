@@ -26,8 +26,8 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from tests.support.engine import judges
 from tests.support.engine.latents import all_latents_and_images, psnr_db_of
-from tests.support.engine.vision import SIDE, UNCLIP_NAME, tiny_vision, write_unclip
 from tests.support.engine.workflows import node, text_to_image
+from tests.support.vision.clip_vision import SIDE, UNCLIP_NAME, tiny_vision, write_unclip
 from training.tiny_families import UNCLIP_WIDTH
 
 LEAST_DB = 90

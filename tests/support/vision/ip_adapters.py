@@ -12,8 +12,8 @@ from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.vision.image_prompts import cross_attentions
 from engine.graph.models_folder import ModelsFolder
-from tests.support.engine.vision import CONFIG
 from tests.support.engine.workflows import TINY
+from tests.support.vision.clip_vision import CONFIG
 
 PLAIN, PLUS = "ip-adapter_sd15.safetensors", "ip-adapter-plus_sd15.safetensors"
 TEXT_WIDTH, SEEN_WIDTH, PATCH_WIDTH = 64, CONFIG["projection_dim"], CONFIG["hidden_size"]
