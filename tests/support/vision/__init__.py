@@ -1,1 +1,1 @@
-"""For tests of workers: a pool of them on a cluster in memory."""
+"""For tests of pictures as prompts: tiny CLIP vision models and IP-Adapters."""
