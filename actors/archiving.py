@@ -15,6 +15,7 @@ from events.store.archiving.writer import ArchiveWriter
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.removal import Removal
+from events.store.uploads import Uploads
 from storage.images import ImageStore
 
 
@@ -26,6 +27,7 @@ class Archiving:
     segments: Segments
     hot_jobs: HotJobs
     writer: ArchiveWriter
+    uploads: Uploads
 
     def history(self, *, log: EventLog, deliveries: EventLog) -> History:
         return History(
@@ -43,6 +45,7 @@ class Archiving:
             archive=self.archive,
             segments=self.segments,
             archive_writer=self.writer,
+            uploads=self.uploads,
         )
 
 
@@ -51,4 +54,4 @@ def open_archive(
 ) -> Archiving:
     archive, segments, hot_jobs = Archive(images), Segments(database), HotJobs(database)
     writer = ArchiveWriter(archive=archive, segments=segments, hot_jobs=hot_jobs, now=now)
-    return Archiving(archive, segments, hot_jobs, writer)
+    return Archiving(archive, segments, hot_jobs, writer, Uploads(database))

@@ -21,6 +21,7 @@ from actors.assembly import (
 )
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.deliverer import Deliverer
+from actors.callbacks.image_puts import ImagePuts
 from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
@@ -220,18 +221,21 @@ async def run_callbacks(settings: Settings) -> None:
     # Not prepared here: deliveries do not wait for a database.
     database = Database(settings.stores.effective_database_url)
     keys = ApiKeys(database)
-    archiving = open_archive(database, open_images(settings.stores))
+    images = open_images(settings.stores)
+    archiving = open_archive(database, images)
     # A job whose callback is asked for again may be in the archive.
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     metrics = metering.DeliveryMetrics(settings.telemetry)
+    sender = Sender(address_rule(settings), settings=settings.callbacks)
     deliverer = Deliverer(
         queue=messaging.callback_queue,
         jobs=history.log,
         deliveries=history.delivery_log,
-        sender=Sender(address_rule(settings), settings=settings.callbacks),
+        sender=sender,
         url_for=url_maker(settings),
         secrets=SigningSecrets(keys, secret=secret, most=settings.callbacks.secrets),
         allowed_hosts=AllowedHosts(keys, default=settings.keys.callback_hosts),
+        image_puts=ImagePuts(sender, images, secret=secret, settings=settings.image_puts),
         settings=settings.callbacks,
         metrics=metrics.callbacks,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import NodeFailed, TooLarge
 from engine.graph.cost import (
-    SIZED_TYPES,
+    CHANNELS,
     ConditioningShape,
     DeepLatentShape,
     ImageShape,
@@ -26,13 +26,12 @@ from engine.graph.cost import (
 )
 from engine.graph.costing import Ledger, NodeTypes
 from engine.graph.declarations import Float, Input, Int, String
+from engine.graph.default_shapes import SIZED_TYPES
 from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
 from engine.nodes import NODE_TYPES
 from engine.nodes.sides import CELL
 
-_CHANNELS = 4
-"""Those of a `LatentShape`."""
 TYPES = {declared.class_type: declared for declared in NODE_TYPES}
 
 
@@ -104,7 +103,7 @@ def measured(value: Any, shape: Shape) -> Shape:
             height, width = value.samples.shape[-2:]
             mask = value.noise_mask
             held = 0 if mask is None else mask.numel() * mask.element_size()
-            kind = DeepLatentShape if value.samples.shape[1] > _CHANNELS else LatentShape
+            kind = DeepLatentShape if value.samples.shape[1] > CHANNELS else LatentShape
             return kind(len(value.samples), width * CELL, height * CELL, held)
         case MaskShape():
             height, width = value.shape[-2:]

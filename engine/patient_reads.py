@@ -78,6 +78,11 @@ class PatientReads:
         with self._lock:
             return self._values.get(key, (0.0, None))[1]
 
+    def forget(self, key: Hashable) -> None:
+        """Keep no longer what was read under `key`."""
+        with self._lock:
+            self._values.pop(key, None)
+
     def read(self, key: Hashable, function: Callable[[], T], *, ttl_s: float | None = None) -> T:
         """What `function` returns or raises; callers with the same `key` share one call of it.
 

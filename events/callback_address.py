@@ -23,6 +23,8 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """Host name -> its addresses. Raises OSError where it has none."""
 
 LONGEST_URL = 2048
+LONGEST_PUT_URL = 4096
+"""Of one that is signed with a short-lived role, which has a token of its own."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FIRST_FREE_PORT = 1024
 _LOCALHOST = "localhost"
@@ -76,9 +78,9 @@ class AddressRule:
             for loopback in LOOPBACK
         )
 
-    def check_url(self, url: str) -> Target:
+    def check_url(self, url: str, *, longest: int = LONGEST_URL) -> Target:
         """The target of `url`, its name not yet resolved. Raises AddressNotAllowed."""
-        scheme, authority = _split(url)
+        scheme, authority = _split(url, longest)
         if scheme not in _DEFAULT_PORTS:
             raise AddressNotAllowed("the scheme must be http or https")
         if self._require_https and scheme != "https":
@@ -178,10 +180,10 @@ def _is_in(address: Address, networks: Sequence[Network]) -> bool:
     return any(address in network for network in networks)
 
 
-def _split(url: str) -> tuple[str, str]:
+def _split(url: str, longest: int) -> tuple[str, str]:
     """Scheme in lower case, and authority; stricter than RFC 3986, so that no parsers differ."""
-    if len(url) > LONGEST_URL:
-        raise AddressNotAllowed(f"the URL is longer than {LONGEST_URL} characters")
+    if len(url) > longest:
+        raise AddressNotAllowed(f"the URL is longer than {longest} characters")
     if any(char.isspace() or not char.isprintable() for char in url):
         raise AddressNotAllowed("the URL has white space or control characters")
     if "\\" in url:

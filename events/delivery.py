@@ -5,8 +5,8 @@ Pure, as for jobs (`events.job`, `events.decisions`): no clock, no id, no chance
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -20,7 +20,18 @@ from events.types import (
     DeliveryEvent,
     Event,
     RedeliveryRequested,
+    Submitted,
 )
+
+
+def is_wanted(submitted: Submitted) -> bool:
+    """Whether a job has a delivery: somebody is called back, or its images are put somewhere."""
+    return submitted.callback_url is not None or bool(submitted.image_puts)
+
+
+def about_put(index: int) -> str:
+    """The name of an image that is put somewhere, among what is done before the end is told."""
+    return f"put-{index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +47,8 @@ class TriesBeforeEnd:
 class Delivery:
     """What the delivery events of one job say so far. It is that of the job's end.
 
-    What its caller is told of before that comes one after the other, and then the end; see
-    `events.wire.callbacks`.
+    What its caller is told of before that comes one after the other, then images are put where the
+    caller said, and then the end; see `events.wire.callbacks` and `events.wire.image_puts`.
     """
 
     version: int = 0
@@ -52,7 +63,9 @@ class Delivery:
     redeliveries: int = 0
     """How often it was asked for once more."""
     over: frozenset[str] = frozenset()
-    """What was told before the end, or given up."""
+    """What was told before the end or put, or given up."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Why what was given up of that failed the last time."""
     before_end: TriesBeforeEnd | None = None
     is_at_end: bool = False
     """The end was told, or tried to: nothing before it is told any more."""
@@ -96,6 +109,7 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
                 position=delivery.position,
                 redeliveries=delivery.redeliveries + 1,
                 over=delivery.over,
+                failures=delivery.failures,
                 is_at_end=True,
             )
         case _:
@@ -106,7 +120,14 @@ def _tried_before_end(delivery: Delivery, attempted: CallbackAttempted) -> Deliv
     about = attempted.about
     assert about is not None
     if attempted.is_last:
-        return replace(delivery, over=delivery.over | {about}, before_end=None)
+        result = SendResult(attempted.latency_s, status=attempted.status, error=attempted.error)
+        failed = {} if result.is_taken else {about: str(result)}
+        return replace(
+            delivery,
+            over=delivery.over | {about},
+            failures={**delivery.failures, **failed},
+            before_end=None,
+        )
     tries = delivery.tries_to_tell(about) + 1
     return replace(delivery, before_end=TriesBeforeEnd(about, tries, attempted.retry_at))
 
@@ -182,13 +203,24 @@ class GiveUpDelivery:
 
 
 @dataclass(frozen=True, slots=True)
+class EndWithoutCallback:
+    """Nobody is called back, and nothing is left to be put."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRedelivery:
     """A caller asks for the delivery once more, with all its tries."""
 
 
 _BeforeEnd = RecordTryBeforeEnd | GiveUpBeforeEnd
 DeliveryCommand = (
-    _BeforeEnd | RecordTry | EndAfterTry | Withhold | GiveUpDelivery | RequestRedelivery
+    _BeforeEnd
+    | RecordTry
+    | EndAfterTry
+    | Withhold
+    | GiveUpDelivery
+    | EndWithoutCallback
+    | RequestRedelivery
 )
 
 
@@ -211,6 +243,8 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
             return _withhold(command, delivery)
         case GiveUpDelivery(message=message):
             return (CallbackExhausted(attempts=delivery.tries, message=message),)
+        case EndWithoutCallback():
+            return (CallbackDelivered(attempt=0),)
 
 
 def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:

@@ -8,6 +8,7 @@ from enum import IntEnum, StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from events.delivery import Delivery, about_put
 from events.job import Job
 from events.job_cost import JobCost
 from events.types import Cancelled, Completed, DeadLetter, End, Failed, ImageStored
@@ -88,6 +89,17 @@ class JobError(BaseModel):
     )
 
 
+class PutResult(BaseModel):
+    """Whether an image is where its caller wanted it put."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Status = Field(
+        default=Status.RUNNING, description="0 not yet, 1 it is there, 2 given up"
+    )
+    message: str | None = Field(default=None, description="Why it was given up")
+
+
 class ImageResult(BaseModel):
     """One image of a job."""
 
@@ -104,6 +116,9 @@ class ImageResult(BaseModel):
         default=None,
         description="The file in base64, where a result was asked for with `inline` and it is "
         "small enough; never in callbacks",
+    )
+    put: PutResult | None = Field(
+        default=None, description="Of an image that has one of the job's `image_put_urls`"
     )
 
 
@@ -183,15 +198,15 @@ def error_of(end: End | None) -> JobError | None:
     return JobError(code=code, retryable=is_retryable(code))
 
 
-def result_of(job: Job, url_for: UrlFor) -> ResultResponse:
-    """What a caller is told of `job`."""
+def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) -> ResultResponse:
+    """What a caller is told of `job`. `delivery`: to tell what became of images that are put."""
     return ResultResponse(
         request_id=job.id,
         status=status_of(job.end),
         state=state_of(job),
         message=message_of(job.end),
         error=error_of(job.end),
-        results=images_of(job, url_for),
+        results=images_of(job, url_for, delivery=delivery),
         cost=job.submitted.cost,
         created_at=job.submitted_at,
         started_at=job.started_at,
@@ -205,22 +220,35 @@ def image_count(job: Job) -> int:
     return max([job.submitted.images, *(image.index + 1 for image in job.images)])
 
 
-def images_of(job: Job, url_for: UrlFor, *, most: int | None = None) -> tuple[ImageResult, ...]:
+def images_of(
+    job: Job, url_for: UrlFor, *, most: int | None = None, delivery: Delivery | None = None
+) -> tuple[ImageResult, ...]:
     """The images of `job`, in order, present or not; the first ones only, where `most` is given."""
     absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
     count = image_count(job) if most is None else min(image_count(job), most)
     stored = {image.index: image for image in job.images}
     return tuple(
-        _item(job.id, image, url_for) if (image := stored.get(index)) else absent
+        _item(job, image, url_for, delivery) if (image := stored.get(index)) else absent
         for index in range(count)
     )
 
 
-def _item(job_id: str, image: ImageStored, url_for: UrlFor) -> ImageResult:
+def _item(job: Job, image: ImageStored, url_for: UrlFor, delivery: Delivery | None) -> ImageResult:
     return ImageResult(
         status=Status.COMPLETED,
-        url=url_for(job_id, image),
+        url=url_for(job.id, image),
         seed=image.seed,
         width=image.width,
         height=image.height,
+        put=_put(job, image.index, delivery),
     )
+
+
+def _put(job: Job, index: int, delivery: Delivery | None) -> PutResult | None:
+    if delivery is None or index >= len(job.submitted.image_puts or ()):
+        return None
+    about = about_put(index)
+    if about not in delivery.over:
+        return PutResult()
+    why = delivery.failures.get(about)
+    return PutResult(status=Status.COMPLETED if why is None else Status.FAILED, message=why)

@@ -132,6 +132,8 @@ class Submitted(JobEvent):
     """Of its key among the owners that wait; None is 1."""
     priority: Priority | None = None
     """Of its key; None is normal."""
+    image_puts: tuple[str, ...] | None = None
+    """Where its images are put, by their indexes, each sealed (`storage.sealing`)."""
     client_id: str | None = None
     """Which websocket of ComfyUI's API is told of it; None where it came by another way."""
 
@@ -227,9 +229,10 @@ class CallbackAttempted(DeliveryEvent):
     error: str | None = None
     retry_at: datetime | None = None
     about: str | None = None
-    """What it told of before the end: `started`, or `image-` and its index; None is the end."""
+    """What it told of before the end: `started`, or `image-` and its index; `put-` and an index
+    where that image was put. None is the end."""
     is_last: Literal[True] | None = None
-    """No other try follows to tell of that: it was taken, or given up. None of the end."""
+    """No other try of that follows: it was taken, or given up. None of the end."""
 
 
 class CallbackDelivered(DeliveryEvent):

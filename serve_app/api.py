@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from serve_app import errors, refused_keys
 from serve_app.adapters.adapter import Adapter, error_forms
 from serve_app.adapters.all import adapters_of
+from serve_app.adapters.comfyui import page as comfyui
+from serve_app.adapters.credentials import without_key
 from serve_app.api_error import ApiError
 from serve_app.console import pages as console
 from serve_app.live import routes as live
@@ -41,7 +43,7 @@ from serve_app.routes import (
     uploads,
     usage,
 )
-from settings.http import HttpSettings
+from settings.http import HttpSettings, RootPage
 from settings.version import VERSION
 from storage.keys import SAFETENSORS
 
@@ -63,6 +65,7 @@ _ROUTES = (
     health,
     metrics,
 )
+_PAGES = (pages.PATH, console.PATH)
 TITLE = "Darkroom"
 _COMPRESSED_FROM_BYTES = 1000
 _COMPRESSION = 5
@@ -118,7 +121,7 @@ def create_api(
     adapters = adapters_of(replica.services.adapter_settings)
     _add_error_handlers(app, replica, adapters)
     _add_routes(app)
-    _add_pages(app, settings)
+    _add_pages(app, settings, root_page=replica.services.adapter_settings.root_page)
     for router in _routers_of(adapters):
         app.include_router(router)
     return app
@@ -136,11 +139,13 @@ def _routers_of(adapters: Sequence[Adapter]) -> list[APIRouter]:
     return [router for each in adapters for router in each.routers]
 
 
-def _add_pages(app: FastAPI, settings: HttpSettings) -> None:
+def _add_pages(app: FastAPI, settings: HttpSettings, *, root_page: RootPage) -> None:
     if settings.docs:
         pages.install(app)
     if settings.console:
-        console.install(app)
+        console.install(app, at_root=root_page == "console")
+    if root_page == "comfyui":
+        app.add_api_route("/", comfyui.from_root, include_in_schema=False)
 
 
 def _add_error_handlers(app: FastAPI, replica: Replica, adapters: Sequence[Adapter]) -> None:
@@ -180,7 +185,7 @@ def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
 
 def _has_slash(path: str) -> bool:
     """Pages have relative links, so each is at one path."""
-    return path.endswith("/") and bool(path.strip("/")) and path != f"{pages.PATH}/"
+    return path.endswith("/") and bool(path.strip("/")) and path[:-1] not in _PAGES
 
 
 def _wrong_method(path: str, routers: Sequence[APIRouter]) -> ApiError:
@@ -217,7 +222,8 @@ class _Api(FastAPI):
         except Exception:
             if scope["type"] != "http":
                 raise
-            fields = {"action": "request", "method": scope["method"], "path": scope["path"]}
+            path = without_key(scope["path"])
+            fields = {"action": "request", "method": scope["method"], "path": path}
             logger.exception("request failed", extra=fields)
 
     def openapi(self) -> dict[str, Any]:

@@ -56,6 +56,8 @@ from events.bus.telemetry.metrics import answer_metrics, ask_metrics
 from events.callback_address import Resolve
 from events.errors import DatabaseUnavailable
 from events.retry import keep_trying
+from events.store.adapters.key_options import KeyOptions
+from events.store.adapters.user_files import UserFiles
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
@@ -66,9 +68,10 @@ from serve_app.endpoints.declared import DeclaredEndpoints, read_declarations
 from serve_app.middleware.request_ids import RequestIdFilter
 from serve_app.operations.setup_warnings import variable_warnings
 from serve_app.replica import Replica
-from serve_app.replica_port import listen_on_node_address
+from serve_app.replica_port import limit_websocket_messages, listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.services import Services
+from settings.http import AdapterSettings
 from settings.settings import Settings
 from settings.stores import StoreSettings
 from telemetry.edge_metrics import AskAll
@@ -136,6 +139,7 @@ def build_replica(settings: Settings) -> FastAPI:
     """`build_asgi`, in a process of its own."""
     set_up_logging(log_format=settings.telemetry.log_format, filters=[RequestIdFilter()])
     listen_on_node_address()
+    limit_websocket_messages(settings.http.max_websocket_message_bytes)
     for warning in _variable_warnings():
         logger.warning("a variable is no setting", extra={"action": "start", "warning": warning})
     return build_asgi(settings, is_in_serve=True)
@@ -198,14 +202,7 @@ def _services(
     read_model, images = ReadModel(database), open_images(settings.stores)
     keys, http, archiving = ApiKeys(database), settings.http, open_archive(database, images)
     return Services(
-        http_settings=http,
-        adapter_settings=settings.adapters,
-        graph_settings=settings.graph,
-        dispatch_settings=settings.dispatch,
-        key_settings=settings.keys,
-        owner_settings=settings.owners,
-        callback_settings=settings.callbacks,
-        retention_settings=settings.retention,
+        **_groups(settings),
         default_endpoint=default_endpoint(settings.default_endpoint),
         secret=settings.stores.secret_bytes,
         url_for=url_maker(settings),
@@ -213,6 +210,8 @@ def _services(
         keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
+        user_files=_user_files(settings.adapters, database),
+        key_options=KeyOptions(database),
         images=images,
         removal=archiving.removal(images, read_model, log=log, deliveries=deliveries),
         history=archiving.history(log=log, deliveries=deliveries),
@@ -223,13 +222,31 @@ def _services(
         resolve=resolve,
         queue=JetStreamJobQueue(bus, lease_s=settings.workers.lease_s, known_s=http.log_known_s),
         callback_queue=JetStreamCallbackQueue(bus),
-        fetch_settings=settings.fetch,
         fetch=_fetcher(settings).fetch,
         send_sample=_sample_callback(settings, keys, sender).send,
         health=JetStreamHealth(bus, ready_period_s=http.ready_period_s, known_s=http.log_known_s),
         endpoint_status=partial(ask_status, bus),
         progress=ProgressBoard(bus),
     )
+
+
+def _groups(settings: Settings) -> dict[str, Any]:
+    return {
+        "http_settings": settings.http,
+        "adapter_settings": settings.adapters,
+        "graph_settings": settings.graph,
+        "dispatch_settings": settings.dispatch,
+        "key_settings": settings.keys,
+        "owner_settings": settings.owners,
+        "callback_settings": settings.callbacks,
+        "image_put_settings": settings.image_puts,
+        "retention_settings": settings.retention,
+        "fetch_settings": settings.fetch,
+    }
+
+
+def _user_files(settings: AdapterSettings, database: Database) -> UserFiles:
+    return UserFiles(database, max_files=settings.max_user_files, max_bytes=settings.max_user_bytes)
 
 
 def _asking_all(settings: Settings, bus: Bus) -> AskAll:

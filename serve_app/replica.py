@@ -24,6 +24,7 @@ from serve_app.access.waits import Waits
 from serve_app.bodies import Bodies
 from serve_app.checks import Checks
 from serve_app.live.latest_previews import LatestPreviews
+from serve_app.live.projected import Projected
 from serve_app.live.queue_places import QueuePlaces
 from serve_app.live.streams import Streams
 from serve_app.operations.setup_warnings import SetupWarnings
@@ -71,6 +72,7 @@ class Replica:
         )
         self.upload_store = self.acceptance.upload_store
         self.sent_images = self.acceptance.sent_images
+        self.projected = Projected(services.read_model.checkpoint)
         self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
         self.streams = Streams(services, self.queue_places)
 
@@ -86,6 +88,7 @@ class Replica:
 
     async def stop(self) -> None:
         await self.streams.stop()
+        await self.projected.stop()
         await self.acceptance.stop()
         await self.withdrawals.stop()
         self.refusal_log.stop()

@@ -16,7 +16,7 @@ from events.result import UrlFor
 from events.store.records import ApiKey, Endpoint
 from events.types import CallbackAttempted
 from events.wire.progress import JobProgress
-from settings.callbacks import CallbackSettings
+from settings.callbacks import CallbackSettings, ImagePutSettings
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
 from settings.http import AdapterSettings, FetchSettings, HttpSettings
@@ -26,6 +26,8 @@ from storage.images import ImageStore
 
 if TYPE_CHECKING:
     # Types only: the edge is given its database, and loads no SQLAlchemy itself.
+    from events.store.adapters.key_options import KeyOptions
+    from events.store.adapters.user_files import UserFiles
     from events.store.archiving.hot_jobs import HotJobs
     from events.store.endpoints import Endpoints
     from events.store.keys import ApiKeys
@@ -73,6 +75,7 @@ class Services:
     key_settings: KeySettings
     owner_settings: OwnerSettings
     callback_settings: CallbackSettings
+    image_put_settings: ImagePutSettings
     retention_settings: RetentionSettings
     fetch_settings: FetchSettings
     default_endpoint: Endpoint
@@ -84,6 +87,8 @@ class Services:
     keys: ApiKeys
     endpoints: Endpoints
     uploads: Uploads
+    user_files: UserFiles
+    key_options: KeyOptions
     images: ImageStore
     removal: Removal
     history: History

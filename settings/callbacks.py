@@ -1,4 +1,4 @@
-"""Where callbacks may go, and how often and how long they are tried."""
+"""Where callbacks and images may be sent, and how often and how long that is tried."""
 
 from __future__ import annotations
 
@@ -70,3 +70,28 @@ class CallbackSettings(Group):
     puts lost ones back on their queue."""
     tests_per_minute: PositiveInt = 10
     """How many test callbacks one owner may send per minute."""
+
+
+class ImagePutSettings(Group):
+    """How images are put where their callers say.
+
+    Where that may be is as the settings of callbacks have it.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="DARKROOM_IMAGE_PUT_")
+
+    enabled: bool = True
+    """Whether a request may have `image_put_urls`, to which its images are sent by PUT."""
+    max_urls: PositiveInt = 32
+    """How many of them a request may have."""
+    max_bytes: PositiveInt = 128 * 1024**2
+    """The largest image that is put."""
+    timeout_s: PositiveFloat = 60.0
+    """How long one try may take, from its start to the answer."""
+    delays_s: Annotated[Seconds, Field(min_length=1)] = (0, 5, 30, 120)
+    """How long the pauses before the first try and each further one are."""
+    longest_s: PositiveFloat = 600.0
+    """How long after the end of a job its images are put; those that are left then are given up.
+    The callback of the end waits for them."""
+    in_flight: PositiveInt = 16
+    """How many images are put at the same time."""

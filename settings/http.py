@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+)
 from pydantic_settings import SettingsConfigDict
 
 from settings.fields import Names
@@ -55,6 +62,8 @@ class HttpSettings(Group):
     max_inline_bytes: NonNegativeInt = 4 * 1024**2
     """How many bytes of images a result may have in it, where that was asked for; of the others it
     has the URL alone."""
+    max_websocket_message_bytes: PositiveInt = 64 * 1024
+    """The longest message that a client may send on a websocket; a longer one closes it."""
     max_wait_s: PositiveFloat = 60.0
     """How long a call for a result may wait for the end of its job."""
     max_streams: PositiveInt = 2000
@@ -137,6 +146,15 @@ class FetchSettings(Group):
     """How many of them one owner may have."""
 
 
+RootPage: TypeAlias = Literal["console", "comfyui"]
+
+
+def _served(page: RootPage, others: ValidationInfo) -> RootPage:
+    if page == "comfyui" and not others.data.get("comfyui", True):
+        raise ValueError("comfyui needs DARKROOM_ADAPTER_COMFYUI to be true")
+    return page
+
+
 class AdapterSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_ADAPTER_")
 
@@ -149,8 +167,20 @@ class AdapterSettings(Group):
     """Whether the WebUI's API is served below `/sdapi/v1`."""
     openai: bool = True
     """Whether OpenAI's images API is served below `/v1/images`."""
+    root_page: Annotated[
+        RootPage, Field(validation_alias="DARKROOM_ROOT_PAGE"), AfterValidator(_served)
+    ] = "console"
+    """What a browser finds at `/`: the `console`, or `comfyui`, ComfyUI's own page. The console is
+    at `/console`, too."""
     max_body_bytes: PositiveInt = 32 * 1024**2
     """The longest body of a request of these protocols that carries images as text."""
     max_wait_s: PositiveFloat = 600.0
     """How long a request of these protocols that is answered with the pictures themselves waits
     for them. After that its answer names the job, which goes on."""
+    max_user_files: PositiveInt = 1000
+    """How many files of ComfyUI's page, such as workflows, are kept for an owner, and how many of
+    the page's settings."""
+    max_user_file_bytes: PositiveInt = 2 * 1024**2
+    """The longest of these files, and all values of an owner's settings together."""
+    max_user_bytes: PositiveInt = 16 * 1024**2
+    """How many bytes of these files and settings the database keeps for an owner."""

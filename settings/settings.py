@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from settings.callbacks import CallbackSettings
+from settings.callbacks import CallbackSettings, ImagePutSettings
 from settings.dispatch import DispatchSettings, RaySettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
@@ -41,6 +41,7 @@ class Settings(BaseModel):
     engine: EngineSettings
     dispatch: DispatchSettings
     callbacks: CallbackSettings
+    image_puts: ImagePutSettings
     retention: RetentionSettings
     ray: RaySettings
     telemetry: TelemetrySettings

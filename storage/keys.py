@@ -30,3 +30,14 @@ def file_key(job_id: str, attempt: int, name: str) -> str:
 def upload_key(owner: str, digest: str, upload_id: str) -> str:
     folder = hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return f"{UPLOADS}/{folder}/{digest.removeprefix('sha256:')}/{upload_id}.png"
+
+
+def copy_name(job_id: str, index: int, media_type: str | None) -> str:
+    """The name of an upload that is a copy of a job's file. Inputs have two forms."""
+    suffix = _SUFFIXES[SAFETENSORS if media_type == SAFETENSORS else PNG]
+    return f"{copies_prefix(job_id)}{index}.{suffix}"
+
+
+def copies_prefix(job_id: str) -> str:
+    """With what the names of all copies of a job's files begin."""
+    return f"output-{job_id}-"

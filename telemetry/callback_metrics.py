@@ -43,9 +43,17 @@ class CallbackMetrics:
             ["outcome"],
             registry=registry,
         )
+        self._puts = Counter(
+            "darkroom_image_put_tries",
+            "Tries to put an image where its caller said; outcomes as of callback tries, refused "
+            "being also images that are too large or gone.",
+            ["outcome"],
+            registry=registry,
+        )
         # What is 0 is said, too: Prometheus sees no rise in a series that begins with 1.
         for outcome in ("taken", "rejected", "unanswered", "refused"):
             self._tries.labels(outcome)
+            self._puts.labels(outcome)
         for outcome in ("delivered", "exhausted"):
             self._ended.labels(outcome)
 
@@ -56,9 +64,13 @@ class CallbackMetrics:
         if result.status is not None:
             self._seconds.observe(result.latency_s)
 
+    def note_put(self, result: SendResult) -> None:
+        """Count a try to put an image."""
+        self._puts.labels(_outcome(result)).inc()
+
     def note_event(self, event: DeliveryEvent) -> None:
         match event:
-            case CallbackDelivered():
+            case CallbackDelivered(attempt=attempt) if attempt:  # else there is no callback
                 self._ended.labels("delivered").inc()
             case CallbackExhausted():
                 self._ended.labels("exhausted").inc()

@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.diffusion.families.lookup import unet_family
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.checkpoint_info import TEXT_ENCODER_SPECS
 from engine.diffusion.loading.layout import KeyMap
-from engine.graph.families import TEXT_ENCODERS, UNET, VAE, Family
+from engine.families.family import UNET, VAE, Family
+from engine.families.table import TRAITS
 
 State = Mapping[str, Tensor]
 SCHEDULER: dict[str, Any] = {
@@ -57,7 +58,7 @@ def write_single_file(
     for name, config in configs.items():
         write_json(out.with_suffix(".config") / name, config)
     tensors = packed(unet.state, layout.unet(unet.state, unet.config, UNET)) | _vae_keys(vae)
-    for component, prefix in zip(text_encoders, TEXT_ENCODERS[family], strict=True):
+    for component, prefix in zip(text_encoders, TRAITS[family].text_encoders, strict=True):
         tensors |= _text_keys(component.state, prefix)
     half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     # It is renamed when it is complete, so that nobody sees half a file.
@@ -80,7 +81,7 @@ def configs_of(
         "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
         "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler", **scheduler},
     }
-    for component, (folder, _) in zip(text_encoders, TEXT_ENCODER_SPECS[family], strict=True):
+    for component, (folder, _) in zip(text_encoders, unet_family(family).encoders, strict=True):
         configs[f"{folder}/config.json"] = {"model_type": "clip_text_model", **component.config}
     return configs
 

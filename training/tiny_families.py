@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from engine.graph.families import Family
+from engine.families.family import Family
 from training.make_tiny import SEED, TEXT_ENCODER, VAE, stronger_prompt, with_large_weights
 from training.single_file import SCHEDULER, Component, configs_of, write_json, write_single_file
 

@@ -24,9 +24,9 @@ from transformers import (
     T5EncoderModel,
 )
 
-from engine.diffusion.families.table import FAMILIES
+from engine.diffusion.families.lookup import transformer_family
 from engine.diffusion.loading import layout
-from engine.graph.families import Family
+from engine.families.family import Family
 from training.make_tiny import SEED, TEXT_ENCODER, with_large_weights
 from training.single_file import packed, write_json
 
@@ -140,7 +140,9 @@ def write_flux(root: Path, name: str = "dev") -> dict[str, Any]:
 def write_whole(path: Path, family: Family, made: Mapping[str, Any]) -> None:
     """Write all parts in one file, as ComfyUI saves a checkpoint, without the tokenizers."""
     state = made["transformer"].state_dict()
-    parts = {"model.diffusion_model.": packed(state, FAMILIES[family].key_map(list(state), {}))}
+    parts = {
+        "model.diffusion_model.": packed(state, transformer_family(family).key_map(list(state), {}))
+    }
     parts["vae."] = packed(made["vae"].state_dict(), layout.vae(made["vae"].state_dict(), VAE))
     encoder = made["text_encoder"].state_dict()
     parts["text_encoders.qwen3_4b.transformer.model."] = encoder
@@ -166,7 +168,7 @@ def write_network(path: Path, family: Family, made: Mapping[str, Any]) -> None:
         for at in range(FLUX["num_single_layers"])
         for end in ("weight", "bias")
     }
-    _save(packed(state, FAMILIES[family].key_map(list(state), shapes)), path)
+    _save(packed(state, transformer_family(family).key_map(list(state), shapes)), path)
 
 
 def write_encoder(path: Path, state: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:

@@ -4,7 +4,8 @@ What is due follows from the events of the job and those of the delivery. A call
 one before it was taken or given up. Those before the end wait for their receiver until the job has
 ended for `DARKROOM_CALLBACK_BEFORE_END_S`, whatever their pauses and its breaker say, so that they
 hold up the end for so long at most. That they are given up then is not recorded: it follows from
-the first event about the end.
+the first event about the end. Directly before the end, images are put where the caller said, which
+holds it up for `DARKROOM_IMAGE_PUT_LONGEST_S` at most; that they are given up is recorded.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.arrival import Arrival
 from actors.callbacks.breaker import BreakerLimits
 from actors.callbacks.hosts import Hosts
+from actors.callbacks.image_puts import ImagePuts
 from actors.callbacks.lines import Lines
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
@@ -26,11 +28,13 @@ from events.callback_address import Target
 from events.delivery import (
     Delivery,
     EndAfterTry,
+    EndWithoutCallback,
     GiveUpBeforeEnd,
     GiveUpDelivery,
     RecordTry,
     RecordTryBeforeEnd,
     Withhold,
+    is_wanted,
 )
 from events.delivery_policy import SendResult
 from events.job import Job, fold
@@ -38,8 +42,9 @@ from events.log import DeliveryWriter, EventLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import AT_ONCE, CallbackQueue
 from events.result import UrlFor
-from events.types import CallbackAttempted, DeliveryEvent, Event
-from events.wire.callbacks import CallbackEvent, CallbackMessage, next_before_end
+from events.types import CallbackAttempted, DeliveryEvent
+from events.wire.due import Due, NothingLeft, WhatIsDue
+from events.wire.image_puts import ImagePut
 from settings.callbacks import CallbackSettings
 from telemetry.callback_metrics import CallbackMetrics
 from telemetry.tracing import log_fields
@@ -49,25 +54,11 @@ logger = logging.getLogger(__name__)
 _NOT_ALLOWED = SendResult(
     latency_s=0.0, error="the key of the job may not have this host called back", refused=True
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """What is to be told next."""
-
-    message: CallbackMessage
-    url: str
-    job: Job
-    """As it is now."""
-    delivery: Delivery
-
-    @property
-    def retry_at(self) -> datetime | None:
-        """Not before then, if it was tried."""
-        if self.message.about is None:
-            return self.delivery.retry_at
-        before = self.delivery.before_end
-        return before.retry_at if before and before.about == self.message.about else None
+_UNREADABLE = SendResult(
+    latency_s=0.0, error="the service has another secret by now, and cannot read it", refused=True
+)
+_BUSY_S = (1.0, 3.0)
+"""When to come again if so many images are being put already."""
 
 
 class _Told:
@@ -85,6 +76,7 @@ class Deliverer:
         url_for: UrlFor,
         secrets: SigningSecrets,
         allowed_hosts: AllowedHosts,
+        image_puts: ImagePuts,
         settings: CallbackSettings,
         metrics: CallbackMetrics,
     ) -> None:
@@ -95,6 +87,12 @@ class Deliverer:
         self._url_for = url_for
         self._secrets = secrets
         self._allowed_hosts = allowed_hosts
+        self._image_puts = image_puts
+        self._what_is_due = WhatIsDue(
+            most_images=settings.max_images,
+            before_end_s=settings.before_end_s,
+            puts_s=image_puts.settings.longest_s,
+        )
         self._settings = settings
         self._metrics = metrics
         self.hosts = Hosts(
@@ -110,7 +108,13 @@ class Deliverer:
             due = await self._due(arrival.entry.job_id)
             if due is None:
                 return None
-            retry_at = due.retry_at and self._no_later(due, due.retry_at)
+            if isinstance(due, NothingLeft):
+                await self._writer.execute(EndWithoutCallback(), due.job, due.delivery)
+                return None
+            if isinstance(due.what, ImagePut) and due.not_after and utc_now() >= due.not_after:
+                await self._give_up_put(due)
+                continue
+            retry_at = due.retry_at and due.no_later(due.retry_at)
             if retry_at is not None and arrival.is_early(retry_at):
                 return await self._park(arrival, due, retry_at)
             with log_fields.about(due.job):
@@ -121,84 +125,83 @@ class Deliverer:
     async def give_up(self, job_id: str, why: str) -> bool:
         """End what cannot be told, as far as the events can be read; whether more may follow."""
         due = await self._due(job_id)
-        if due is None:
+        if not isinstance(due, Due):
             return False
-        about = due.message.about
-        command = GiveUpDelivery(why) if about is None else GiveUpBeforeEnd(about, why)
+        command = GiveUpDelivery(why) if due.about is None else GiveUpBeforeEnd(due.about, why)
         await self._writer.execute(command, due.job, due.delivery)
-        return about is not None
+        return due.about is not None
 
-    async def _due(self, job_id: str) -> _Due | None:
+    async def _give_up_put(self, due: Due) -> None:
+        assert due.about is not None  # an image has a name
+        longest_s = self._image_puts.settings.longest_s
+        why = f"it was not taken within {longest_s:g} s after the end of the job"
+        await self._writer.execute(GiveUpBeforeEnd(due.about, why), due.job, due.delivery)
+
+    async def _due(self, job_id: str) -> Due | NothingLeft | None:
         delivery = await self._writer.load(job_id)
         events = [] if delivery.ended else await self._jobs.read(job_id)
         job = fold(events)
-        url = job.submitted.callback_url if job else None
-        if job is None or url is None:
+        if job is None or not is_wanted(job.submitted):
             return None
-        message = self._message(events, job, delivery)
-        return None if message is None else _Due(message, url, job, delivery)
-
-    def _message(
-        self, events: Sequence[Event], job: Job, delivery: Delivery
-    ) -> CallbackMessage | None:
-        is_late = job.ended_at is not None and utc_now() >= self._given_up_at(job.ended_at)
-        if not is_late and (
-            message := next_before_end(events, delivery, most_images=self._settings.max_images)
-        ):
-            return message
-        return None if job.end is None else CallbackMessage(CallbackEvent.COMPLETED, job)
-
-    def _given_up_at(self, ended_at: datetime) -> datetime:
-        """When what was not told before the end is given up."""
-        return ended_at + timedelta(seconds=self._settings.before_end_s)
-
-    def _no_later(self, due: _Due, until: datetime) -> datetime:
-        """What is told before the end does not wait beyond the time at which it is given up."""
-        if due.message.about is None or due.job.ended_at is None:
-            return until
-        return min(until, self._given_up_at(due.job.ended_at))
+        return self._what_is_due.of(events, job, delivery, now=utc_now())
 
     async def _park(
-        self, arrival: Arrival, due: _Due, until: datetime, *, line: str | None = None
+        self, arrival: Arrival, due: Due, until: datetime, *, line: str | None = None
     ) -> datetime | None:
         """See `come_to_end`. The end of the job may have been parked, and replaced by this."""
-        due_at = self._no_later(due, until) + arrival.ahead
+        due_at = due.no_later(until) + arrival.ahead
         await self._queue.park(arrival.entry.job_id, due_at, line=line)
-        if due.message.about is None or due.job.end is not None:
+        if due.about is None or due.job.end is not None:
             return None
         now = fold(await self._jobs.read(due.job.id))
         return AT_ONCE if now is not None and now.end is not None else None
 
-    async def _work(self, arrival: Arrival, due: _Due) -> datetime | _Told | None:
+    async def _work(self, arrival: Arrival, due: Due) -> datetime | _Told | None:
         """Tell it, unless it is not its turn. See `come_to_end`."""
-        job, submitted = due.job, due.job.submitted
-        target = self._sender.target(due.url)
-        if target and not await self._allowed_hosts.allow(submitted.key_id, target.host):
+        job = due.job
+        url = self._url(due)
+        if url is None:
+            return await self._follow(arrival, due, _UNREADABLE)
+        target = self._sender.target(url)
+        if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
             return await self._follow(arrival, due, _NOT_ALLOWED)
-        secrets = await self._secrets.of(submitted.owner, submitted.key_id)
-        receiver = _receiver(target) if target else due.url
+        if isinstance(due.what, ImagePut) and self._image_puts.turns.locked():
+            pause = timedelta(seconds=random.uniform(*_BUSY_S))
+            return await self._park(arrival, due, utc_now() + pause)
+        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
+        # What is not dialled needs no turn of its own, and an address may be a secret.
+        receiver = _receiver(target) if target else job.id
         async with self.hosts.turn(receiver, job.id) as turn:
-            result = None if turn.wait_s else await self._send(due, secrets)
+            result = None if turn.wait_s else await self._send(due, url, secrets)
             turn.answered = None if result is None else result.answered
         if result is None:
             turn_at = utc_now() + timedelta(seconds=turn.wait_s)
-            is_noted = turn.is_withheld and due.message.about is None
+            is_noted = turn.is_withheld and due.about is None
             until = await self._withhold(job, due.delivery, turn_at) if is_noted else turn_at
             return None if until is None else await self._park(arrival, due, until, line=receiver)
         outcome = await self._follow(arrival, due, result)
         await self.lines.call(receiver)
         return outcome
 
+    def _url(self, due: Due) -> str | None:
+        """None where it can be read no more."""
+        if isinstance(due.what, ImagePut):
+            return self._image_puts.url(due.what)
+        return due.job.submitted.callback_url
+
     async def _follow(
-        self, arrival: Arrival, due: _Due, result: SendResult
+        self, arrival: Arrival, due: Due, result: SendResult
     ) -> datetime | _Told | None:
         """Record a try, and park the next one. See `come_to_end`."""
         if result.stalled:
             return AT_ONCE
-        self._metrics.note_try(due.job, result)
+        if isinstance(due.what, ImagePut):
+            self._metrics.note_put(result)
+        else:
+            self._metrics.note_try(due.job, result)
         delivery = await self._record(due, result)
-        after = _Due(due.message, due.url, due.job, delivery)
-        if due.message.about is not None:
+        after = replace(due, delivery=delivery)
+        if due.about is not None:
             if after.retry_at is None:
                 return _Told()
             return await self._park(arrival, after, after.retry_at)
@@ -211,17 +214,20 @@ class Deliverer:
         asked_again = (await self._writer.load(due.job.id)).position != delivery.position
         return AT_ONCE if asked_again else None
 
-    async def _send(self, due: _Due, secrets: Sequence[str]) -> SendResult:
-        body = due.message.body(self._url_for)
+    async def _send(self, due: Due, url: str, secrets: Sequence[str]) -> SendResult:
+        if isinstance(due.what, ImagePut):
+            async with self._image_puts.turns:
+                return await self._image_puts.send(url, due.what.image)
+        body = due.what.body(self._url_for, due.delivery)
         headers = webhook_headers(
             due.job.id,
             body,
             secrets=secrets,
             now=utc_now(),
             traceparent=due.job.traceparent,
-            about=due.message.about,
+            about=due.about,
         )
-        return await self._sender.send(due.url, body, headers)
+        return await self._sender.send(url, body, headers)
 
     async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
         """When to come again; None if it was withheld for so long that it is given up."""
@@ -232,11 +238,13 @@ class Deliverer:
             return None
         return min(until, delivery.withheld_at + timedelta(seconds=longest_s))
 
-    async def _record(self, due: _Due, result: SendResult) -> Delivery:
+    async def _record(self, due: Due, result: SendResult) -> Delivery:
         jitter = self._settings.jitter
         spread = random.uniform(1 - jitter, 1 + jitter)
-        made = RecordTry(result, self._settings.delays_s, now=utc_now(), spread=spread)
-        about, job, delivery = due.message.about, due.job, due.delivery
+        is_put = isinstance(due.what, ImagePut)
+        delays_s = self._image_puts.settings.delays_s if is_put else self._settings.delays_s
+        made = RecordTry(result, delays_s, now=utc_now(), spread=spread)
+        about, job, delivery = due.about, due.job, due.delivery
         if about is None:
             delivery, tries = await self._writer.execute(made, job, delivery)
             delivery, ends = await self._writer.execute(EndAfterTry(made), job, delivery)

@@ -86,8 +86,8 @@ class LostCallbacks:
 
     async def _look_at(self, page: Sequence[UnsettledJob]) -> int:
         """Put back what is lost and settle what has ended; how many were lost."""
-        ended = {job.id: job.ended_at for job in page if job.callback_url is None}
-        called = [job.id for job in page if job.callback_url is not None]
+        ended = {job.id: job.ended_at for job in page if not job.is_wanted}
+        called = [job.id for job in page if job.is_wanted]
         waiting = await self._queue.waiting(called)
         idle = [job_id for job_id in called if job_id not in waiting]
         lost = 0

@@ -1,4 +1,4 @@
-"""Sends one signed HTTP request to an address that a caller chose, and returns its outcome.
+"""Sends one HTTP request to an address that a caller chose, and returns its outcome.
 
 It uses httpcore, the base of httpx: that has no cookies, redirects, proxies of the environment or
 decompression to be switched off, and its network backend can check the address before connecting
@@ -13,7 +13,7 @@ import re
 import ssl
 import string
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from standardwebhooks import Webhook
 
 from actors.callbacks.guarded_backend import GuardedBackend, Resolver
 from actors.callbacks.proxy import Proxy
-from events.callback_address import AddressRule, Resolve, Target
+from events.callback_address import LONGEST_PUT_URL, AddressRule, Resolve, Target
 from events.delivery_policy import SendResult
 from events.errors import AddressNotAllowed
 from settings.callbacks import CallbackSettings
@@ -82,6 +82,15 @@ class _Pool:
     users: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    content: bytes | AsyncIterator[bytes]
+    timeout_s: float
+
+
 class Sender:
     """Sends to addresses that the rule allows, over a small connection pool per receiver.
 
@@ -115,33 +124,51 @@ class Sender:
     def target(self, url: str) -> Target | None:
         """None if the URL is refused."""
         try:
-            return self._rule.check_url(url)
+            return self._rule.check_url(url, longest=LONGEST_PUT_URL)
         except AddressNotAllowed:
             return None
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
-        """POST `body`. Failures are returned, not raised; a redirect is an answer like others.
+        """POST `body`; see `_request`."""
+        request = _Request("POST", url, headers, body, timeout_s=self._settings.timeout_s)
+        return await self._request(request)
+
+    async def put(
+        self,
+        url: str,
+        content: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+    ) -> SendResult:
+        """PUT what `content` has, whose length the headers say; see `_request`."""
+        request = _Request("PUT", url, headers, content, timeout_s=timeout_s)
+        return await self._request(request)
+
+    async def _request(self, request: _Request) -> SendResult:
+        """Failures are returned, not raised; a redirect is an answer like others.
 
         Once the status is known, it does not matter if reading the rest of the answer fails.
         """
+        url = request.url
         began = time.monotonic()
         answer: httpcore.Response | None = None
         error: str | None = None
         try:
-            target = self._rule.check_url(url)
+            target = self._rule.check_url(url, longest=LONGEST_PUT_URL)
             async with (
-                asyncio.timeout(self._settings.timeout_s),
+                asyncio.timeout(request.timeout_s),
                 self._borrow(target) as pool,
                 pool.stream(
-                    "POST",
+                    request.method,
                     httpcore.URL(
                         scheme=target.scheme,
                         host=target.host,
                         port=target.port,
                         target=path_of(url),
                     ),
-                    headers=[*own_headers(url), *headers.items()],
-                    content=body,
+                    headers=[*own_headers(url), *request.headers.items()],
+                    content=request.content,
                     extensions={"timeout": {"connect": self._settings.connect_timeout_s}},
                 ) as answer,
             ):
@@ -149,10 +176,10 @@ class Sender:
         except AddressNotAllowed as refusal:
             return SendResult(time.monotonic() - began, error=str(refusal), refused=True)
         except FAILURES as failure:
-            error = self._describe(failure)
+            error = self._describe(failure, request.timeout_s)
         latency_s = time.monotonic() - began
         if answer is None:
-            stalled = latency_s > _STALLED * self._settings.timeout_s
+            stalled = latency_s > _STALLED * request.timeout_s
             return SendResult(latency_s, error=error, stalled=stalled)
         return SendResult(latency_s, status=answer.status, retry_after_s=_retry_after_s(answer))
 
@@ -184,12 +211,12 @@ class Sender:
         for target in idle[: max(0, len(idle) - _MOST_IDLE_POOLS)]:
             await self._pools.pop(target).connections.aclose()
 
-    def _describe(self, failure: BaseException) -> str:
+    def _describe(self, failure: BaseException, timeout_s: float) -> str:
         match failure:
             case httpcore.ConnectTimeout():
                 return f"no connection within {self._settings.connect_timeout_s:g} s"
             case TimeoutError() | httpcore.TimeoutException():
-                return f"no answer within {self._settings.timeout_s:g} s"
+                return f"no answer within {timeout_s:g} s"
             case httpcore.ReadError() | httpcore.WriteError():
                 return "the connection was lost"
             case _:

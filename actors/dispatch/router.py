@@ -1,10 +1,10 @@
 """Router: reads the log in order and puts what must happen next on its queue.
 
-`Submitted` goes to the endpoint's queue, an end with a `callback_url` to the callback queue, each
-only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Where the
-caller is called back for more than the end, each event of which it is told is parked there instead:
-an entry that is being delivered now may have been looked at before. Both queues are projections:
-everything here may be repeated, by two routers at once too.
+`Submitted` goes to the endpoint's queue, the end of a job with a delivery to the callback queue,
+each only if its subject holds no entry yet, so an entry that waits or runs is never doubled. Where
+the caller is called back for more than the end, each event of which it is told is parked there
+instead: an entry that is being delivered now may have been looked at before. Both queues are
+projections: everything here may be repeated, by two routers at once too.
 
 Most jobs are routed by the events that come by, in one round trip for all that came together; the
 log is read only where those do not say enough.
@@ -24,6 +24,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from actors.job_error import end_job
+from events.delivery import is_wanted
 from events.errors import (
     DatabaseUnavailable,
     JobDamaged,
@@ -175,7 +176,7 @@ class Router:
 
     async def _queue_callback(self, job_id: str) -> None:
         job = await self._writer.load(job_id)
-        if job is None or job.submitted.callback_url is None:
+        if job is None or not is_wanted(job.submitted):
             return
         if job.submitted.callback_events:
             await self._callbacks.park(job_id, AT_ONCE)

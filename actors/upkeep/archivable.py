@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from events.archive.segment import ArchivedJob
-from events.delivery import fold_delivery
+from events.delivery import fold_delivery, is_wanted
 from events.job import is_readable
 from events.store.archiving.hot_jobs import HotJob
 from events.types import Erased, Event, Submitted
@@ -44,7 +44,7 @@ def judge(
     if not _is_whole(events) or not _is_whole(deliveries):
         return HotUntil(now)
     first = events[0].data
-    if isinstance(first, Submitted) and first.callback_url is not None:
+    if isinstance(first, Submitted) and is_wanted(first):
         if not fold_delivery(deliveries).ended:
             return HotUntil(now)
         if (ended_at := deliveries[-1].time) > now - hot_time:

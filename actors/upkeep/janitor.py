@@ -22,7 +22,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from actors.upkeep.orphans import Orphans
-from events.delivery import fold_delivery
+from events.delivery import fold_delivery, is_wanted
 from events.errors import ServiceError
 from events.log import EventLog, utc_now
 from events.store.archiving.hot_jobs import HotJob, HotJobs
@@ -155,11 +155,11 @@ class Janitor:
         return True
 
     async def _has_been_called_back(self, job_id: str) -> bool:
-        """Whether the delivery of its callback has ended, if it wants one."""
+        """Whether its delivery has ended, if it has one."""
         if not await self._read_model.unsettled.has(job_id):
             return True
         job = await self._read_model.job(job_id)
-        if job is None or job.submitted.callback_url is None:
+        if job is None or not is_wanted(job.submitted):
             return True
         delivery = await self._deliveries.read(job_id)
         is_cut_off = bool(delivery) and delivery[0].version > 1  # nobody can end it any more

@@ -2,6 +2,7 @@
 
 from darkroom_client.asynchronous import AsyncDarkroom
 from darkroom_client.errors import (
+    AnswerInvalid,
     DarkroomError,
     JobFailed,
     NotEnded,
@@ -10,10 +11,21 @@ from darkroom_client.errors import (
     Unreachable,
 )
 from darkroom_client.synchronous import Darkroom
-from darkroom_client.values import Callback, Event, Image, Options, Result, State, Upload
+from darkroom_client.values import (
+    Callback,
+    Event,
+    Image,
+    Options,
+    Put,
+    PutState,
+    Result,
+    State,
+    Upload,
+)
 from darkroom_client.webhooks import verified
 
 __all__ = [
+    "AnswerInvalid",
     "AsyncDarkroom",
     "Callback",
     "Darkroom",
@@ -23,6 +35,8 @@ __all__ = [
     "JobFailed",
     "NotEnded",
     "Options",
+    "Put",
+    "PutState",
     "Refused",
     "Result",
     "SignatureInvalid",

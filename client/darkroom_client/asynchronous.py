@@ -12,7 +12,7 @@ import httpx
 
 from darkroom_client import core
 from darkroom_client.core import Answer, Call, Clock, Flow, Lost, Now, Pause, Sent
-from darkroom_client.requests import answer_of, headers_of, request_of
+from darkroom_client.requests import answer_of, headers_of, is_stream, request_of
 from darkroom_client.stream import Watching
 from darkroom_client.values import Event, Image, Options, Result, Upload
 
@@ -22,8 +22,8 @@ T = TypeVar("T")
 class AsyncDarkroom:
     """`async with AsyncDarkroom(url, key) as darkroom:` calls one service with one API key.
 
-    Every method raises Refused and Unreachable. What may pass is tried again, for up to half a
-    minute or so.
+    Every method raises Refused, AnswerInvalid and Unreachable. What may pass is tried again, for
+    up to half a minute or so.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class AsyncDarkroom:
             try:
                 response = await self._http.send(request, stream=True)
                 try:
-                    if response.status_code != 200:
+                    if not is_stream(response):
                         await response.aread()
                         watching.answered(answer_of(response))
                     else:

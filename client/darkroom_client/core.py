@@ -10,11 +10,11 @@ import json
 import random
 import re
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from darkroom_client.errors import NotEnded, Refused, Unreachable
+from darkroom_client.errors import AnswerInvalid, NotEnded, Refused, Unreachable
 from darkroom_client.values import Image, Options, Result, Upload
 
 T = TypeVar("T")
@@ -68,8 +68,15 @@ class Answer:
     def json(self) -> Any:
         try:
             return json.loads(self.body) if self.body else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
+
+    def read(self, read: Callable[[Any], T]) -> T:
+        """What `read` makes of the JSON. Raises AnswerInvalid where that is not the service's."""
+        try:
+            return read(self.json())
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise AnswerInvalid(self.status) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +128,8 @@ def submitted(
     """A key of its own makes one job of all tries."""
     key = idempotency_key or str(uuid.uuid4())
     path, headers = f"/{flavour}/v1/generate", {"Idempotency-Key": key}
-    call = Call("POST", path, options.query(), headers, json=body)
-    return Result.of((yield from called(call)).json())
+    call = Call("POST", path, options.query(), headers, json=options.body(body))
+    return (yield from called(call)).read(Result.of)
 
 
 def result(request_id: str, *, wait_s: float = 0.0, inline: bool = False) -> Flow[Result]:
@@ -130,7 +137,7 @@ def result(request_id: str, *, wait_s: float = 0.0, inline: bool = False) -> Flo
     if inline:
         query["inline"] = "true"
     call = Call("GET", _job(request_id, "/result"), query, timeout_s=TIMEOUT_S + wait_s)
-    return Result.of((yield from called(call)).json())
+    return (yield from called(call)).read(Result.of)
 
 
 def waited(request_id: str, *, timeout_s: float | None, inline: bool) -> Flow[Result]:
@@ -155,7 +162,7 @@ def waited(request_id: str, *, timeout_s: float | None, inline: bool) -> Flow[Re
 def cancelled(request_id: str) -> Flow[bool]:
     """False where it had another end before."""
     answer = yield from called(Call("POST", _job(request_id, "/cancel")))
-    return bool(answer.json()["cancelled"])
+    return answer.read(lambda body: bool(body["cancelled"]))
 
 
 def erased(request_id: str) -> Flow[None]:
@@ -164,7 +171,7 @@ def erased(request_id: str) -> Flow[None]:
 
 def uploaded(name: str, data: bytes) -> Flow[Upload]:
     call = Call("POST", "/v1/uploads", file=(name, data), timeout_s=120.0)
-    return Upload.of((yield from called(call)).json())
+    return (yield from called(call)).read(Upload.of)
 
 
 def downloaded(image: Image) -> Flow[bytes]:

@@ -2,6 +2,7 @@
 
 DarkroomError
 ├── Refused            the service answered an error
+├── AnswerInvalid      what answered is not the service
 ├── Unreachable        it did not answer, however often it was asked
 ├── NotEnded           the job has not ended in the time that was given
 ├── JobFailed          the job ended without its images
@@ -34,6 +35,17 @@ class Refused(DarkroomError):
             isinstance(body, dict) and body.get("node_errors")
         ) or {}
         super().__init__(" ".join(part for part in (self.message, self.details) if part))
+
+
+class AnswerInvalid(DarkroomError):
+    """The answer is none of the service's: its address may be that of something else."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(
+            f"The answer ({status}) is none of Darkroom's. Look at the address of the service, and "
+            "at what stands before it."
+        )
+        self.status = status
 
 
 class Unreachable(DarkroomError):

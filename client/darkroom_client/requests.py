@@ -39,3 +39,8 @@ def answer_of(response: httpx.Response) -> Answer:
     """Of a response that was read."""
     headers = {name.lower(): value for name, value in response.headers.items()}
     return Answer(response.status_code, headers, response.content)
+
+
+def is_stream(response: httpx.Response) -> bool:
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return response.status_code == 200 and media_type == "text/event-stream"

@@ -6,7 +6,7 @@ import json
 from uuid import UUID
 
 from darkroom_client.core import Answer, Call, backoff_s
-from darkroom_client.errors import DarkroomError, Refused, Unreachable
+from darkroom_client.errors import AnswerInvalid, DarkroomError, Refused, Unreachable
 from darkroom_client.values import Event
 
 SILENCE_S = 60.0
@@ -35,13 +35,22 @@ class Watching:
         return Call("GET", self._path, headers=headers, timeout_s=SILENCE_S)
 
     def answered(self, answer: Answer) -> None:
-        """The head of the answer; of an error its body, too. Raises Refused."""
+        """What came in the place of a stream. Raises Refused, AnswerInvalid."""
         if answer.status == 204:
             self.is_over = True
+        elif answer.status == 200:
+            raise AnswerInvalid(answer.status)
         elif answer.status >= 400 and answer.status not in _PASSING:
             raise Refused(answer.status, answer.json())
 
     def fed(self, chunk: bytes) -> list[Event]:
+        """Raises DarkroomError where it is no stream of the service."""
+        try:
+            return self._events(chunk)
+        except ValueError as error:
+            raise AnswerInvalid(200) from error
+
+    def _events(self, chunk: bytes) -> list[Event]:
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         if len(self._unread) > _MAX_LINE_BYTES:
             raise DarkroomError("A line of the stream has no end.")

@@ -38,6 +38,13 @@ class Options:
     image_format: ImageFormat | None = None
     image_quality: int | None = None
     """1 to 100, of WebP and JPEG."""
+    image_put_urls: Sequence[str] | None = None
+    """Where its images are put once it has ended: presigned addresses of a bucket of yours."""
+
+    def body(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The request with what is asked for in its body."""
+        urls = self.image_put_urls
+        return {**request, **({} if urls is None else {"image_put_urls": list(urls)})}
 
     def query(self) -> dict[str, str]:
         events = None if self.callback_events is None else ",".join(self.callback_events)
@@ -57,6 +64,24 @@ class Options:
         }
 
 
+class PutState(StrEnum):
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+_PUTS = {0: PutState.PENDING, 1: PutState.DONE, 2: PutState.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Whether an image is where `image_put_urls` wanted it."""
+
+    state: PutState
+    message: str | None = None
+    """Why it was given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """One result of a job: an image, or a latent."""
@@ -68,6 +93,8 @@ class Image:
     height: int | None = None
     data: bytes | None = field(default=None, repr=False)
     """Where the result was asked for with its files, and it is small enough."""
+    put: Put | None = None
+    """Where it has an address of `image_put_urls`."""
 
     @property
     def suffix(self) -> str:
@@ -124,7 +151,7 @@ class Result:
 
 
 def _image(index: int, item: Mapping[str, Any]) -> Image:
-    data = item.get("data")
+    data, put = item.get("data"), item.get("put")
     return Image(
         index,
         item["url"],
@@ -132,6 +159,7 @@ def _image(index: int, item: Mapping[str, Any]) -> Image:
         width=item.get("width"),
         height=item.get("height"),
         data=None if data is None else b64decode(data),
+        put=None if put is None else Put(_PUTS[put["status"]], put.get("message")),
     )
 
 

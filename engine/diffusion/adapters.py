@@ -1,4 +1,4 @@
-"""LoRAs that are not merged: the low-rank matrices that they add to the layers of a UNet."""
+"""LoRAs that are not merged: what they add to the outputs of layers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.diffusion.loading.store import Identity
 
@@ -28,24 +29,57 @@ class LowRank:
         """How many numbers they have."""
         return self.down.numel() + self.up.numel()
 
-    def joined(self, other: LowRank) -> LowRank:
-        """What adds as much as both."""
-        return LowRank(torch.cat([self.down, other.down]), torch.cat([self.up, other.up], dim=1))
+    def add_to(self, output: Tensor, x: Tensor, strength: float) -> None:
+        """Add to the output (…, out) of a linear layer what `strength` times these make of x."""
+        low = functional.linear(x, self.down).flatten(0, -2)
+        output.view(-1, output.shape[-1]).addmm_(low, self.up.T, alpha=strength)
+
+    def dense(self) -> Tensor:
+        """What they add to the weight in float32, (out, in) with the kernel in it."""
+        return self.up.float() @ self.down.float().flatten(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kronecker:
+    """The factors of one linear layer, whose output changes by kron(first, second) @ x."""
+
+    first: Tensor
+    second: Tensor
+
+    @property
+    def size(self) -> int:
+        """How many numbers they have."""
+        return self.first.numel() + self.second.numel()
+
+    def add_to(self, output: Tensor, x: Tensor, strength: float) -> None:
+        """As of `LowRank`."""
+        blocks = x.unflatten(-1, (self.first.shape[1], self.second.shape[1]))
+        found = self.first @ functional.linear(blocks, self.second)
+        output.add_(found.flatten(-2), alpha=strength)
+
+    def dense(self) -> Tensor:
+        """As of `LowRank`."""
+        return torch.kron(self.first.float(), self.second.float())
+
+
+Update: TypeAlias = LowRank | Kronecker
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """The file of a LoRA in memory, as far as it changes a UNet. All strengths share it."""
+    """The file of a LoRA in memory, as far as it changes the network that denoises. All strengths
+    share it.
+    """
 
     path: Path
     identity: Identity
-    layers: Mapping[str, LowRank]
-    """By the names of the UNet's layers."""
+    layers: Mapping[str, tuple[Update, ...]]
+    """By the names of the network's layers."""
 
     @property
     def size(self) -> int:
         """How many numbers its matrices have."""
-        return sum(each.size for each in self.layers.values())
+        return sum(each.size for updates in self.layers.values() for each in updates)
 
 
 @dataclass(frozen=True, slots=True)

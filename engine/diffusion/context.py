@@ -138,16 +138,16 @@ class Context:
         self,
         name: str,
         model: Model,
-        clip: Clip | None,
+        clip: Clips | None,
         *,
         model_strength: float,
         clip_strength: float,
-    ) -> Work[tuple[Model, Clip | None]]:
+    ) -> Work[tuple[Model, Clips | None]]:
         """The model and its text encoders changed by a LoRA."""
         if not model_strength and not clip_strength:
             return model, clip
-        encoders = clip.encoders if clip is not None else ()
-        networks = Networks(model.unet, encoders, model.adapters)
+        encoders = clip.networks if clip is not None else ()
+        networks = Networks(model.unet, model.family, encoders, model.adapters)
         changed: Networks = yield Load(
             (LORAS, name, networks.key, model_strength, clip_strength),
             lambda: with_lora(
@@ -159,7 +159,7 @@ class Context:
             ),
         )
         if clip is not None:
-            clip = replace(clip, encoders=changed.text_encoders)
+            clip = clip.with_networks(changed.text_encoders)
         return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
     def encode(self, clip: Clips, text: str) -> Work[Conditioning]:
@@ -258,7 +258,7 @@ class Context:
     def _on_estimate(self, model: Model) -> Callable[[Tensor], None]:
         if self._previews is None:
             return lambda _estimate: None
-        return partial(show_estimate, self._previews, model.family)
+        return partial(show_estimate, self._previews, model.family.traits, self._store.previews)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """The images of a latent, decoded one after the other."""

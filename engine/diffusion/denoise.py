@@ -18,23 +18,14 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.guidance import rescaled_cfg
 from engine.diffusion.conditioning.guidance_rules import Rule
 from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
-from engine.diffusion.control.control_net import Control, residuals
-from engine.diffusion.cross_attention_cache import CrossAttentionCache, join_texts
-from engine.diffusion.families.transformer import TransformerFamily
+from engine.diffusion.families.family import Call, CallRows
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
-from engine.diffusion.row_updates import updated
 from engine.diffusion.samplers.noise_levels import NoiseLevels
-from engine.diffusion.vision.row_prompts import PlacedPrompt, placed_prompts, prompted
+from engine.diffusion.vision.row_prompts import placed_prompts
 from engine.stages import Stage
 
 _MAX_REPEATS = 4
-_SHARED_TOKENS = 4 * 77
-"""Longer prompts share calls only with prompts of their own length: they would slow down others."""
-
-_SHORT_TOKENS = 512
-"""Longer ones of transformers, which are padded to the longest, share with those of up to twice
-their length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,13 +81,10 @@ class Denoise(Request):
     def key(self) -> Hashable:
         conditions = (each.condition for one in self.conditionings for each in one)
         longest = max((each.tokens.shape[1] for each in conditions), default=0)
-        if self.model.transformer is not None:
-            size = max(0, longest - 1).bit_length() if longest > _SHORT_TOKENS else 0
-            return "denoise", id(self.model.unet), self.model.prediction, self.x.shape[1:], size
-        own = longest if longest > _SHARED_TOKENS else None
         model = self.model
         means = model.prediction, model.sigma_data
-        return "denoise", id(model.unet), id(model.levels), means, self.x.shape[1:], own
+        shared = model.family.sharing(model.levels, longest)
+        return "denoise", id(model.unet), means, self.x.shape[1:], shared
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
@@ -198,22 +186,26 @@ class _Row:
     def length(self) -> int:
         return self.condition.tokens.shape[1]
 
-    def controls(self, levels: NoiseLevels) -> list[Control]:
-        """The ControlNets that apply at its sigma."""
+    def in_call(self, levels: NoiseLevels) -> CallRows:
+        """What the network's call needs of it, but for latents and sigma."""
         sigma = self.request.level
-        return [each for each in self.condition.controls if each.applies_at(sigma, levels)]
-
-    def prompts(self, levels: NoiseLevels) -> list[PlacedPrompt]:
-        """The image prompts that apply at its sigma."""
-        sigma, own = self.request.level, self.request.model.image_prompts
-        applying = [each for each in own if each.applies_at(sigma, levels)]
-        return placed_prompts(applying, self.placed, self.request.x)
+        controls = [each for each in self.condition.controls if each.applies_at(sigma, levels)]
+        own = self.request.model.image_prompts
+        prompts = [each for each in own if each.applies_at(sigma, levels)]
+        return CallRows(
+            len(self.x),
+            self.condition,
+            controls,
+            self.adapters,
+            concat_latent=self.concat_latent,
+            prompts=placed_prompts(prompts, self.placed, self.request.x),
+        )
 
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
-    """x0 of each row, in as few UNet calls as the sizes and the lengths of the texts allow."""
+    """x0 of each row, in as few calls as the sizes and the lengths of the texts allow."""
     found: dict[int, Tensor] = {}
-    for places, length in _calls(rows, by_length=model.transformer is None):
+    for places, length in _calls(rows, by_length=model.family.repeats_texts):
         x0s = _call(model, [rows[place] for place in places], length)
         found.update(zip(places, x0s, strict=True))
     return [found[place] for place in range(len(rows))]
@@ -242,53 +234,21 @@ def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int]
 
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
-    """x0 of each row, from one UNet call."""
-    if model.transformer is not None:
-        return _flow_call(model.transformer, rows)
+    """x0 of each row, from one call of the network."""
     windows = [row.x for row in rows]
-    sizes = [len(each) for each in windows]
-    x, dtype = torch.cat(windows), model.dtype
+    sizes, x = [len(each) for each in windows], torch.cat(windows)
     requests = [row.request for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
-    sigmas = [each.level for each in requests]
-    timesteps = torch.tensor(
-        [float(each.model.timestep_of(each.level)) for each in requests], device=x.device
+    times = [float(each.model.timestep_of(each.level)) for each in requests]
+    sigma = x.new_tensor([each.level for each in requests])[:, None, None, None]
+    call = Call(
+        model.scaled_input(x, sigma).to(model.dtype),
+        torch.tensor(times, device=x.device),
+        [row.in_call(model.levels) for row in rows],
+        length,
     )
-    sigma = x.new_tensor(sigmas)[:, None, None, None]
-    model_input = model.scaled_input(x, sigma).to(dtype)
-    tokens = _joined_texts(model, rows, sizes, length).to(dtype)
-    inputs = model.unet_inputs([row.condition for row in rows], sizes)
-    controls = [row.controls(model.levels) for row in rows]
-    inputs |= residuals(
-        controls, sizes, x=model_input, timesteps=timesteps, tokens=tokens, inputs=inputs
-    )
-    # All rows share the weights, so either each of them has such channels or none has.
-    if extra := [row.concat_latent for row in rows if row.concat_latent is not None]:
-        model_input = torch.cat([model_input, torch.cat(extra).to(dtype)], dim=1)
-    prompts = [row.prompts(model.levels) for row in rows]
-    adapters = [row.adapters for row in rows]
-    with updated(model.unet, adapters, sizes), prompted(model.unet, prompts, sizes):
-        output = model.unet(model_input, timesteps, tokens, return_dict=False, **inputs)[0].float()
+    output = model.family.output(model.unet, call).float()
     if watched := getattr(model.unet, "watched", None):
         attended = model.unet.get_submodule(watched).attended
         for row, own in zip(rows, attended.split(sizes), strict=True):
             row.request.note_attended(row.placed, own)
     return list(model.denoised(x, output, sigma).split(sizes))
-
-
-def _flow_call(family: TransformerFamily, rows: Sequence[_Row]) -> list[Tensor]:
-    """The same from one call of a transformer."""
-    model, windows = rows[0].request.model, [row.x for row in rows]
-    sizes, x = [len(each) for each in windows], torch.cat(windows)
-    of_rows = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
-    sigmas = x.new_tensor([row.request.level for row in of_rows])
-    conditions = [row.condition for row in of_rows]
-    velocity = family.velocity(model.unet, x.to(model.dtype), sigmas, conditions).float()
-    return list(model.denoised(x, velocity, sigmas[:, None, None, None]).split(sizes))
-
-
-def _joined_texts(model: Model, rows: Sequence[_Row], sizes: Sequence[int], length: int) -> Tensor:
-    texts = [row.condition.tokens for row in rows]
-    cache: CrossAttentionCache | None = getattr(model.unet, "cross_attention_cache", None)
-    if cache is None:
-        return join_texts(texts, sizes, length)
-    return cache.join_texts(texts, sizes, length, adapters=[row.adapters for row in rows])

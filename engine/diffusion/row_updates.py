@@ -1,4 +1,4 @@
-"""Layers of a UNet that add to each row of a call the low-rank updates of its own LoRAs.
+"""Layers of a network that add to each row of a call the low-rank updates of its own LoRAs.
 
 Rows of different LoRAs share the product with the weights of the base, and each adds its own
 `strength * up @ (down @ x)`: Punica, Chen et al. 2023 (arXiv:2310.18547), and S-LoRA, Sheng et al.
@@ -8,26 +8,25 @@ of the layer, then a 1 x 1 convolution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.diffusion.adapters import Adapters
+from engine.diffusion.adapters import Adapters, LowRank, Update
 
 M = TypeVar("M", bound=nn.Module)
 
 
 class RowUpdate(NamedTuple):
-    """What one LoRA adds to some rows of a layer's output. For the matrices see `LowRank`."""
+    """What one LoRA adds to some rows of a layer's output."""
 
     rows: slice
-    down: Tensor
-    up: Tensor
+    update: Update
     strength: float
 
 
@@ -46,9 +45,8 @@ class UpdatedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.product(x)
-        for rows, down, up, strength in self.updates:
-            low = functional.linear(x[rows], down).flatten(0, -2)
-            found[rows].view(-1, self.out_features).addmm_(low, up.T, alpha=strength)
+        for rows, update, strength in self.updates:
+            update.add_to(found[rows], x[rows], strength)
         return found
 
     def product(self, x: Tensor) -> Tensor:
@@ -74,10 +72,11 @@ class UpdatedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         found = self._convolved(x, self.weight, self.bias)
-        for rows, down, up, strength in self.updates:
-            low = self._convolved(x[rows], down, None).flatten(2)
+        for rows, update, strength in self.updates:
+            assert isinstance(update, LowRank)
+            low = self._convolved(x[rows], update.down, None).flatten(2)
             planes = found[rows].view(len(low), self.out_channels, -1)
-            planes.baddbmm_(up.expand(len(low), -1, -1), low, alpha=strength)
+            planes.baddbmm_(update.up.expand(len(low), -1, -1), low, alpha=strength)
         return found
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -85,30 +84,45 @@ class UpdatedConv2d(nn.Conv2d):
 
 
 class RowUpdates:
-    """The updates of a UNet's layers. It belongs to the thread that calls the UNet.
+    """The updates of a network's layers. It belongs to the thread that calls the network.
 
-    A deep copy of the UNet has its own.
+    A deep copy of the network has its own.
     """
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, network: nn.Module) -> None:
         self._by_layer = {
             name: layer.updates
-            for name, layer in unet.named_modules()
+            for name, layer in network.named_modules()
             if isinstance(layer, UpdatedLinear | UpdatedConv2d)
         }
 
-    @contextmanager
-    def of(self, adapters: Sequence[Adapters], sizes: Sequence[int]) -> Iterator[None]:
-        """Inside, a call of the UNet adds these: each of the `adapters` for `size` rows.
+    def cover(self, layers: Iterable[str]) -> bool:
+        """Whether all of these layers can be updated by row."""
+        return all(name in self._by_layer for name in layers)
 
-        Equal ones that follow one another are added together, in one product.
+    @contextmanager
+    def of(
+        self,
+        adapters: Sequence[Adapters],
+        sizes: Sequence[int],
+        joined: Mapping[str, Sequence[int]] | None = None,
+    ) -> Iterator[None]:
+        """Inside, a call of the network adds these: each of the `adapters` for `size` rows.
+
+        Equal ones that follow one another are added together, in one product. `joined` are layers
+        to which a row is not one entry of the first axis, but so many.
         """
+        bounds = {name: [0, *accumulate(lengths)] for name, lengths in (joined or {}).items()}
         try:
             for rows, own in _row_slices(adapters, sizes):
                 for each in own:
-                    for name, matrices in each.adapter.layers.items():
-                        update = RowUpdate(rows, matrices.down, matrices.up, each.strength)
-                        self._by_layer[name].append(update)
+                    for name, own_updates in each.adapter.layers.items():
+                        span = rows
+                        if entries := bounds.get(name):
+                            span = slice(entries[rows.start], entries[rows.stop])
+                        self._by_layer[name] += [
+                            RowUpdate(span, update, each.strength) for update in own_updates
+                        ]
             yield
         finally:
             for updates in self._by_layer.values():
@@ -116,13 +130,16 @@ class RowUpdates:
 
 
 def updated(
-    unet: Any, adapters: Sequence[Adapters], sizes: Sequence[int]
+    network: Any,
+    adapters: Sequence[Adapters],
+    sizes: Sequence[int],
+    joined: Mapping[str, Sequence[int]] | None = None,
 ) -> AbstractContextManager[None]:
-    """Inside, the UNet adds to each row what its adapters say; see `RowUpdates.of`."""
+    """Inside, the network adds to each row what its adapters say; see `RowUpdates.of`."""
     if not any(adapters):
         return nullcontext()
-    updates: RowUpdates = unet.row_updates
-    return updates.of(adapters, sizes)
+    updates: RowUpdates = network.row_updates
+    return updates.of(adapters, sizes, joined)
 
 
 def _row_slices(
@@ -135,11 +152,11 @@ def _row_slices(
         start = end
 
 
-def use_row_updates(unet: Any) -> None:
-    """Replace the layers of a UNet by such that can be updated by row; see its `row_updates`."""
-    for name, layer in list(unet.named_modules()):
+def use_row_updates(network: Any) -> None:
+    """Replace the layers of a network by such that can be updated by row; see its `row_updates`."""
+    for name, layer in list(network.named_modules()):
         if type(layer) is nn.Linear:
-            unet.set_submodule(name, UpdatedLinear(layer))
+            network.set_submodule(name, UpdatedLinear(layer))
         elif type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
-            unet.set_submodule(name, UpdatedConv2d(layer))
-    unet.row_updates = RowUpdates(unet)
+            network.set_submodule(name, UpdatedConv2d(layer))
+    network.row_updates = RowUpdates(network)

@@ -22,9 +22,9 @@ from engine.graph.cost import (
     Scalar,
     SigmasShape,
     bytes_of,
-    default_shape,
 )
 from engine.graph.declarations import VALUE_TYPES, Body, NodeType, is_value
+from engine.graph.default_shapes import default_shape
 
 SHAPES: dict[str, type] = {
     "IMAGE": ImageShape,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any
 
+from engine.families.family import Family
+from engine.families.recognition import family_of
 from engine.graph.declarations import (
     Boolean,
     Choice,
@@ -19,8 +21,11 @@ from engine.graph.declarations import (
     String,
     type_name,
 )
-from engine.graph.models_folder import ModelsFolder
+from engine.graph.models_folder import CHECKPOINTS, DIFFUSION_MODELS, ModelsFolder
 from engine.nodes import NODE_TYPES
+
+_OF_FAMILIES = {CHECKPOINTS, DIFFUSION_MODELS}
+"""The folders whose models cost what their family costs."""
 
 
 class Catalogue:
@@ -51,6 +56,15 @@ class Catalogue:
     def choices(self, choice: Choice) -> tuple[str, ...]:
         """The values that may be chosen now. Those of a folder are the names of its models."""
         return self._names(choice.folder) if choice.folder else choice.values
+
+    def families(self, declared: NodeType, literals: Mapping[str, Any]) -> dict[str, Family]:
+        """The families of the models that a node names, by its inputs, as far as they are known."""
+        found = {
+            name: family_of(self.models, folder, literals[name])
+            for name, folder in declared.model_inputs.items()
+            if folder in _OF_FAMILIES and name in literals
+        }
+        return {name: family for name, family in found.items() if family}
 
     def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
         """Every node type in the shape of ComfyUI's `GET /object_info`.

@@ -6,12 +6,16 @@ Every number is saturated: it stays at `MOST` however much is added, so that no 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
+from engine.families.family import Family, Traits
+from engine.families.table import TRAITS
 from engine.graph.work import ATTENTION_MEGAPIXELS, TOKEN_MEGAPIXELS
 
 MOST = 2**53
 """The largest number in a cost. JSON readers keep every integer up to it."""
+CHANNELS = 4
+"""Those of a `LatentShape`."""
 CHUNK_TOKENS = 77
 _CHUNK_CHARS = 75
 _TOKEN_BYTES = 4 * 2048
@@ -139,10 +143,12 @@ class ConditioningShape:
     """The size of the masks and of the pictures for ControlNets that belong to it."""
     merged: int = 0
     """How many of its ControlNets have weights of their own: see `ModelShape.is_merged`."""
+    token_bytes: int = _TOKEN_BYTES
+    """The size of an encoded token."""
 
     @property
     def size_bytes(self) -> int:
-        return saturated(self.texts * self.tokens * _TOKEN_BYTES + self.held_bytes)
+        return saturated(self.texts * self.tokens * self.token_bytes + self.held_bytes)
 
     def holding(self, size_bytes: int) -> ConditioningShape:
         """The conditioning with so many more bytes that belong to it."""
@@ -158,6 +164,7 @@ class ConditioningShape:
             controls=max(self.controls, other.controls),
             held_bytes=saturated(self.held_bytes + other.held_bytes),
             merged=saturated(self.merged + other.merged),
+            token_bytes=max(self.token_bytes, other.token_bytes),
         )
 
 
@@ -182,8 +189,8 @@ class ModelShape:
     """So many times more it is called for one of the conditionings, for guidance."""
     third: ConditioningShape | None = None
     """A third conditioning: samplers get all three, whatever the cfg."""
-    weight: float = 1.0
-    """How much a call of it is worth, where that of a UNet is 1."""
+    family: Family = Family.SD1
+    """Where it is not known, one that costs as much."""
     filters: int = 0
     """So often what its layers pass on is filtered. Each one is a copy of all layers."""
     held_bytes: int = 0
@@ -198,9 +205,21 @@ class ModelShape:
         return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
 
     @property
+    def traits(self) -> Traits:
+        return TRAITS[self.family]
+
+    @property
     def costs_more(self) -> bool:
-        """Whether sampling with it does, or what it holds."""
-        return self != ModelShape(is_merged=self.is_merged)
+        """Whether sampling or encoding with it does, or what it holds."""
+        has_more = self.more_calls > 0 or self.filters > 0 or self.third is not None
+        costs = self.traits.work != TRAITS[Family.SD1].work or self.held_bytes > 0
+        return has_more or costs
+
+    def sampled(self, latent: LatentShape) -> LatentShape:
+        """What it makes of a latent, whose channels an empty one gets from it."""
+        if self.traits.latent_channels <= CHANNELS or isinstance(latent, DeepLatentShape):
+            return latent
+        return DeepLatentShape(latent.count, latent.width, latent.height, latent.held_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,34 +281,3 @@ class Estimate:
     """The images or latents that it saves."""
     result_bytes: int = 0
     """The most bytes that their files take: for noise a PNG saves nothing."""
-
-
-def default_estimate(outputs: tuple[str, ...]) -> Estimate:
-    """That of a node which declares none: it costs nothing and its outputs are small."""
-    return Estimate(tuple(map(default_shape, outputs)))
-
-
-def default_shape(type_name: str) -> Shape:
-    """That of an output of which nothing is known."""
-    found: Shape = _DEFAULTS.get(type_name)
-    return found
-
-
-UNKNOWN_SIDE = 512
-"""The sides of an image or a latent of which only the run can tell the size."""
-_SQUARE = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
-_DEFAULTS: dict[str, Any] = {
-    "IMAGE": ImageShape(*_SQUARE),
-    "MASK": MaskShape(*_SQUARE),
-    "LATENT": LatentShape(*_SQUARE),
-    "CONDITIONING": ConditioningShape(1, CHUNK_TOKENS),
-    "SIGMAS": SigmasShape(20),
-    "SAMPLER": "euler",
-    "UPSCALE_MODEL": 4,
-    "INT": Scalar(0),
-    "FLOAT": Scalar(0.0),
-    "STRING": Scalar(""),
-    "BOOLEAN": Scalar(False),
-}
-SIZED_TYPES = frozenset(_DEFAULTS)
-"""The types of outputs that a run measures."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.errors import TooLarge
+from engine.families.family import ModelName
 from engine.graph.cost import (
     MOST,
-    UNKNOWN_SIDE,
     ConditioningShape,
     Cost,
     Estimate,
@@ -23,7 +23,8 @@ from engine.graph.cost import (
     model_shape,
     saturated,
 )
-from engine.graph.declarations import NodeType, within
+from engine.graph.declarations import Link, NodeType, within
+from engine.graph.default_shapes import UNKNOWN_SIDE
 from engine.graph.graph import Graph, Node, run_order
 from engine.graph.limits import Limits, MadeTexts
 
@@ -164,6 +165,9 @@ class Ledger:
         for name in self._types[node.class_type].file_inputs:
             if name in inputs:
                 inputs[name] = ImageShape(1, *self._sizes.get(inputs[name], _UNKNOWN_SIZE))
+        for name in self._types[node.class_type].model_inputs:
+            if name in inputs:
+                inputs[name] = ModelName(inputs[name], node.families.get(name))
         declared = self._types[node.class_type].all_inputs
         for name, source in node.links.items():
             shape = self._shapes[source.node_id][source.output]
@@ -182,15 +186,15 @@ class Ledger:
         return tuple(map(_merged, shapes))
 
     def _with_guidance(self, node: Node, shapes: Sequence[Shape]) -> Sequence[Shape]:
-        """Its outputs, of which models keep the guidance that the given model has."""
-        linked = (self._shapes[at.node_id][at.output] for at in node.links.values())
-        guided = [one for one in linked if isinstance(one, ModelShape) and one.costs_more]
-        if not guided:
-            return shapes
-        outputs = self._types[node.class_type].outputs
+        """Its outputs, of which models and text encoders cost what the given ones do."""
+        declared, given = self._types[node.class_type], dict[str, ModelShape]()
+        for name, at in node.links.items():
+            shape, link = self._shapes[at.node_id][at.output], declared.all_inputs[name]
+            if isinstance(shape, ModelShape) and shape.costs_more and isinstance(link, Link):
+                given.setdefault(link.type, shape)
         return [
-            _guided(shape, guided[0]) if name == "MODEL" else shape
-            for name, shape in zip(outputs, shapes, strict=True)
+            _guided(shape, given[name]) if name in given else shape
+            for name, shape in zip(declared.outputs, shapes, strict=True)
         ]
 
     def _note_texts(self, node: Node, shapes: Sequence[Shape]) -> None:
@@ -224,7 +228,7 @@ class Ledger:
 
 
 def _guided(shape: Shape, by: ModelShape) -> Shape:
-    """The shape of a model that was made of one with guidance of its own."""
+    """The shape of a model made of one that costs more than most."""
     own = model_shape(shape)
     return own if own.costs_more else replace(by, is_merged=own.is_merged)
 

@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from engine.errors import EngineError
-from engine.graph.cost import Estimate, Scalar, default_estimate
+from engine.graph.cost import Estimate, Scalar
+from engine.graph.default_shapes import default_estimate
 
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
 """The limit that narrows the range of an integer. "longest_side" narrows only its upper end."""
@@ -123,7 +124,7 @@ class NodeType:
     """Called with the literals if each of them is valid. Raises ValueError if they do not fit."""
     estimate: Callable[[Mapping[str, Any]], Estimate] | None = None
     """What the node costs, from its literals and the shapes of what it is linked to. The name of
-    a file is replaced by the shape of what is in it."""
+    a file is replaced by the shape of what is in it, that of a model is a `ModelName`."""
     is_pure: bool = False
     """Its body only computes numbers, texts or truth values, at once and without its context. Where
     literals alone are given to it, this is done before the graph is accepted."""
@@ -133,12 +134,16 @@ class NodeType:
     """The required and the optional inputs."""
     file_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Those of them that are names of input files."""
+    model_inputs: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    """Those of them that are names of models, with their folders."""
 
     def __post_init__(self) -> None:
         inputs = {**self.inputs, **self.optional}
         files = tuple(name for name, each in inputs.items() if isinstance(each, InputFile))
         object.__setattr__(self, "all_inputs", inputs)
         object.__setattr__(self, "file_inputs", files)
+        folders = {n: each.folder for n, each in inputs.items() if isinstance(each, Choice)}
+        object.__setattr__(self, "model_inputs", {n: f for n, f in folders.items() if f})
 
     def has_values(self, links: Iterable[str]) -> bool:
         """Whether one of the linked inputs takes a number, a text or a truth value."""

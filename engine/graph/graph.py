@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.families.family import Family
 from engine.graph.cost import Cost
 
 SEED_INPUTS = ("seed", "noise_seed")
@@ -35,6 +36,8 @@ class Node:
     steps: int = 0
     input_files: tuple[str, ...] = ()
     """The names of the files that it reads."""
+    families: Mapping[str, Family] = field(default_factory=dict)
+    """Those of the models that it names, by their inputs, as far as their files tell."""
     title: str | None = None
     """What the caller's editor calls it. It has no effect."""
     sources: tuple[str, ...] = field(init=False, repr=False, compare=False)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 
 from safetensors import SafetensorError, safe_open
 
@@ -36,6 +37,8 @@ def read_header(path: Path) -> Header:
     """The header. Raises CheckpointUnavailable if the file is gone, damaged or cut short."""
     try:
         state = path.stat()
+        if not S_ISREG(state.st_mode):
+            raise CheckpointUnavailable(f"{path.name} is no file that models lie in")
         return _read(path, state.st_size, state.st_mtime_ns)
     except FileNotFoundError as error:
         raise CheckpointUnavailable(f"{path.name} is gone") from error

@@ -13,6 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from engine.errors import EngineError, GraphInvalid
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.costing import COST_TOO_HIGH, Excess, FileSizes, Ledger, ledger_of
 from engine.graph.declarations import NodeType
@@ -56,7 +57,7 @@ def validate(
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise graph_invalid(errors, sources, types)
-    graph = _graph(nodes, types, checked)
+    graph = _graph(nodes, types, checked, listed)
     known_types = {each.class_type: each for each in types.values()}
     ledger = _ledger(graph, known_types, limits, sizes=sizes)
     if isinstance(ledger, Excess):
@@ -193,6 +194,7 @@ def _graph(
     nodes: Mapping[str, Any],
     types: Mapping[str, NodeType],
     checked: Mapping[str, CheckedInputs],
+    catalogue: Catalogue,
 ) -> Graph:
     known_steps: dict[str, int] = {}
     needed = _needed(checked, [each for each in checked if types[each].is_output])
@@ -202,6 +204,7 @@ def _graph(
             types[node_id],
             each,
             steps=_steps(node_id, types, checked, known_steps),
+            families=catalogue.families(types[node_id], each.literals),
             title=_title(nodes[node_id]),
         )
         for node_id, each in checked.items()
@@ -223,7 +226,13 @@ def _needed(checked: Mapping[str, CheckedInputs], outputs: Iterable[str]) -> set
 
 
 def _node(
-    node_id: str, declared: NodeType, checked: CheckedInputs, *, steps: int, title: str | None
+    node_id: str,
+    declared: NodeType,
+    checked: CheckedInputs,
+    *,
+    steps: int,
+    families: Mapping[str, Family],
+    title: str | None,
 ) -> Node:
     literals = checked.literals
     return Node(
@@ -234,6 +243,7 @@ def _node(
         is_output=declared.is_output,
         steps=steps,
         input_files=tuple([literals[name] for name in declared.file_inputs if name in literals]),
+        families=families,
         title=title,
     )
 

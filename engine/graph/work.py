@@ -1,7 +1,8 @@
 """What the work of nodes is worth in megapixel-steps.
 
 A megapixel-step is one call of a UNet for one row of conditioning on a million pixels. The other
-constants compare with that call of an SD 1.5 UNet; docs/costs.md explains them.
+constants compare with that call of an SD 1.5 UNet; docs/costs.md explains them. What the models of
+a family are worth is among its traits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ ATTENTION_MEGAPIXELS = 2.0
 with the square of the size. Counted for the layers of SD 1.5 at 8 heads of 40."""
 TOKEN_MEGAPIXELS = 64 / 1e6
 """A token is as much to attend to as the 8 x 8 pixels of one place of a latent."""
-TRANSFORMER = 20.0
-"""The call of a transformer, of Z-Image or Flux, where that of a UNet is 1."""
 CONTROL = 0.5
 """The call of a ControlNet, as a share of the UNet's call that it joins."""
 DECODE = 2.0

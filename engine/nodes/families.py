@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.errors import EngineError
+from engine.families.family import ModelName
+from engine.families.table import FAMILIES
 from engine.graph import work
-from engine.graph.cost import (
-    ConditioningShape,
-    DeepLatentShape,
-    Estimate,
-    ModelShape,
-    model_shape,
-    text_tokens,
-)
+from engine.graph.cost import DeepLatentShape, Estimate, ModelShape
 from engine.graph.declarations import Choice, Float, Int, Link, String, node
-from engine.graph.families import Family
 from engine.graph.models_folder import DIFFUSION_MODELS, TEXT_ENCODERS
 from engine.nodes.sides import MAX_SIDE
-from engine.nodes.text import encoding_estimate
+from engine.nodes.text import texts_estimate
 
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
@@ -32,14 +26,14 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
     from engine.diffusion.text.family_texts import FamilyTexts
 
-_HEAVY = ModelShape(weight=work.TRANSFORMER)
 _DEVICE = Choice(("default", "cpu"), tooltip="Whatever it is, the device of the engine is used.")
 _PATCH_PIXELS = 16 * 16
 _LEAST_PATCHES, _MOST_PATCHES = 256, 4096
 _MOST_MU = 20
 """Beyond it all noise levels are the same."""
-_T5_TOKENS = 256
-"""Those of any shorter text."""
+_BY_TYPE = {each.clip_type: each for each in FAMILIES if each.clip_type}
+_COSTLIEST = max(FAMILIES, key=lambda each: each.work.call)
+"""What a network counts as whose family is not known."""
 _SHIFT = {"min": 0.0, "max": 100.0}
 
 
@@ -50,8 +44,29 @@ def _side(default: int) -> Int:
     return Int(default, min=16, max=MAX_SIDE, step=16, multiple=8, limit="side")
 
 
-def _heavy_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((_HEAVY,), work=work.LOAD)
+def _type(files: int, tooltip: str) -> Choice:
+    """The type of a loader of so many text encoders."""
+    taken = (each.clip_type for each in FAMILIES if each.clip_files == files)
+    return Choice(tuple(filter(None, taken)), tooltip=tooltip)
+
+
+def _texts(context: Context, type: str, *names: str) -> Work[FamilyTexts]:
+    from engine.diffusion.families.encoders import load_texts
+
+    load = partial(load_texts, family=_BY_TYPE[type].family, names=names)
+    return (yield from context.made((TEXT_ENCODERS, type, names), load))
+
+
+def _network_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    name: ModelName = inputs["unet_name"]
+    model = ModelShape(family=name.family or _COSTLIEST.family)
+    return Estimate((model,), work=work.LOAD * model.traits.work.load)
+
+
+def _texts_loader_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    traits = _BY_TYPE[inputs["type"]]
+    shape = ModelShape(family=traits.family)
+    return Estimate((shape,), work=work.LOAD * traits.work.text_load)
 
 
 def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -59,9 +74,7 @@ def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _flux_text_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    tokens = max(text_tokens(inputs["clip_l"]), text_tokens(inputs["t5xxl"]), _T5_TOKENS)
-    weight = model_shape(inputs["clip"]).weight
-    return encoding_estimate(ConditioningShape(1, tokens), weight)
+    return texts_estimate(inputs, "clip_l", "t5xxl")
 
 
 def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -80,7 +93,7 @@ def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
     outputs=("MODEL",),
     category="advanced/loaders",
     display_name="Load Diffusion Model",
-    estimate=_heavy_estimate,
+    estimate=_network_estimate,
 )
 def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tuple[Model]]:
     """Loads the network of Z-Image or Flux, without text encoders and VAE."""
@@ -94,22 +107,19 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
     "CLIPLoader",
     inputs={
         "clip_name": Choice(folder=TEXT_ENCODERS, tooltip="The text encoder to load."),
-        "type": Choice(("lumina2",), tooltip="The kind of model: lumina2 stands for Z-Image."),
+        "type": _type(1, "The kind of model: lumina2 stands for Z-Image."),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
     category="advanced/loaders",
     display_name="Load CLIP",
-    estimate=_heavy_estimate,
+    estimate=_texts_loader_estimate,
 )
 def clip_loader(
     context: Context, *, clip_name: str, type: str, device: str = "default"
 ) -> Work[tuple[FamilyTexts]]:
     """Loads the text encoder of Z-Image."""
-    from engine.diffusion.families.encoders import load_texts
-
-    load = partial(load_texts, family=Family.Z_IMAGE, names=(clip_name,))
-    return ((yield from context.made((TEXT_ENCODERS, type, clip_name), load)),)
+    return ((yield from _texts(context, type, clip_name)),)
 
 
 @node(
@@ -117,23 +127,19 @@ def clip_loader(
     inputs={
         "clip_name1": Choice(folder=TEXT_ENCODERS, tooltip="One of the two, CLIP-L or T5."),
         "clip_name2": Choice(folder=TEXT_ENCODERS, tooltip="The other one."),
-        "type": Choice(("flux",), tooltip="The kind of model."),
+        "type": _type(2, "The kind of model."),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
     category="advanced/loaders",
     display_name="DualCLIPLoader",
-    estimate=_heavy_estimate,
+    estimate=_texts_loader_estimate,
 )
 def dual_clip_loader(
     context: Context, *, clip_name1: str, clip_name2: str, type: str, device: str = "default"
 ) -> Work[tuple[FamilyTexts]]:
     """Loads both text encoders of Flux."""
-    from engine.diffusion.families.encoders import load_texts
-
-    names = tuple(sorted((clip_name1, clip_name2)))
-    load = partial(load_texts, family=Family.FLUX, names=names)
-    return ((yield from context.made((TEXT_ENCODERS, type, names), load)),)
+    return ((yield from _texts(context, type, *sorted((clip_name1, clip_name2)))),)
 
 
 @node(

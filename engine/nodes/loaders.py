@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
+from engine.families.family import ModelName
 from engine.graph import work
 from engine.graph.cost import Estimate, ModelShape
 from engine.graph.declarations import Choice, Float, Link, node
@@ -22,8 +23,11 @@ _STRENGTH = {"min": -100.0, "max": 100.0}
 _MERGED = ModelShape(is_merged=True)
 
 
-def _checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((None, None, None), work=work.LOAD)
+def _checkpoint_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    name: ModelName = inputs["ckpt_name"]
+    shape = ModelShape(family=name.family) if name.family else ModelShape()
+    own = shape.traits.work
+    return Estimate((shape, shape, None), work=work.LOAD * (own.load + own.text_load))
 
 
 def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
@@ -73,11 +77,11 @@ def lora_loader(
     context: Context,
     *,
     model: Model,
-    clip: Clip,
+    clip: Clip | FamilyTexts,
     lora_name: str,
     strength_model: float,
     strength_clip: float,
-) -> Work[tuple[Model, Clip | None]]:
+) -> Work[tuple[Model, Clip | FamilyTexts | None]]:
     """Changes a model and its text encoder by a LoRA."""
     return (
         yield from context.lora(

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import CHUNK_TOKENS, ConditioningShape, Estimate, model_shape, text_tokens
+from engine.graph.cost import (
+    CHUNK_TOKENS,
+    ConditioningShape,
+    Estimate,
+    ModelShape,
+    model_shape,
+    text_tokens,
+)
 from engine.graph.declarations import Float, Int, Link, String, node
 from engine.nodes.sides import MAX_SIDE
 
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
     from engine.diffusion.text.encoding import Clip
     from engine.diffusion.text.family_texts import FamilyTexts
 
+_NUMBER_BYTES = 4
 _TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
 
 
@@ -24,20 +33,30 @@ def _side(default: int, tooltip: str) -> Int:
     return Int(default, min=0, max=MAX_SIDE, tooltip=tooltip)
 
 
-def encoding_estimate(conditioning: ConditioningShape, weight: float = 1.0) -> Estimate:
-    """What it costs to encode the texts of a conditioning. That of a CLIP has a `weight` of 1."""
-    chunks = conditioning.texts * conditioning.tokens / CHUNK_TOKENS
-    return Estimate((conditioning,), work=chunks * work.CHUNK * weight)
+def encoding_estimate(conditioning: ConditioningShape, clip: ModelShape) -> Estimate:
+    """What it costs to encode the texts of a conditioning."""
+    traits = clip.traits
+    encoded = replace(
+        conditioning,
+        tokens=max(conditioning.tokens, traits.least_tokens),
+        token_bytes=_NUMBER_BYTES * traits.text_width,
+    )
+    chunks = encoded.texts * encoded.tokens / CHUNK_TOKENS
+    return Estimate((encoded,), work=chunks * work.CHUNK * traits.work.text)
+
+
+def texts_estimate(inputs: Mapping[str, Any], *names: str) -> Estimate:
+    """The same of the texts in those inputs, which are encoded beside each other."""
+    tokens = max(text_tokens(inputs[name]) for name in names)
+    return encoding_estimate(ConditioningShape(1, tokens), model_shape(inputs["clip"]))
 
 
 def _text_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    weight = model_shape(inputs["clip"]).weight
-    return encoding_estimate(ConditioningShape(1, text_tokens(inputs["text"])), weight)
+    return texts_estimate(inputs, "text")
 
 
 def _pair_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    tokens = max(text_tokens(inputs["text_g"]), text_tokens(inputs["text_l"]))
-    return encoding_estimate(ConditioningShape(1, tokens))
+    return texts_estimate(inputs, "text_g", "text_l")
 
 
 @node(

@@ -100,7 +100,7 @@ class Writer:
 
     def _text(self, stage: _Stage, sampled: _Stage) -> None:
         """Add the texts of a stage, along the schedule of the model that is sampled."""
-        pass_, options = stage.pass_, {}
+        pass_, options = stage.pass_, dict[str, Any]()
         if self._is_webui:
             options = {
                 "pads_texts": True,
@@ -108,6 +108,8 @@ class Writer:
                 "makes_plain": True,
                 "emphasis": self._parameters.override_settings.emphasis,
             }
+        if scale := self._parameters.distilled_cfg_scale:
+            options["guidance"] = scale
         self._add(
             f"{stage.prefix}text",
             "WebUITextEncode",

@@ -142,6 +142,8 @@ class DiffusionParameters(OwnOfWebUI):
     scheduler: SchedulerName = AUTOMATIC
     steps: Annotated[Whole, Field(ge=1, le=150)] = _STEPS
     cfg_scale: Annotated[Number, Field(ge=0, le=100)] = 7.0
+    distilled_cfg_scale: Factor = 0.0
+    """The scale of guidance that Flux.1 is told; 0: 3.5."""
     batch_size: Count = 1
     n_iter: Count = 1
     clip_skip: ClipSkip = 1

@@ -16,8 +16,8 @@ from engine.graph.models_folder import (
     ModelsFolder,
     pickled_refused,
 )
-from engine.webui.default_size import checkpoint_family, default_side, is_xl
 from engine.webui.extra_networks import Lora, split_networks
+from engine.webui.family_defaults import checkpoint_family, checkpoint_traits, default_side
 from engine.webui.img2img.members import steps_taken
 from engine.webui.model_names import (
     listed_name,
@@ -91,6 +91,7 @@ def first_pass(
         parameters.compatibility,
         from_noise=not parameters.starts_from_images,
     )
+    _require_told(parameters, catalogue.models, checkpoint)
     side = default_side(catalogue.models, checkpoint)
     vae = parameters.override_settings.sd_vae
     pass_ = Pass(
@@ -170,9 +171,18 @@ def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
 
 def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
     """The scheduler of that name for the family of the checkpoint."""
-    if scheduler == ALIGN_YOUR_STEPS and is_xl(models, checkpoint):
-        return ALIGN_YOUR_STEPS_XL
-    return scheduler
+    if scheduler != ALIGN_YOUR_STEPS:
+        return scheduler
+    traits = checkpoint_traits(models, checkpoint)
+    return ALIGN_YOUR_STEPS_XL if traits and traits.aligned_steps == "SDXL" else scheduler
+
+
+def _require_told(parameters: DiffusionParameters, models: ModelsFolder, checkpoint: str) -> None:
+    """Raise ParametersInvalid for a scale of guidance that the checkpoint is not told."""
+    traits = checkpoint_traits(models, checkpoint)
+    if parameters.distilled_cfg_scale and traits and not traits.is_told_guidance:
+        message = f"is for Flux.1, and {checkpoint} is {traits.title}: leave it out"
+        raise _field_invalid("value_error", message, "distilled_cfg_scale")
 
 
 def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:

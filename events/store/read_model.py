@@ -17,7 +17,7 @@ from events.store.batch import Batch, Step, stop_at
 from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
 from events.store.checkpoint import hold_checkpoint, move_checkpoint
 from events.store.database import Database
-from events.store.job_rows import ERASED, from_state, image_rows, job_row
+from events.store.job_rows import from_state, image_rows, is_behind, job_row, listing
 from events.store.tables import (
     BLOCKED_JOBS,
     CHECKPOINTS,
@@ -192,6 +192,12 @@ class ReadModel:
         state = await (self._state(job_id) if with_request else self._summary(job_id))
         return None if state is None else from_state(state)
 
+    async def jobs_of_ids(self, job_ids: Sequence[str]) -> list[Job]:
+        """Those that there are, in this order, with their requests."""
+        query = sa.select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(job_ids))
+        states = {row.id: row.state for row in await self._database.fetch(query)}
+        return [from_state(states[id]) for id in job_ids if id in states]
+
     async def jobs(
         self,
         owner: str,
@@ -209,12 +215,12 @@ class ReadModel:
         `before`: the id of the last one already seen; empty if it is no job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
-        query = _listing(wanted).offset(offset)
+        query = listing(wanted).offset(offset)
         if is_ended is not None:
             has_ended = JOBS.c.ended_at.is_not(None)
             query = query.where(has_ended if is_ended else ~has_ended)
         if before is not None:
-            query = query.where(_is_behind(before, of_owner=owner))
+            query = query.where(is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))
         return [from_state(row.state) for row in rows]
 
@@ -233,36 +239,15 @@ class ReadModel:
 
         `before`: the id of the last one already seen; empty if there is no such job.
         """
-        query = _listing({"owner": owner, "status": status, "endpoint": endpoint})
+        query = listing({"owner": owner, "status": status, "endpoint": endpoint})
         if dead_letters:
             # The first condition is that of the index.
             is_one = JOBS.c.dead_letter.is_not(None)
             query = query.where(is_one, JOBS.c.dead_letter.in_(sorted(dead_letters)))
         if before is not None:
-            query = query.where(_is_behind(before))
+            query = query.where(is_behind(before))
         rows = await self._database.fetch(query.limit(limit))
         return [from_state(row.state) for row in rows]
-
-
-def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
-    """Jobs that are not erased, newest first; a wanted value of None is any.
-
-    Without their requests, of which a page may have a hundred MB.
-    """
-    query = sa.select(SUMMARY.label("state")).where(
-        JOBS.c.status != ERASED,
-        *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
-    )
-    return query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
-
-
-def _is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[bool]:
-    """Whether a row comes after this job in a listing; never where it is another owner's."""
-    seen = JOBS.alias("seen")
-    last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == job_id)
-    if of_owner is not None:
-        last = last.where(seen.c.owner == of_owner)
-    return sa.tuple_(JOBS.c.created_at, JOBS.c.id) < last.scalar_subquery()
 
 
 def _tell(stops: Iterable[Stop]) -> None:

@@ -14,13 +14,15 @@ from datetime import datetime
 from events.archive.archive import Archive, SegmentRef
 from events.errors import ServiceError
 from events.job import Job
-from events.log import EventLog
+from events.log import EventLog, utc_now
 from events.store.archiving.hot_jobs import HotJob
 from events.store.archiving.segments import SegmentRow, Segments
 from events.store.archiving.writer import ArchiveWriter
 from events.store.read_model import ReadModel
+from events.store.uploads import Uploads
 from events.types import Erased
 from storage.images import ImageNotFound, ImageStore, ImageStoreError
+from storage.keys import copies_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Removal:
         archive: Archive,
         segments: Segments,
         archive_writer: ArchiveWriter,
+        uploads: Uploads,
     ) -> None:
         self._log = log
         self._deliveries = deliveries
@@ -46,6 +49,7 @@ class Removal:
         self._archive = archive
         self._segments = segments
         self._archive_writer = archive_writer
+        self._uploads = uploads
 
     async def hide(self, job: Job) -> bool:
         """Blank the job's row, then do what `erase` does. The job's `Erased` is stored already.
@@ -61,11 +65,17 @@ class Removal:
         return await self.erase(job.id)
 
     async def erase(self, job_id: str) -> bool:
-        """Remove images, deliveries, what the archive has, and all events but `Erased`.
+        """Remove images and their copies, deliveries, what the archive has, and all events but
+        `Erased`.
 
         Its row is blank already. False if something is left.
         """
-        steps = (self._remove_files, self._erase_log, self._archive_writer.erase)
+        steps = (
+            self._remove_files,
+            self._remove_copies,
+            self._erase_log,
+            self._archive_writer.erase,
+        )
         return await self._erase(job_id, *steps)
 
     async def _erase(self, job_id: str, *steps: Callable[[str], Awaitable[None]]) -> bool:
@@ -134,6 +144,13 @@ class Removal:
     async def _remove_files(self, job_id: str) -> None:
         await self._images.delete_folder(job_id)
         await self._deliveries.purge(job_id)
+
+    async def _remove_copies(self, job_id: str) -> None:
+        """Of its images that are inputs of other jobs: those that were accepted keep the files."""
+        job = await self._read_model.job(job_id, with_request=False)
+        if job is not None:
+            owner = job.submitted.owner
+            await self._uploads.remove_all(owner, copies_prefix(job_id), utc_now())
 
     async def _erase_log(self, job_id: str) -> None:
         """Keep the last event, so that a late writer finds `Erased` and not an empty subject."""

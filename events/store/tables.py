@@ -212,6 +212,24 @@ ENDPOINTS = _table(
     sa.Column("applied", sa.String),
 )
 
+USER_FILES = _table(
+    "user_files",
+    _key("owner"),
+    _key("kind"),
+    _key("name"),
+    _required("content", sa.LargeBinary),
+    _required("size_bytes", sa.BigInteger),
+    _required("created_at", UtcDateTime),
+    _required("changed_at", UtcDateTime),
+)
+
+KEY_OPTIONS = _table(
+    "key_options",
+    _key("key_id"),
+    _required("options", sa.Text),
+    _required("changed_at", UtcDateTime),
+)
+
 # Endpoints that had a row once. One that is here and has none was removed; where neither is, the
 # database may have been lost.
 NOTED_ENDPOINTS = _table("noted_endpoints", _key("id"))

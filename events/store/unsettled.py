@@ -1,7 +1,7 @@
-"""Ended jobs of which something is left to do, as far as the database knows: callbacks.
+"""Ended jobs of which something is left to do, as far as the database knows: deliveries.
 
-A job is settled when it has ended and, where it wants a callback, the delivery has ended too.
-`jobs.settled_at` says since when; the projection sets it for jobs without a callback, and
+A job is settled when it has ended and, where it has a delivery, that has ended too.
+`jobs.settled_at` says since when; the projection sets it for jobs without one, and
 `actors.callbacks.lost` for the others once it finds their delivery ended. Rows of older versions
 have none, and get theirs in the same way.
 """
@@ -26,7 +26,8 @@ class UnsettledJob:
     position: int
     """Of its last event in the log."""
     ended_at: datetime
-    callback_url: str | None
+    is_wanted: bool
+    """Whether it has a delivery."""
 
 
 class UnsettledJobs:
@@ -47,7 +48,7 @@ class UnsettledJobs:
             .limit(limit)
         )
         return [
-            UnsettledJob(row.id, row.position, row.ended_at, _callback_url(row.state))
+            UnsettledJob(row.id, row.position, row.ended_at, _is_wanted(row.state))
             for row in await self._database.fetch(query)
         ]
 
@@ -88,7 +89,7 @@ class UnsettledJobs:
         await self._database.execute(self._database.upsert(CHECKPOINTS).values(place))
 
 
-def _callback_url(state: str) -> str | None:
+def _is_wanted(state: str) -> bool:
     """Without the rest of the job, so that no other part of a row can hold up the walk."""
     submitted: dict[str, Any] = json.loads(state)["job"]["submitted"]
-    return submitted.get("callback_url")
+    return submitted.get("callback_url") is not None or bool(submitted.get("image_puts"))

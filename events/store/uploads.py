@@ -80,6 +80,12 @@ class Uploads:
         remove = sa.update(UPLOADS).where(_labelled(owner, [name])).values(replaced_at=at)
         return await self._database.execute(remove) > 0
 
+    async def remove_all(self, owner: str, prefix: str, at: datetime) -> None:
+        """Take all names of the owner's that begin so off their files."""
+        begins = UPLOADS.c.name.startswith(prefix, autoescape=True)
+        mine = _labelled(owner) & begins
+        await self._database.execute(sa.update(UPLOADS).where(mine).values(replaced_at=at))
+
     async def forget(
         self, *, unused_since: datetime | None, replaced_before: datetime, limit: int
     ) -> list[str]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from events.delivery import Delivery
+from events.delivery import Delivery, is_wanted
 from events.job import Job, fold, from_erasure
 from events.result import ResultResponse, UrlFor, result_of
 from events.types import Event, ImageStored, Started, Submitted
@@ -59,9 +59,12 @@ class CallbackMessage:
     def is_beyond(self, most_images: int) -> bool:
         return self.index is not None and self.index >= most_images
 
-    def body(self, url_for: UrlFor) -> bytes:
-        """As JSON: the result, and what this tells of where more than the end is asked for."""
-        result = result_of(self.job, url_for)
+    def body(self, url_for: UrlFor, delivery: Delivery | None = None) -> bytes:
+        """As JSON: the result, and what this tells of where more than the end is asked for.
+
+        `delivery`: to tell what became of images that are put, as is known before the end is told.
+        """
+        result = result_of(self.job, url_for, delivery=delivery)
         if not self.job.submitted.callback_events:
             return result.body()
         told = {"event": self.event, "index": self.index}
@@ -69,8 +72,11 @@ class CallbackMessage:
 
 
 def told_of(submitted: Submitted) -> frozenset[str]:
-    """What the caller is called back for. A later version may know of more than `CallbackEvent`."""
-    if submitted.callback_url is None:
+    """What the caller is called back for. A later version may know of more than `CallbackEvent`.
+
+    The end is among it, too, where images are put: that begins there.
+    """
+    if not is_wanted(submitted):
         return frozenset()
     return frozenset({*(submitted.callback_events or ()), CallbackEvent.COMPLETED})
 

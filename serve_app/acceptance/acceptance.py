@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from engine.errors import EngineError
 from engine.graph.cost import Cost
-from events.decisions import Submit
-from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
+from events.errors import AddressNotAllowed, LogFull
 from events.ids import derived_id, lane_of, new_id
 from events.job import Job, sizes_of
 from events.job_cost import JobCost
 from events.store.records import ApiKey, Endpoint
 from events.types import InputFile, Submitted
+from serve_app.acceptance.appends import Appends
 from serve_app.acceptance.callback_check import CallbackCheck
 from serve_app.acceptance.checker import CheckedRequest, Checker, checker_for
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.acceptance.image_output import recorded_output
+from serve_app.acceptance.image_puts import ImagePutCheck, require_images
 from serve_app.acceptance.input_files import resolve_input_files, store_sent_images
 from serve_app.acceptance.withdrawals import Withdrawals
 from serve_app.access.kept_bytes import OwnedBytes
 from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S, OpenJobs
-from serve_app.access.unprojected import NoteStored
 from serve_app.checks import Checks
 from serve_app.endpoints.used import UsedEndpoints, job_timeout_s, terms_of
-from serve_app.job_state import current_job, ended_job
+from serve_app.job_state import current_job
 from serve_app.refusals import IdempotencyConflict, RequestRefused
 from serve_app.services import Services
 from serve_app.uploads.sent_images import SentImages
 from serve_app.uploads.store import UploadStore
-from telemetry.tracing.log_fields import about
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _REFUSALS = (RequestRefused, EngineError, AddressNotAllowed, LogFull)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A valid request, of whose input files nothing is known yet."""
+
+    endpoint: Endpoint
+    checker: Checker
+    body: CheckedRequest
+    image_puts: tuple[str, ...] | None
+    """Where its images are put, sealed."""
 
 
 class Acceptance:
@@ -56,10 +62,12 @@ class Acceptance:
         open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     ) -> None:
         self._services = services
-        self._withdrawals = withdrawals
         self._checks = checks
         self._callbacks = CallbackCheck(
             services.address_rule, services.resolve, timeout_s=resolve_timeout_s
+        )
+        self._image_puts = ImagePutCheck(
+            self._callbacks, services.image_put_settings, secret=services.secret
         )
         self.endpoints = UsedEndpoints(services)
         self.open_jobs = OpenJobs(
@@ -68,41 +76,33 @@ class Acceptance:
             period_s=open_jobs_period_s,
         )
         self.owned_bytes = OwnedBytes(services.read_model.usage, services.owner_settings)
-        http = services.http_settings
         self.upload_store = UploadStore(
             rows=services.uploads,
             images=services.images,
-            settings=http,
+            settings=services.http_settings,
             owned_bytes=self.owned_bytes,
             max_bytes_of_owner=services.owner_settings.max_upload_bytes,
         )
-        self.sent_images = SentImages(
-            self.upload_store,
-            checks,
-            services.fetch,
-            settings=services.fetch_settings,
-            max_bytes=http.max_upload_bytes,
-            wait_s=http.body_wait_s,
+        self.sent_images = _sent_images(services, self.upload_store, checks)
+        self._appends = Appends(
+            services, withdrawals, open_jobs=self.open_jobs, owned_bytes=self.owned_bytes
         )
-        self._appends: set[asyncio.Task[Job]] = set()
 
     async def join(self) -> None:
         """Wait for the appends whose callers have hung up."""
-        await asyncio.gather(*self._appends, return_exceptions=True)
+        await self._appends.join()
 
     async def stop(self) -> None:
-        appends = list(self._appends)
-        for append in appends:
-            append.cancel()
-        await asyncio.gather(*appends, return_exceptions=True)
+        await self._appends.stop()
         self.upload_store.stop()
 
     async def accept(self, request: GenerateRequest) -> Job:
         """The job, stored now or by the same request before.
 
         A repeat gets its job even where a check would refuse it by now. The append itself finds a
-        repeat of a job that is in the log, so that is read only after a refusal. That spares every
-        other request a read, and only the append reports a frozen log, as OutcomeUnknown.
+        repeat of a job that is in the log, so that is read only after a refusal, or where images
+        would be stored and fetched for nothing. That spares every other request a read, and only
+        the append reports a frozen log, as OutcomeUnknown.
 
         Raises RequestRefused, GraphInvalid, ParametersInvalid, ModelsUnavailable,
         AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout,
@@ -110,8 +110,11 @@ class Acceptance:
         """
         job_id = self._job_id(request)
         try:
-            submitted = await self.check(request)
-            job = await self._store(job_id, submitted, request)
+            checked = await self._checked(request)
+            job = await self._known(job_id, request, checked)
+            if job is None:
+                submitted = await self._submitted(request, checked)
+                job = await self._appends.store(job_id, submitted, request)
         except _REFUSALS:
             known = request.is_repeatable
             earlier = await current_job(self._services, job_id) if known else None
@@ -134,17 +137,32 @@ class Acceptance:
         secret = self._services.secret
         return derived_id(secret, request.key.owner, request.idempotency_key)
 
+    async def _known(self, job_id: str, request: GenerateRequest, checked: _Checked) -> Job | None:
+        """The job of this id, if the images that a request brings along are worth the look."""
+        if not request.is_repeatable or not checked.body.sent_images:
+            return None
+        return await current_job(self._services, job_id)
+
     async def check(self, request: GenerateRequest) -> Submitted:
         """What would be stored of a request. Raises what `accept` raises of it."""
-        services = self._services
+        return await self._submitted(request, await self._checked(request))
+
+    async def _checked(self, request: GenerateRequest) -> _Checked:
         endpoint = await self.endpoints.for_job(request.endpoint, request.key)
         if request.callback_url is not None:
-            await self._callbacks.require_allowed(request.callback_url, request.key)
+            target = self._callbacks.target(request.callback_url, request.key)
+            await self._callbacks.require_allowed(target)
+        content, image_puts = await self._image_puts.taken(request.content, request.key)
         checker = self._checker(endpoint, request.key)
         check = partial(checker.check, excess_bytes=request.excess_bytes)
-        checked = await self._run(request, check, request.flavour, request.content)
+        body = await self._run(request, check, request.flavour, content)
+        require_images(image_puts, body.images)
         await self._require_room(endpoint)
-        checked, input_files = await self._with_files(request, checker, checked)
+        return _Checked(endpoint, checker, body, image_puts)
+
+    async def _submitted(self, request: GenerateRequest, found: _Checked) -> Submitted:
+        services, endpoint = self._services, found.endpoint
+        checked, input_files = await self._with_files(request, found.checker, found.body)
         return Submitted(
             flavour=request.flavour,
             owner=request.key.owner,
@@ -166,6 +184,7 @@ class Acceptance:
             terms=terms_of(endpoint, services.graph_settings),
             weight=request.key.limits.weight,
             priority=request.key.limits.priority,
+            image_puts=found.image_puts,
             client_id=request.client_id,
         )
 
@@ -217,73 +236,16 @@ class Acceptance:
         if await services.health.fill() >= services.http_settings.log_full_ratio:
             raise LogFull
 
-    async def _store(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
-        """Append. A caller who hangs up cancels the handler of the request, but not the append."""
-        append = asyncio.create_task(
-            self._append(job_id, submitted, request), name=f"append {job_id}"
-        )
-        self._appends.add(append)
-        append.add_done_callback(self._appends.discard)
-        try:
-            return await asyncio.shield(append)
-        except asyncio.CancelledError:
-            if not request.is_repeatable:
-                append.add_done_callback(partial(self._withdraw, job_id))
-            raise
 
-    def _withdraw(self, job_id: str, append: asyncio.Task[Job]) -> None:
-        """The caller never learns of this job. `_append` handles an unknown outcome itself."""
-        if not append.cancelled() and append.exception() is None:
-            self._withdrawals.schedule(job_id)
-
-    @asynccontextmanager
-    async def _place(
-        self, request: GenerateRequest, submitted: Submitted
-    ) -> AsyncGenerator[NoteStored]:
-        """Hold what the job takes of the limits; call the given function once it is stored."""
-        # A longer body has images, which are no part of what is stored.
-        most_bytes = self._services.http_settings.max_body_bytes
-        key, body_bytes = request.key, min(len(request.body), most_bytes)
-        result_bytes = submitted.cost.result_bytes if submitted.cost is not None else 0
-        async with (
-            self.open_jobs.place(key) as note_job,
-            self.owned_bytes.room(key.owner, body_bytes, result_bytes=result_bytes) as note_bytes,
-        ):
-
-            def stored(position: int) -> None:
-                note_job(position)
-                note_bytes(position)
-
-            yield stored
-
-    async def _append(self, job_id: str, submitted: Submitted, request: GenerateRequest) -> Job:
-        command = Submit(submitted)
-        if request.is_repeatable:
-            # Directly before the append: it must come while the log would still know the job.
-            earlier = await ended_job(self._services, job_id)
-            if earlier is not None:
-                return earlier
-        try:
-            async with self._place(request, submitted) as stored:
-                outcome = await self._services.writer.submit(
-                    job_id, command, traceparent=request.traceparent
-                )
-                assert outcome.job is not None  # it was added, or it was there
-                if outcome.added:
-                    stored(outcome.job.position)
-        except OutcomeUnknown as error:
-            if request.is_repeatable:
-                raise
-            self._withdrawals.schedule(job_id)
-            message = (
-                "The event log did not answer in time. If the job was stored, it is cancelled."
-            )
-            raise OutcomeUnknown(message) from error
-        if outcome.added:
-            fields = {"action": "accept", "job_id": job_id, "flavour": submitted.flavour}
-            with about(outcome.job):
-                logger.info("job accepted", extra=fields)
-        return outcome.job
+def _sent_images(services: Services, store: UploadStore, checks: Checks) -> SentImages:
+    return SentImages(
+        store,
+        checks,
+        services.fetch,
+        settings=services.fetch_settings,
+        max_bytes=services.http_settings.max_upload_bytes,
+        wait_s=services.http_settings.body_wait_s,
+    )
 
 
 def _recorded(cost: Cost) -> JobCost:

@@ -1,4 +1,4 @@
-"""Checks the callback address of a request."""
+"""Checks the addresses of a request that the service is to call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from events.callback_address import AddressRule, Resolve
+from events.callback_address import LONGEST_URL, AddressRule, Resolve, Target
 from events.store.records import ApiKey
 from serve_app.access.permissions import require_callback_host
 from serve_app.refusals import NameServerUnavailable
@@ -21,10 +21,14 @@ class CallbackCheck:
         self._resolve_name = resolve
         self._timeout_s = timeout_s
 
-    async def require_allowed(self, url: str, key: ApiKey) -> None:
-        """Raises AddressNotAllowed, CallbackHostForbidden, NameServerUnavailable."""
-        target = self._rule.check_url(url)
+    def target(self, url: str, key: ApiKey, *, longest: int = LONGEST_URL) -> Target:
+        """Its name is not resolved yet. Raises AddressNotAllowed, CallbackHostForbidden."""
+        target = self._rule.check_url(url, longest=longest)
         require_callback_host(key, target.host)
+        return target
+
+    async def require_allowed(self, target: Target) -> None:
+        """Raises AddressNotAllowed, NameServerUnavailable."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._rule.addresses(target, self._resolve)

@@ -18,6 +18,7 @@ from engine.graph.models_folder import CHECKPOINTS
 from engine.graph.seeds import resolve_seeds
 from engine.graph.validation import validate
 from engine.webui.compiler import compile_parameters
+from engine.webui.family_defaults import with_family_defaults
 from engine.webui.parameters import parse_parameters, with_seed
 from engine.webui.sampler_names import Compatibility
 from events.store.records import Endpoint
@@ -25,9 +26,13 @@ from events.types import Flavour
 from serve_app.acceptance.expansion import expanded
 from serve_app.acceptance.sent_inputs import (
     SentInput,
+    TakenImages,
     image_refused,
+    member_refused,
+    with_member_names,
     with_names,
     without_images,
+    without_member_images,
 )
 from serve_app.acceptance.text_budget import require_recordable, require_text_budget
 from serve_app.acceptance.workflow_file import workflow_members
@@ -90,20 +95,17 @@ class Checker:
         """
         if flavour is Flavour.WORKFLOW:
             return self._workflow(body, excess_bytes)
-        if excess_bytes:
-            raise BodyTooLarge(excess_bytes)
-        return self._diffusion(body)
+        return self._diffusion(body, excess_bytes)
 
     def _workflow(self, body: Any, excess_bytes: int) -> CheckedRequest:
         """Members that a run does not need, such as `client_id`, are accepted and not recorded."""
         members = workflow_members(body, self.catalogue)
         taken = without_images(members.get("prompt"), self.catalogue, most=self.max_sent_images)
-        if taken.chars < excess_bytes:
-            raise BodyTooLarge(excess_bytes - taken.chars)
+        _require_small(taken, excess_bytes)
         pnginfo = pnginfo_of(members.get("extra_data"))
         require_size(pnginfo, self.max_extra_data_bytes)
-        require_text_budget(taken.prompt, self.max_request_chars)
-        prompt = resolve_seeds(taken.prompt, draw_seed)
+        require_text_budget(taken.rest, self.max_request_chars)
+        prompt = resolve_seeds(taken.rest, draw_seed)
         graph = validate(prompt, self.catalogue, self.limits)
         # Each text that came by links stands wherever it is used now.
         require_text_budget(graph.prompt, self.max_request_chars)
@@ -117,19 +119,26 @@ class Checker:
             images=0,
             cost=graph.cost,
             input_files=graph.input_files,
-            sent_images=tuple([each for each in taken.images if each.place in graph.input_files]),
+            sent_images=_used(taken, graph),
         )
 
     def with_uploads(self, checked: CheckedRequest, names: Mapping[str, str]) -> CheckedRequest:
-        """A valid workflow whose images are uploads now; `names` has these by their places."""
-        prompt = with_names(checked.request["prompt"], names)
-        files = dict.fromkeys(names.get(name, name) for name in checked.input_files)
-        request = {**checked.request, "prompt": prompt}
-        return replace(checked, request=request, input_files=tuple(files), sent_images=())
+        """A valid request whose images are uploads now; `names` has these by their places."""
+        prompt = with_names(checked.prompt, names)
+        files = tuple(dict.fromkeys(names.get(name, name) for name in checked.input_files))
+        if checked.compiled is None:
+            request, compiled = {**checked.request, "prompt": prompt}, None
+        else:
+            request, compiled = with_member_names(checked.request, names), prompt
+        return replace(
+            checked, request=request, compiled=compiled, input_files=files, sent_images=()
+        )
 
-    def refusal_of(self, checked: CheckedRequest, sent: SentInput, why: str) -> GraphInvalid:
-        """The error of an image that a valid workflow brings along."""
-        return image_refused(sent, why, checked.request["prompt"], self.catalogue)
+    def refusal_of(self, checked: CheckedRequest, sent: SentInput, why: str) -> EngineError:
+        """The error of an image that a valid request brings along."""
+        if checked.compiled is not None:
+            return member_refused(sent, why)
+        return image_refused(sent, why, checked.prompt, self.catalogue)
 
     def with_files(self, checked: CheckedRequest, sizes: FileSizes) -> CheckedRequest:
         """A valid request with the cost that it has with its uploads.
@@ -154,12 +163,16 @@ class Checker:
         else:
             _require_known(checked.request, known)
 
-    def _diffusion(self, body: Any) -> CheckedRequest:
-        given = parse_parameters(body, self.compatibility)
-        parameters = with_seed(expanded(given, self.catalogue.models), draw_seed)
-        default = self.default_checkpoint
+    def _diffusion(self, body: Any, excess_bytes: int) -> CheckedRequest:
+        taken = without_member_images(body, most=self.max_sent_images)
+        _require_small(taken, excess_bytes)
+        given = parse_parameters(taken.rest, self.compatibility)
+        models, default = self.catalogue.models, self.default_checkpoint
         if given.checkpoint is None:
             default = self.checkpoint()
+        named = expanded(given, models)
+        usual = with_family_defaults(named, taken.rest, models, default=default)
+        parameters = with_seed(usual, draw_seed)
         compiled = compile_parameters(
             parameters, self.catalogue, self.limits, default_checkpoint=default
         )
@@ -181,6 +194,7 @@ class Checker:
             images=parameters.images,
             cost=graph.cost,
             input_files=graph.input_files,
+            sent_images=_used(taken, graph),
             compiled=compiled.prompt,
         )
 
@@ -196,6 +210,16 @@ class Checker:
             images=graph.cost.outputs,
             max_bytes=self.max_metadata_bytes,
         )
+
+
+def _require_small(taken: TakenImages, excess_bytes: int) -> None:
+    """Raise BodyTooLarge where the body has too many bytes, and they are not of images."""
+    if taken.chars < excess_bytes:
+        raise BodyTooLarge(excess_bytes - taken.chars)
+
+
+def _used(taken: TakenImages, graph: Graph) -> tuple[SentInput, ...]:
+    return tuple([each for each in taken.images if each.place in graph.input_files])
 
 
 def _require_known(request: Mapping[str, Any], known: Collection[str]) -> None:

@@ -24,8 +24,8 @@ async def store_sent_images(
 ) -> CheckedRequest:
     """The request with its images as uploads. They are stored one by one: one is in memory.
 
-    Raises GraphInvalid for what is no image, TooManyUploadBytes, NoTurn, DatabaseUnavailable,
-    ImageStoreUnavailable.
+    Raises GraphInvalid or ParametersInvalid for what is no image, TooManyUploadBytes, NoTurn,
+    DatabaseUnavailable, ImageStoreUnavailable.
     """
     names: dict[str, str] = {}
     give_up_at = sent_images.give_up_at()

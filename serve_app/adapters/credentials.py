@@ -1,13 +1,15 @@
 """API keys as the clients of other protocols send them.
 
 Beside `Authorization: Bearer`, these clients put a key where their own programs let them: into the
-password of Basic (RFC 7617), or into the query as `token`. Darkroom's own routes take neither.
+password of Basic (RFC 7617), into the query as `token`, or into the path, where a route has a place
+for it. Darkroom's own routes take none of these.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -20,12 +22,20 @@ from serve_app.middleware.rate_limits import note_limits
 from serve_app.replica import replica_of
 
 TOKEN = "token"
+PLACE = "twin"
+"""The parameter of a path that may begin with `key/<key>/`."""
+_IN_PATH = re.compile(r"key/([^/]+)/")
 _OF_OWN_PAGES = {"same-origin", "none"}
 """Values of Sec-Fetch-Site (Fetch Metadata): `none` is what a person has typed."""
 
 
+def without_key(path: str) -> str:
+    """A path that may be written down."""
+    return _IN_PATH.sub("key/-/", path, count=1)
+
+
 class AdapterRequires(Requires):
-    """As `Requires`, with a key at any of the three places, and with any query.
+    """As `Requires`, with a key at any of these places, and with any query.
 
     Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing.
     """
@@ -49,6 +59,8 @@ async def adapter_caller(connection: HTTPConnection) -> ApiKey:
 
 def _authorization(connection: HTTPConnection) -> str:
     """What `Authorization: Bearer` would say; empty where there is no key."""
+    if in_path := _IN_PATH.match(connection.path_params.get(PLACE, "")):
+        return f"Bearer {in_path[1]}"  # beside it clients send passwords of nobody
     given = connection.headers.get("authorization", "").strip()
     scheme, _, text = given.partition(" ")
     if scheme.lower() == "basic":

@@ -1,4 +1,7 @@
-"""The page at `/` and its files, all of them from our own origin and known before any request."""
+"""The console and its files, all of them from our own origin and known before any request.
+
+The page is at `/console`, and at `/` unless another one is there.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from importlib.resources.abc import Traversable
 
 from fastapi import FastAPI, Request, Response
 
-PATH = "/"
-FILES = "/console"
+PATH = "/console"
+ROOT = "/"
 _PAGE = "index.html"
 _MEDIA_TYPES = {
     "html": "text/html",
@@ -41,11 +44,22 @@ _HEADERS = {
 }
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, *, at_root: bool) -> None:
     """Add the page and its files."""
     for name, content in _contents(files("serve_app.console") / "static"):
         media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
-        _serve(app, PATH if name == _PAGE else f"{FILES}/{name}", content, media_type)
+        if name != _PAGE:
+            _serve(app, f"{PATH}/{name}", content, media_type)
+            continue
+        _serve(app, PATH, content, media_type)
+        app.add_api_route(f"{PATH}/", _redirect, include_in_schema=False)
+        if at_root:
+            _serve(app, ROOT, content, media_type)
+
+
+async def _redirect() -> Response:
+    """The links of the page lead from beside its path."""
+    return Response(status_code=307, headers={"Location": f"..{PATH}"})
 
 
 def _contents(folder: Traversable, prefix: str = "") -> Iterable[tuple[str, bytes]]:

@@ -7,10 +7,20 @@ from typing import Any
 from pydantic import BaseModel
 
 from engine.webui.parameters import DiffusionParameters
+from events.callback_address import LONGEST_PUT_URL
 from events.types import Flavour
+from serve_app.acceptance.image_puts import MEMBER
 
 EXAMPLE_CHECKPOINT = "darkroom-shapes.safetensors"
 """The one that is included, so that examples run."""
+
+_IMAGE_PUT_URLS: dict[str, Any] = {
+    "description": "Where the images are sent by PUT once the job has ended, one address an image "
+    "in the order of `results`: presigned ones of a bucket of yours, all of one host. They are "
+    "kept where nobody reads them, and shown nowhere",
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_PUT_URL},
+}
 
 _WORKFLOW_SCHEMA: dict[str, Any] = {
     "title": "WorkflowRequest",
@@ -39,6 +49,7 @@ _WORKFLOW_SCHEMA: dict[str, Any] = {
             "description": "extra_pnginfo in it goes into the PNG: an object, whose names are "
             "keywords of PNG text chunks. Its other members are ignored",
         },
+        MEMBER: _IMAGE_PUT_URLS,
     },
 }
 
@@ -104,8 +115,10 @@ def request_body(flavour: Flavour) -> dict[str, Any]:
     """The OpenAPI request body object."""
     if flavour is Flavour.WORKFLOW:
         return _json_body(_WORKFLOW_SCHEMA, _WORKFLOW_EXAMPLE)
-    schema = {**_schema(DiffusionParameters), "title": "DiffusionRequest"}
-    return _json_body(schema, _DIFFUSION_EXAMPLE)
+    schema = _schema(DiffusionParameters)
+    properties = {**schema["properties"], MEMBER: _IMAGE_PUT_URLS}
+    named = {**schema, "title": "DiffusionRequest", "properties": properties}
+    return _json_body(named, _DIFFUSION_EXAMPLE)
 
 
 def model_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:

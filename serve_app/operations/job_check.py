@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from events.archive.segment import ArchivedJob
-from events.delivery import fold_delivery
+from events.delivery import fold_delivery, is_wanted
 from events.job import Job
 from events.log import StoredEvent
 from events.store.maintenance.contents import JobRow
@@ -64,7 +64,7 @@ class JobCheck:
         return [Disagreement(Kind.OPEN_WITHOUT_ENTRY, text, job.id)]
 
     async def _ended(self, job: Job, deliveries: Sequence[StoredEvent]) -> list[Disagreement]:
-        if job.submitted.callback_url is None:
+        if not is_wanted(job.submitted):
             return []
         events, unreadable = decoded(job.id, deliveries, place="delivery's log")
         if unreadable or fold_delivery(events).ended or await self._places.callbacks.has(job):

@@ -143,6 +143,8 @@ def _submitted(data: Submitted) -> str:
     parts.append(f"within {data.deadline_s:g} s")
     if data.callback_url is not None:
         parts.append("with a callback")
+    if data.image_puts:
+        parts.append(f"with addresses for {len(data.image_puts)} images")
     if data.retry_of is not None:
         parts.append(f"in the place of {data.retry_of}")
     return ", ".join(parts)
@@ -161,9 +163,11 @@ def _of_delivery(data: EventData) -> tuple[str, str]:
         case CallbackAttempted():
             answer = data.error if data.status is None else f"answer {data.status}"
             again = f", again at {data.retry_at:%H:%M:%S}" if data.retry_at else ""
-            told = "" if data.about is None else f", to tell of {data.about},"
+            told = "" if data.about is None else f" ({data.about})"
             text = f"try {data.attempt}{told} took {data.latency_s:.3f} s: {answer}{again}"
             return role, text
+        case CallbackDelivered(attempt=0):
+            return role, "put its images, as far as that could be done"
         case CallbackDelivered():
             return role, f"delivered with try {data.attempt}"
         case CallbackExhausted():

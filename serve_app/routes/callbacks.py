@@ -46,7 +46,8 @@ class CallbackTry(BaseModel):
     error: str | None = Field(default=None, description="Why there is no status")
     about: str | None = Field(
         default=None,
-        description="What it told of before the end: `started`, or `image-` and its index",
+        description="What it told of before the end: `started`, or `image-` and its index; or "
+        "`put-` and the index of an image that was put where `image_put_urls` says",
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from engine.graph.families import Family, family_of
+from engine.families.family import Family
+from engine.families.recognition import family_of
+from engine.families.table import TRAITS
 from engine.graph.models_folder import (
     CHECKPOINTS,
     DIFFUSION_MODELS,
@@ -16,8 +19,10 @@ from engine.graph.models_folder import (
     LORAS,
     TEXT_ENCODERS,
     VAES,
+    ModelsFolder,
 )
 from engine.graph.names import AUTOMATIC, SAMPLERS, SCHEDULERS
+from engine.webui.parameters import DiffusionParameters
 from engine.webui.sampler_names import NEW_SAMPLERS, NEW_SCHEDULERS, follows_timesteps
 from serve_app.adapters.openai.models import listed_models
 from serve_app.auth import READ, ReadKey
@@ -45,12 +50,34 @@ router = APIRouter(
 )
 
 
+class ModelDefaults(BaseModel):
+    """What a diffusion request takes that names the checkpoint and says nothing else."""
+
+    width: int
+    height: int
+    steps: int | None = Field(description="null: what is usual for its `compatibility`")
+    cfg_scale: float
+    sampler_name: str
+    scheduler: str
+
+    @classmethod
+    def of(cls, family: Family) -> ModelDefaults:
+        """Those of a family."""
+        traits, usual = TRAITS[family], DiffusionParameters.model_fields
+        own = {name: each for name, each in asdict(traits.defaults).items() if each is not None}
+        rest = {name: usual[name].default for name in ("cfg_scale", "sampler_name", "scheduler")}
+        sides = {"width": traits.side, "height": traits.side}
+        return cls(**{"steps": None, **rest, **sides, **own})
+
+
 class ModelItem(BaseModel):
     kind: str = Field(description="Folder that it lies in: checkpoints, loras, ...")
     name: str = Field(description="The name to ask for it by")
     family: Family | None = Field(
-        description="Of a file in checkpoints, diffusion_models or loras whose header tells it"
+        description="Of a checkpoint, diffusion model or LoRA whose header tells it, or of a "
+        "diffusers folder whose pipeline does"
     )
+    defaults: ModelDefaults | None = Field(description="Of a checkpoint whose family is known")
 
 
 class ModelObject(BaseModel):
@@ -96,14 +123,16 @@ async def list_models(key: ReadKey, replica: ReplicaDep) -> ModelList:
     folder = replica.services.catalogue.models
 
     def read() -> list[ModelItem]:
-        return [
-            ModelItem(kind=kind, name=name, family=family_of(folder, kind, name))
-            for kind in KINDS
-            for name in folder.names(kind)
-        ]
+        return [_item(folder, kind, name) for kind in KINDS for name in folder.names(kind)]
 
     data = [ModelObject(**each) for each in await listed_models(replica, key)]
     return ModelList(models=await asyncio.to_thread(read), data=data)
+
+
+def _item(folder: ModelsFolder, kind: str, name: str) -> ModelItem:
+    family = family_of(folder, kind, name)
+    defaults = ModelDefaults.of(family) if family and kind == CHECKPOINTS else None
+    return ModelItem(kind=kind, name=name, family=family, defaults=defaults)
 
 
 @router.get("/samplers")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import takewhile
 from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 
-from events.errors import LogUnavailable, ReadTimeout
-from events.job import Job
+from events.delivery import Delivery, fold_delivery
+from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
+from events.job import Job, is_readable
 from events.log import Subscription
 from events.result import ResultResponse, result_of
 from events.store.records import ApiKey
@@ -22,6 +24,7 @@ from serve_app.routes.direct_route import DirectRoute
 from serve_app.routes.server_timing import server_timing
 from serve_app.sending.inline_result import inline_result
 from serve_app.services import Services
+from storage.images import ImageStoreError
 
 _SLICE_S = 1.0
 """How often a waiting answer checks whether its caller is still connected."""
@@ -128,7 +131,8 @@ async def result_answer(
 
 async def shown_result(replica: Replica, job: Job) -> ResultResponse:
     """The result, with the progress of a job that runs, or the place of one that waits."""
-    result = result_of(job, replica.services.url_for)
+    delivery = await _delivery(replica.services, job)
+    result = result_of(job, replica.services.url_for, delivery=delivery)
     if job.end is not None:
         return result
     if job.started_at is None:
@@ -136,6 +140,19 @@ async def shown_result(replica: Replica, job: Job) -> ResultResponse:
         return result if place is None else result.model_copy(update=place.told())
     progress = replica.services.progress.get(job.id)
     return result.model_copy(update={"progress": progress and progress.fraction})
+
+
+async def _delivery(services: Services, job: Job) -> Delivery | None:
+    """What became of images that are put somewhere, as far as it can be told now."""
+    if not job.submitted.image_puts:
+        return None
+    if job.end is None:
+        return Delivery()
+    try:
+        events = await services.deliveries.read(job.id)
+    except (DatabaseUnavailable, LogUnavailable, ReadTimeout, ImageStoreError):
+        return Delivery()  # the result itself does not wait for what is away
+    return fold_delivery(takewhile(is_readable, events))
 
 
 async def job_at_end(

@@ -224,8 +224,9 @@ async def test_unsettled_are_those_that_ended_and_whose_callback_is_not_known_to
     model: ReadModel, history: History
 ) -> None:
     runs, silent, first, second = (new_id() for _ in range(4))
-    for id in (runs, second, first):
+    for id in (runs, first):
         history.add(id, submitted(callback_url=ADDRESS))
+    history.add(second, submitted(image_puts=("sealed",)))
     history.add(silent, submitted(), Cancelled())
     for id in (first, second):
         history.add(id, Completed(images=0))
@@ -234,8 +235,8 @@ async def test_unsettled_are_those_that_ended_and_whose_callback_is_not_known_to
     page = await unsettled.page(after=0, limit=9)
     position = history.end
     assert page == [
-        UnsettledJob(first, position - 1, MORNING, ADDRESS),
-        UnsettledJob(second, position, MORNING, ADDRESS),
+        UnsettledJob(first, position - 1, MORNING, True),
+        UnsettledJob(second, position, MORNING, True),
     ]
     assert await unsettled.page(after=0, limit=1) == page[:1]
     assert await unsettled.page(after=position - 1, limit=9) == page[1:]
@@ -256,3 +257,16 @@ async def test_the_place_among_the_unsettled_is_kept(
         await model.unsettled.move_to(place)
         assert await other_model.unsettled.place() == place
     assert await model.checkpoint() == 0
+
+
+async def test_of_sealed_addresses_a_row_without_its_request_has_the_number_alone(
+    model: ReadModel, history: History
+) -> None:
+    job_id = new_id()
+    history.add(job_id, submitted(image_puts=("sealed", "too")))
+    await model.apply(history.events, expected=0)
+    whole, short = [await model.job(job_id, with_request=each) for each in (True, False)]
+    assert whole is not None
+    assert short is not None
+    assert whole.submitted.image_puts == ("sealed", "too")
+    assert short.submitted.image_puts == ("", "")

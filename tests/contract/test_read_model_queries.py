@@ -48,6 +48,19 @@ async def test_open_jobs_are_counted_by_owner_and_key(model: ReadModel, history:
     assert [await model.usage.open_jobs(owner) for owner in ("alice", "bob", "carol")] == [3, 1, 0]
 
 
+async def test_several_jobs_are_read_at_once_with_their_requests(
+    model: ReadModel, history: History
+) -> None:
+    first, second = new_id(), new_id()
+    history.add(first, submitted(request={"prompt": {"1": {}}}))
+    history.add(second, submitted(owner="bob"), Cancelled())
+    await model.apply(history.events, expected=0)
+    found = await model.jobs_of_ids([second, new_id(), first])
+    assert [job.id for job in found] == [second, first]
+    assert found == [await model.job(job.id) for job in found]
+    assert await model.jobs_of_ids([]) == []
+
+
 async def test_listing_is_newest_first(model: ReadModel, history: History) -> None:
     ids = [new_id() for _ in range(4)]
     for minute, place in enumerate([2, 0, 3, 1]):

@@ -24,6 +24,8 @@ from events.errors import FetchFailed
 from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.store.adapters.key_options import KeyOptions
+from events.store.adapters.user_files import UserFiles
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
@@ -32,6 +34,7 @@ from events.store.uploads import Uploads
 from events.wire.progress import JobProgress
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
+from settings.http import AdapterSettings
 from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
@@ -203,6 +206,8 @@ def _services(
         keys=keys,
         endpoints=Endpoints(database),
         uploads=Uploads(database),
+        user_files=_user_files(settings.adapters, database),
+        key_options=KeyOptions(database),
         images=images,
         removal=archiving.removal(images, read_model, log=parts.log, deliveries=deliveries),
         history=archiving.history(log=parts.log, deliveries=deliveries),
@@ -220,6 +225,10 @@ def _services(
     )
 
 
+def _user_files(settings: AdapterSettings, database: Database) -> UserFiles:
+    return UserFiles(database, max_files=settings.max_user_files, max_bytes=settings.max_user_bytes)
+
+
 def _groups(settings: Settings) -> dict[str, Any]:
     return {
         "http_settings": settings.http,
@@ -229,6 +238,7 @@ def _groups(settings: Settings) -> dict[str, Any]:
         "key_settings": settings.keys,
         "owner_settings": settings.owners,
         "callback_settings": settings.callbacks,
+        "image_put_settings": settings.image_puts,
         "retention_settings": settings.retention,
         "fetch_settings": settings.fetch,
     }

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias
 
 import torch
 from tokenizers import Tokenizer
 
-from engine.diffusion.families.flux_texts import FluxTexts
+from engine.diffusion.families.flux import CLIP_L
+from engine.diffusion.families.lookup import transformer_family
 from engine.diffusion.families.parts import Part
 from engine.diffusion.families.transformer import Shapes
-from engine.diffusion.families.z_image_texts import ZImageTexts
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.modules import configuration_checked, loaded, read_clip_encoder
@@ -31,19 +31,18 @@ from engine.diffusion.text.tokenizers import (
     tokenizer_file,
 )
 from engine.errors import CheckpointUnavailable
-from engine.graph.families import Family
+from engine.families.family import Family
 from engine.graph.models_folder import TEXT_ENCODERS
 
-L = TypeVar("L", bound=LanguageModel)
-_CLIP = "clip_l"
 _SIGNS = {
     "model.layers.0.self_attn.q_norm.weight": Qwen3.kind,
     "layers.0.self_attn.q_norm.weight": Qwen3.kind,
     "encoder.block.0.layer.0.SelfAttention.q.weight": T5.kind,
-    "text_model.encoder.layers.0.layer_norm1.weight": _CLIP,
-    "encoder.layers.0.layer_norm1.weight": _CLIP,
+    "text_model.encoder.layers.0.layer_norm1.weight": CLIP_L,
+    "encoder.layers.0.layer_norm1.weight": CLIP_L,
 }
-_NEEDED = {Family.Z_IMAGE: (Qwen3.kind,), Family.FLUX: (_CLIP, T5.kind)}
+MakeModel: TypeAlias = Callable[[Shapes], LanguageModel]
+_LANGUAGE_MODELS: dict[str, MakeModel] = {each.kind: each for each in (Qwen3, T5)}
 _IN_CHECKPOINT = "text_encoders."
 _CLIP_HEAD = 64
 
@@ -103,20 +102,14 @@ def _read_whole(path: Path) -> list[tuple[Part, Path]]:
 def texts_of(store: ModelStore, family: Family, files: Iterable[EncoderFile]) -> FamilyTexts:
     """The text encoders of a family; raises CheckpointUnavailable where one is missing."""
     by_kind = {each.kind: each for each in files}
-    needed = _NEEDED[family]
-    if set(by_kind) != set(needed):
+    taken = transformer_family(family)
+    if set(by_kind) != set(taken.encoders):
         raise CheckpointUnavailable(
-            f"{family} takes the text encoders {' and '.join(needed)}, and these are "
+            f"{family} takes the text encoders {' and '.join(taken.encoders)}, and these are "
             f"{' and '.join(sorted(by_kind)) or 'none'}"
         )
-    match family:
-        case Family.FLUX:
-            encoder, tokenizer = _language_model(store, T5, by_kind[T5.kind])
-            clip = _clip(store, by_kind[_CLIP])
-            return FluxTexts(clip, encoder, tokenizer, store.encoding_cache)
-        case _:
-            model, tokenizer = _language_model(store, Qwen3, by_kind[Qwen3.kind])
-            return ZImageTexts(model, tokenizer, store.encoding_cache)
+    loaded = {kind: _loaded(store, file) for kind, file in by_kind.items()}
+    return taken.texts(loaded, store.encoding_cache)
 
 
 def computing_dtype(store: ModelStore) -> torch.dtype:
@@ -125,12 +118,17 @@ def computing_dtype(store: ModelStore) -> torch.dtype:
     return torch.bfloat16 if dtype is torch.float16 else dtype
 
 
+def _loaded(store: ModelStore, file: EncoderFile) -> Clip | tuple[LanguageModel, Tokenizer]:
+    make = _LANGUAGE_MODELS.get(file.kind)
+    return _clip(store, file) if make is None else _language_model(store, make, file)
+
+
 def _language_model(
-    store: ModelStore, cls: Callable[[Shapes], L], file: EncoderFile
-) -> tuple[L, Tokenizer]:
+    store: ModelStore, make: MakeModel, file: EncoderFile
+) -> tuple[LanguageModel, Tokenizer]:
     tokenizer = _tokenizer(store, file)
     encoder = store.get_or_create(
-        ("language model", file.kind, file.identity), lambda: _read_model(store, cls, file.part)
+        ("language model", file.kind, file.identity), lambda: _read_model(store, make, file.part)
     )
     require_vocabulary(tokenizer, encoder.vocabulary, file.place.name)
     return encoder, tokenizer
@@ -146,9 +144,9 @@ def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
     )
 
 
-def _read_model(store: ModelStore, cls: Callable[[Shapes], L], part: Part) -> L:
+def _read_model(store: ModelStore, make: MakeModel, part: Part) -> LanguageModel:
     with configuration_checked(part.weights.name), torch.device("meta"):
-        empty = cls(part.shapes)
+        empty = make(part.shapes)
     target = LoadTarget(store.device, computing_dtype(store))
     encoder = loaded(store, empty, part.component({}, empty.key_map), target)
     encoder.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
+from engine.diffusion.families.flux_texts import FluxTexts
 from engine.diffusion.families.transformer import (
     Shapes,
     TransformerFamily,
@@ -21,10 +22,15 @@ from engine.diffusion.families.transformer import (
     rows_of,
 )
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.diffusion.text.language_models import T5
+from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
+from engine.families.flux import FLUX
 
 LEVELS = 10_000
 """How many levels schedules see."""
+CLIP_L = "clip_l"
+"""The kind of its second text encoder."""
 _DEV_MU = 1.15
 _GUIDANCE = 3.5
 _MLP_RATIO = 4
@@ -81,8 +87,13 @@ _BLOCK = re.compile(r"(single_)?transformer_blocks\.(\d+)\.(.+)$")
 class Flux(TransformerFamily):
     """Dev, which is told a scale of guidance, and schnell, which is not."""
 
-    title = "Flux.1"
+    traits = FLUX
     network = FluxTransformer2DModel
+    encoders = (CLIP_L, T5.kind)
+
+    def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> FluxTexts:
+        encoder, tokenizer = encoders[T5.kind]
+        return FluxTexts(encoders[CLIP_L], encoder, tokenizer, cache)
 
     def config(self, shapes: Shapes) -> dict[str, Any]:
         known = {ours: shapes.get(ours, shapes.get(theirs, ())) for ours, theirs in _SHAPES.items()}
@@ -104,6 +115,11 @@ class Flux(TransformerFamily):
 
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
+
+    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:
+        joined = ((3 + _MLP_RATIO) * network.inner_dim,)
+        blocks = range(len(network.single_transformer_blocks))
+        return self.key_map(names, {f"single_blocks.{at}.linear1.weight": joined for at in blocks})
 
     def levels(self, network: Any) -> FlowLevels:
         if network.config.guidance_embeds:

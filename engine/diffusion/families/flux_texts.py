@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
@@ -15,6 +17,7 @@ from engine.diffusion.text.language_models import T5, Ids, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.diffusion.text.weighting import weighted_segments
 from engine.errors import EngineError
+from engine.families.flux import FLUX
 
 _END, _PAD = 1, 0
 _LEAST_TOKENS = 256
@@ -24,11 +27,19 @@ _MOST_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FluxTexts(FamilyTexts):
-    title = "Flux.1"
+    title = FLUX.title
     clip: Clip
     encoder: T5
     tokenizer: Tokenizer
     cache: EncodingCache
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return (*self.clip.networks, self.encoder)
+
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        *clip, encoder = networks
+        return replace(self, clip=self.clip.with_networks(clip), encoder=encoder)
 
     def encode(self, text: str) -> Work[Conditioning]:
         return self.encode_pair(text, text)

@@ -9,9 +9,10 @@ import torch
 from diffusers import AutoencoderKL
 
 from engine.diffusion.families.encoders import computing_dtype, encoders_in, texts_of
+from engine.diffusion.families.lookup import model_family, transformer_family
 from engine.diffusion.families.parts import Part, network_part
-from engine.diffusion.families.table import FAMILIES
 from engine.diffusion.families.transformer import TransformerFamily
+from engine.diffusion.images.latent_previews import with_preview
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import inspect_vae
 from engine.diffusion.loading.linear import use_one_dnn
@@ -19,8 +20,10 @@ from engine.diffusion.loading.modules import configuration_checked, read_module
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget
 from engine.diffusion.model import Model
+from engine.diffusion.row_updates import use_row_updates
 from engine.diffusion.text.family_texts import FamilyTexts
-from engine.graph.families import Family, checkpoint_family, diffusion_model_family
+from engine.families.family import Family
+from engine.families.recognition import checkpoint_family, diffusion_model_family
 from engine.graph.models_folder import DIFFUSION_MODELS
 from engine.graph.safetensors_header import Header, read_header
 
@@ -36,27 +39,26 @@ _ROUNDED = {
 def load_diffusion_model(store: ModelStore, name: str, weight_dtype: str) -> Model:
     """The network of that name, from memory or from disk; raises CheckpointUnavailable."""
     path = store.models.path(DIFFUSION_MODELS, name)
-    part = store.inspect(network_part, path)
-    family = diffusion_model_family(Header(path.name, part.weights.shapes))
+    identity = store.identity(path)
+    part = store.inspect_once(network_part, path, identity)
+    family = transformer_family(diffusion_model_family(Header(path.name, part.weights.shapes)))
     network = store.get_or_create(
-        ("network", store.identity(path), _ROUNDED[weight_dtype]),
-        lambda: _read_network(store, FAMILIES[family], part, _ROUNDED[weight_dtype]),
+        ("network", identity, _ROUNDED[weight_dtype]),
+        lambda: _read_network(store, family, part, _ROUNDED[weight_dtype]),
         label=name,
     )
     return model_of(family, network)
 
 
-def model_of(family: Family, network: Any) -> Model:
+def model_of(family: TransformerFamily, network: Any) -> Model:
     """The model with a network of that family."""
-    plug = FAMILIES[family]
     return Model(
         network,
-        latent_scale=plug.latent.scale,
-        latent_shift=plug.latent.shift,
-        levels=plug.levels(network),
+        family,
+        latent_scale=family.latent.scale,
+        latent_shift=family.latent.shift,
+        levels=family.levels(network),
         prediction="flow",
-        family=family,
-        transformer=plug,
     )
 
 
@@ -68,7 +70,8 @@ def _read_network(
     target = LoadTarget(store.device, computing_dtype(store), rounded_to)
     component = part.component(config, family.key_map)
     network: Any = use_one_dnn(read_module(store, family.network, component, target))
-    network.transformer_of = family.title
+    use_row_updates(network)
+    network.transformer_of = family.traits.title
     return network
 
 
@@ -83,17 +86,17 @@ def whole_family(path: Path) -> Family | None:
         family = diffusion_model_family(Header(path.name, network_part(path).weights.shapes))
     else:
         return None
-    return family if family in FAMILIES else None
+    return family if isinstance(model_family(family), TransformerFamily) else None
 
 
 def load_whole(
     store: ModelStore, path: Path, family: Family, *, label: str
 ) -> tuple[Model, FamilyTexts, Vae]:
     """The models of a checkpoint with a transformer; raises CheckpointUnavailable."""
-    identity = store.identity(path)
+    identity, plug = store.identity(path), transformer_family(family)
     network = store.get_or_create(
         ("network", identity, None),
-        lambda: _read_network(store, FAMILIES[family], network_part(path), None),
+        lambda: _read_network(store, plug, network_part(path), None),
         label=label,
     )
     texts = texts_of(store, family, encoders_in(store, path, identity))
@@ -102,4 +105,4 @@ def load_whole(
     autoencoder = store.get_or_create(
         ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)
     )
-    return model_of(family, network), texts, Vae(autoencoder)
+    return model_of(plug, network), texts, with_preview(store, Vae(autoencoder))

@@ -11,7 +11,7 @@ from engine.diffusion.families.transformer import Shapes
 from engine.diffusion.loading.checkpoint_info import Component
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.weights import Weights, component_files
-from engine.graph.families import UNET
+from engine.families.family import UNET
 
 
 @dataclass(frozen=True, slots=True, eq=False)

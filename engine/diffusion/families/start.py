@@ -42,10 +42,10 @@ def own_latent(latent: Latent, model: Model, sigmas: Tensor, row: Sampler) -> La
 
 def _require_schedule(model: Model, sigmas: Tensor, row: Sampler) -> None:
     if not model.levels.is_flow:
-        if model.transformer is not None:
+        if model.family.predicts_flow:
             raise EngineError(
-                f"{model.transformer.title} predicts a flow, and what it is said to predict or its "
-                "noise levels are those of other models: leave out the ModelSampling node"
+                f"{model.family.traits.title} predicts a flow, and what it is said to predict or "
+                "its noise levels are those of other models: leave out the ModelSampling node"
             )
         return
     require_flow_sigmas(sigmas)

@@ -1,13 +1,11 @@
-"""What a family of transformers is: its latents, its sizes, its noise levels and its calls.
-
-A family is one subclass in a module of its own, and one row of `table.py`.
-"""
+"""Families whose network is a transformer that predicts a flow: their sizes and noise levels."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -15,8 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.families.family import Call, ModelFamily
 from engine.diffusion.families.flow_levels import FlowLevels
+from engine.diffusion.loading.changes.layers import Known, transformer_layers
 from engine.diffusion.loading.layout import KeyMap
+from engine.diffusion.row_updates import updated
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.text.family_texts import FamilyTexts
+from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -27,21 +31,32 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 class LatentFormat:
     """The latents of a family: the network gets (latent - shift) * scale."""
 
-    channels: int
     scale: float
     shift: float
 
 
-FLUX_LATENT = LatentFormat(16, 0.3611, 0.1159)
+_SHORT_TOKENS = 512
+"""Longer texts, which are padded to the longest, share calls with those of up to twice their
+length."""
+FLUX_LATENT = LatentFormat(0.3611, 0.1159)
 
 
-class TransformerFamily(ABC):
-    """A family whose network predicts a flow. It has no state: weights are given to it."""
+class TransformerFamily(ModelFamily):
+    """A subclass says how its files are read, and calls its network."""
 
-    title: ClassVar[str]
+    predicts_flow = True
+    repeats_texts = False
     latent: ClassVar[LatentFormat] = FLUX_LATENT
     network: ClassVar[type[Any]]
     """The class of the network in diffusers."""
+    encoders: ClassVar[tuple[str, ...]]
+    """The kinds of its text encoders."""
+
+    @abstractmethod
+    def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> FamilyTexts:
+        """What encodes its texts, with the encoders by their kinds: CLIP-L as a `Clip`, a language
+        model with its tokenizer.
+        """
 
     @abstractmethod
     def config(self, shapes: Shapes) -> dict[str, Any]:
@@ -53,6 +68,20 @@ class TransformerFamily(ABC):
     @abstractmethod
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         """The tensors of a file, without its prefix, for the network's weights."""
+
+    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:  # noqa: ARG002 - Flux's sizes
+        """The tensors that the first publisher's layout has for those weights of a network."""
+        return self.key_map(names, {})
+
+    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:  # noqa: ARG002 - of some
+        """The layers that get the tokens of all rows one after the other, and how many of each row.
+
+        All others get rows as the first axis.
+        """
+        return {}
+
+    def layers(self, network: Any) -> Known:
+        return transformer_layers(network, partial(self.file_keys, network))
 
     @abstractmethod
     def levels(self, network: Any) -> FlowLevels:
@@ -71,16 +100,24 @@ class TransformerFamily(ABC):
         Rows with texts of different length share the call: what pads a text is not attended to.
         """
 
+    def output(self, network: Any, call: Call) -> Tensor:
+        adapters = [each.adapters for each in call.parts]
+        with updated(network, adapters, call.counts, self.joined_tokens(call)):
+            return self.velocity(network, call.x, call.times, call.conditions)
+
+    def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:  # noqa: ARG002 - each row has its sigma
+        return max(0, tokens - 1).bit_length() if tokens > _SHORT_TOKENS else 0
+
     def require_own(self, network: Any, condition: Condition) -> None:
-        """Raises EngineError for a text, or something with it, that is for other models."""
         width, own = condition.tokens.shape[-1], self.text_width(network)
         if width != own or condition.size_conditioning is not None:
+            title = self.traits.title
             raise EngineError(
-                f"the text was encoded for another model: it is {width} wide, and {self.title} "
-                f"takes {own}; encode it with the text encoders of {self.title}"
+                f"the text was encoded for another model: it is {width} wide, and {title} "
+                f"takes {own}; encode it with the text encoders of {title}"
             )
         if condition.controls:
-            raise EngineError(f"{self.title} takes no ControlNets of Stable Diffusion")
+            raise EngineError(f"{self.traits.title} takes no ControlNets of Stable Diffusion")
 
 
 def padded_to_patches(x: Tensor) -> Tensor:

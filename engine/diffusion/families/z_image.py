@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import ZImageTransformer2DModel
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from torch import Tensor, stack
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.families.family import Call
 from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
 from engine.diffusion.families.transformer import (
     Shapes,
@@ -16,8 +18,12 @@ from engine.diffusion.families.transformer import (
     count_of,
     padded_to_patches,
 )
+from engine.diffusion.families.z_image_texts import ZImageTexts
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.diffusion.text.language_models import Qwen3
+from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
+from engine.families.z_image import Z_IMAGE
 
 _SHIFT = 3.0
 _MOST_TOKENS = 8192
@@ -34,8 +40,13 @@ _RENAMED = {
 
 
 class ZImage(TransformerFamily):
-    title = "Z-Image"
+    traits = Z_IMAGE
     network = ZImageTransformer2DModel
+    encoders = (Qwen3.kind,)
+
+    def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> ZImageTexts:
+        encoder, tokenizer = encoders[Qwen3.kind]
+        return ZImageTexts(encoder, tokenizer, cache)
 
     def config(self, shapes: Shapes) -> dict[str, Any]:
         names = ("x_embedder.weight", "all_x_embedder.2-1.weight")
@@ -56,6 +67,14 @@ class ZImage(TransformerFamily):
 
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
         return {name: _stored(name, shapes) for name in names}
+
+    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:
+        height, width = call.x.shape[2:]
+        patches = _padded(-(-height // 2) * -(-width // 2))
+        return {
+            "all_x_embedder.2-1": [patches] * len(call.x),
+            "cap_embedder.1": [_padded(each.tokens.shape[1]) for each in call.conditions],
+        }
 
     def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - Flux has two kinds
         return flow_levels(_SHIFT)
@@ -80,6 +99,11 @@ class ZImage(TransformerFamily):
         found = network(list(planes), 1 - sigmas, texts, return_dict=False)[0]
         # The network's time runs from noise to picture, and so does what it predicts.
         return -stack(list(found))[:, :, 0, :height, :width]
+
+
+def _padded(tokens: int) -> int:
+    """How many there are once the network has padded them."""
+    return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
 
 def _stored(name: str, shapes: Shapes) -> StoredTensor:

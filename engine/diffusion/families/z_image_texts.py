@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from tokenizers import Tokenizer
+from torch import nn
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Condition, Conditioning
@@ -12,6 +15,7 @@ from engine.diffusion.text.family_texts import FamilyTexts
 from engine.diffusion.text.language_models import Qwen3, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
+from engine.families.z_image import Z_IMAGE
 
 _CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 _MOST_TOKENS = 4096
@@ -21,10 +25,18 @@ _MOST_TOKENS = 4096
 class ZImageTexts(FamilyTexts):
     """Parentheses do not weigh: the encoder reads them as text."""
 
-    title = "Z-Image"
+    title = Z_IMAGE.title
     encoder: Qwen3
     tokenizer: Tokenizer
     cache: EncodingCache
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return (self.encoder,)
+
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        (encoder,) = networks
+        return replace(self, encoder=encoder)
 
     def encode(self, text: str) -> Work[Conditioning]:
         ids = tuple(self.tokenizer.encode(_CHAT.format(text=text), add_special_tokens=False).ids)

@@ -11,22 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
+from engine.diffusion.families.lookup import unet_families, unet_family
+from engine.diffusion.families.unet import UNetFamily
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.weights import Weights, component_files, read_json
 from engine.diffusion.model import Prediction
-from engine.diffusion.text.text_encoders import CLIP_G, CLIP_H, CLIP_L, SDXL_CLIP_L, TextEncoderSpec
+from engine.diffusion.text.text_encoders import CLIP_H, TextEncoderSpec
 from engine.errors import CheckpointUnavailable
-from engine.graph.families import (
-    TEXT_ENCODERS,
-    UNET,
-    VAE,
-    Family,
-    checkpoint_family,
-    input_channels,
-)
+from engine.families.family import UNET, VAE, Family
+from engine.families.recognition import checkpoint_family, input_channels
 from engine.graph.models_folder import CONFIG_SUFFIX
 from engine.graph.safetensors_header import read_header
 
@@ -34,13 +28,6 @@ MapKeys: TypeAlias = Callable[[Iterable[str]], KeyMap]
 """Maps the names of a module's weights to the tensors of a file."""
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-TEXT_ENCODER_SPECS: dict[Family, tuple[tuple[str, TextEncoderSpec], ...]] = {
-    Family.SD1: (("text_encoder", CLIP_L),),
-    Family.SD2: (("text_encoder", CLIP_H),),
-    Family.SDXL: (("text_encoder", SDXL_CLIP_L), ("text_encoder_2", CLIP_G)),
-    Family.SDXL_REFINER: (("text_encoder_2", CLIP_G),),
-}
-"""The text encoders of each family, each with the folder that holds its configuration."""
 _PREDICTIONS: dict[str, Prediction] = {
     "epsilon": "epsilon",
     "v_prediction": "v_prediction",
@@ -48,9 +35,6 @@ _PREDICTIONS: dict[str, Prediction] = {
 }
 _V_PREDICTION_KEY = "v_pred"
 _ZERO_TERMINAL_SNR_KEY = "ztsnr"
-_LAST_NORM_BIAS = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
-_LEAST_V_DEVIATION = 0.09
-_CLASS_EMBEDDING = f"{UNET}label_emb.0.0.weight"
 _DIFFUSERS_VAE_KEY = "decoder.mid_block.resnets.0.norm1.weight"
 _SINGLE_FILE_VAE_KEY = "decoder.mid.block_1.norm1.weight"
 _CLIP_H_LAYERS = 24
@@ -113,67 +97,28 @@ def _input_shape(weights: Weights) -> tuple[int, ...]:
 
 def _single_file(path: Path) -> CheckpointInfo:
     header = read_header(path)
-    family = checkpoint_family(header)
+    family = unet_family(checkpoint_family(header))
     weights = Weights(path)
     own = path.with_suffix(CONFIG_SUFFIX)
-    configs = own if own.is_dir() else CONFIGS / _config_name(family, weights)
+    configs = own if own.is_dir() else CONFIGS / family.sizes_of(weights)
     unet = read_json(configs / "unet" / "config.json")
     if channels := input_channels(header):
         unet["in_channels"] = channels
-    unet |= _class_embedding(family, weights)
+    unet |= family.further_sizes(weights)
     vae = read_json(configs / "vae" / "config.json")
     encoders = [
         _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)
-        for prefix, (folder, spec) in zip(
-            TEXT_ENCODERS[family], TEXT_ENCODER_SPECS[family], strict=True
-        )
+        for prefix, (folder, spec) in zip(family.traits.text_encoders, family.encoders, strict=True)
     ]
     is_marked_v = not own.is_dir() and _V_PREDICTION_KEY in weights.shapes
     return CheckpointInfo(
-        family,
+        family.traits.family,
         "v_prediction" if is_marked_v else _prediction(configs),
         _ZERO_TERMINAL_SNR_KEY in weights.shapes or _has_zero_terminal_snr(configs),
         unet=Component(unet, weights, lambda names: layout.unet(names, unet, UNET)),
         vae=Component(vae, weights, lambda names: layout.vae(names, vae, VAE)),
         text_encoders=tuple(encoders),
     )
-
-
-def _class_embedding(family: Family, weights: Weights) -> dict[str, Any]:
-    """What the UNet's configuration says of the images that it takes, if it is one of unCLIP."""
-    if family is not Family.SD2 or _CLASS_EMBEDDING not in weights.shapes:
-        return {}
-    width = weights.shapes[_CLASS_EMBEDDING][-1]
-    return {"class_embed_type": "projection", "projection_class_embeddings_input_dim": width}
-
-
-def _config_name(family: Family, weights: Weights) -> str:
-    match family:
-        case Family.SD1:
-            return "sd15"
-        case Family.SD2:
-            return "sd21" if _predicts_velocity(weights) else "sd20"
-        case Family.SDXL:
-            return "sdxl_base"
-        case Family.SDXL_REFINER:
-            return "sdxl_refiner"
-        case _:
-            raise AssertionError(f"{family} has no UNet")
-
-
-def _predicts_velocity(weights: Weights) -> bool:
-    """Whether a Stable Diffusion 2 predicts v, which its keys and shapes do not say.
-
-    One bias has a much larger standard deviation in the 768 px models, which were trained on v.
-    ComfyUI decides by the same bias. Those of unCLIP are made of the 768 px models.
-    """
-    if _CLASS_EMBEDDING in weights.shapes:
-        return True
-    if _LAST_NORM_BIAS not in weights.shapes:
-        return False
-    with weights.opened() as read:
-        deviation = read(_LAST_NORM_BIAS).to(torch.float32).std(correction=0)
-    return bool(deviation > _LEAST_V_DEVIATION)
 
 
 def _encoder_in_file(
@@ -203,7 +148,7 @@ def _folder(path: Path) -> CheckpointInfo:
     family = _folder_family(path, unet, encoders)
     vae_weights = Weights(*component_files(path / "vae"))
     return CheckpointInfo(
-        family,
+        family.traits.family,
         _prediction(path),
         _has_zero_terminal_snr(path),
         unet=Component(unet, Weights(*component_files(path / "unet")), layout.same),
@@ -214,24 +159,21 @@ def _folder(path: Path) -> CheckpointInfo:
         ),
         text_encoders=tuple(
             _encoder_in_folder(path / folder, encoders[folder], spec)
-            for folder, spec in TEXT_ENCODER_SPECS[family]
+            for folder, spec in family.encoders
         ),
     )
 
 
-def _folder_family(path: Path, unet: dict[str, Any], encoders: dict[str, dict[str, Any]]) -> Family:
+def _folder_family(
+    path: Path, unet: dict[str, Any], encoders: dict[str, dict[str, Any]]
+) -> UNetFamily:
     if unet.get("in_channels") != 4:
         raise CheckpointUnavailable(
             f"{path.name} is a model of {unet.get('in_channels')} input channels, "
             "which is not supported yet"
         )
-    if unet.get("addition_embed_type") == "text_time":
-        family = Family.SDXL if "text_encoder" in encoders else Family.SDXL_REFINER
-    elif encoders.get("text_encoder", {}).get("hidden_act") == "gelu":
-        family = Family.SD2
-    else:
-        family = Family.SD1
-    for folder, _ in TEXT_ENCODER_SPECS[family]:
+    family = next(each for each in unet_families() if each.is_folder(unet, encoders))
+    for folder, _ in family.encoders:
         if folder not in encoders:
             raise CheckpointUnavailable(f"{path.name} has no {folder}/")
     return family

@@ -10,6 +10,8 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from engine.diffusion.families.loading import load_whole, whole_family
+from engine.diffusion.families.lookup import unet_family
+from engine.diffusion.images.latent_previews import with_preview
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import Component, inspect, inspect_vae
 from engine.diffusion.loading.modules import read_clip_encoder, read_module
@@ -58,10 +60,10 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
         name,
         Model(
             unet,
+            unet_family(info.family),
             latent_scale=autoencoder.config.scaling_factor,
             levels=stable_diffusion(zero_terminal=info.has_zero_terminal_snr),
             prediction=info.prediction,
-            family=info.family,
         ),
         Clip(encoders, store.encoding_cache, Embeddings(store)),
         Vae(autoencoder),
@@ -77,9 +79,10 @@ def _read_unet(store: ModelStore, component: Component) -> Any:
 def load_vae(store: ModelStore, name: str) -> Vae:
     """The VAE of that name in the folder of VAEs; raises CheckpointUnavailable."""
     path = store.models.path(VAES, name)
-    component = store.inspect(inspect_vae, path)
+    identity = store.identity(path)
+    component = store.inspect_once(inspect_vae, path, identity)
     target = LoadTarget(store.device, torch.float32)
     autoencoder = store.get_or_create(
-        ("vae", store.identity(path)), lambda: read_module(store, AutoencoderKL, component, target)
+        ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)
     )
-    return Vae(autoencoder)
+    return with_preview(store, Vae(autoencoder))

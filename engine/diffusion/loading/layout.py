@@ -26,6 +26,18 @@ class StoredTensor:
     swapped: bool = False
     """Whether its two halves have changed places."""
 
+    def extracted_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of what is extracted of a tensor of that shape; None if nothing can be."""
+        if self.transposed:
+            return shape[::-1] if len(shape) == 2 else None
+        first, *rest = shape or (0,)
+        if self.third is not None:
+            return (first // 3, *rest) if first % 3 == 0 else None
+        if self.rows is not None:
+            start, end = self.rows
+            return (end - start, *rest) if end <= first else None
+        return shape if not self.swapped or first % 2 == 0 else None
+
 
 KeyMap: TypeAlias = Mapping[str, StoredTensor]
 """The tensor of the file for each weight, by the weight's name in the module."""

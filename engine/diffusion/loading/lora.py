@@ -1,29 +1,34 @@
-"""LoRAs applied to the networks of a model: added by row in a UNet, merged into text encoders."""
+"""LoRAs applied to the networks of a model: added by row in the one that denoises, merged into text
+encoders.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import weakref
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, LowRank, key_of
-from engine.diffusion.loading.lora_file import LoraFile, Matrices, text_layers, unet_layers
+from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, Update, key_of
+from engine.diffusion.families.family import ModelFamily
+from engine.diffusion.loading.changes.layers import Known, layers_of, text_layers
+from engine.diffusion.loading.lora_file import LoraFile
 from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.unets import require_unet
-from engine.diffusion.text.text_encoders import TextEncoder
+from engine.diffusion.row_updates import RowUpdates
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import LORAS
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.25
-"""The most that the matrices of a model's adapters may take, as a share of the weights that they
+"""The most that the tensors of a model's adapters may take, as a share of the weights that they
 change. Beyond it they are merged: they would cost much of what the base costs."""
 _MOST_BY_ROW = 8
 """Each adapter reads and writes the outputs of its layers once more, however low its rank: eight of
@@ -35,9 +40,11 @@ class Networks:
     """The networks that a LoRA changes. They are equal only if they are the same objects."""
 
     unet: Any
-    text_encoders: tuple[TextEncoder, ...] = ()
+    """The network that denoises."""
+    family: ModelFamily
+    text_encoders: tuple[nn.Module, ...] = ()
     adapters: Adapters = ()
-    """Those that are added to the UNet by row."""
+    """Those that are added to that network by row."""
 
     @property
     def key(self) -> Hashable:
@@ -58,12 +65,10 @@ def with_lora(
 
     Raises CheckpointUnavailable if the file is missing, damaged or has layers for none of them.
     """
-    require_unet(networks.unet)
     path = store.models.path(LORAS, name)
     identity = store.identity(path)
     file = LoraFile(path)
-    unet_known = unet_layers(networks.unet)
-    text_known = [text_layers(encoder, at) for at, encoder in enumerate(networks.text_encoders)]
+    unet_known, text_known = _known(networks)
     _require_some(file, set(unet_known).union(*text_known))
     if unet_strength:
         lora = AppliedLora(path, identity, unet_strength)
@@ -76,13 +81,22 @@ def with_lora(
     return networks
 
 
+def _known(networks: Networks) -> tuple[Known, list[Known]]:
+    """The layers of the network that denoises, and of each text encoder."""
+    texts = [
+        layers_of(encoder, partial(text_layers, at=at))
+        for at, encoder in enumerate(networks.text_encoders)
+    ]
+    return layers_of(networks.unet, networks.family.layers), texts
+
+
 def _require_some(file: LoraFile, known: set[str]) -> None:
     """Raises CheckpointUnavailable if the model has none of the layers; logs how many it lacks."""
     unknown = sum(name not in known for name in file.layers)
     if unknown == len(file.layers):
         raise CheckpointUnavailable(
             f"none of the {unknown} layers of {file.name} is one of this model: "
-            "it was made for another kind of Stable Diffusion"
+            "it was made for a model of another family"
         )
     if unknown:
         _log.info(
@@ -97,14 +111,14 @@ def _with_unet(
     lora: AppliedLora,
     *,
     file: LoraFile,
-    known: Mapping[str, str],
+    known: Known,
 ) -> Networks:
-    """The networks with one more LoRA in the UNet: added by row, or all of them merged."""
+    """The networks with one more LoRA in the one that denoises: added by row, or all merged."""
     unet = networks.unet
-    ranks = file.ranks(known)
-    if not ranks:
+    if not file.changes(known):
         return networks
-    if hasattr(unet, "row_updates") and not is_merged(unet) and _is_low(networks, ranks):
+    sizes = file.row_sizes(known, unet)
+    if sizes and _can_have(unet, sizes) and _is_low(networks, sizes):
         adapter = _adapter(store, unet, lora, file=file, known=known)
         added = AppliedAdapter(adapter, lora.strength)
         return replace(networks, adapters=(*networks.adapters, added))
@@ -115,21 +129,20 @@ def _with_unet(
     return replace(networks, unet=merged(store, unet, (*before, lora), known), adapters=())
 
 
-def _is_low(networks: Networks, ranks: Mapping[str, int]) -> bool:
+def _can_have(unet: Any, layers: Iterable[str]) -> bool:
+    """Whether adapters can be added to these layers of a network by row."""
+    updates: RowUpdates | None = getattr(unet, "row_updates", None)
+    return updates is not None and not is_merged(unet) and updates.cover(layers)
+
+
+def _is_low(networks: Networks, sizes: Mapping[str, int]) -> bool:
     """Whether all adapters are few, and small beside the weights that they change."""
     applied = [each.adapter for each in networks.adapters]
     if len(applied) >= _MOST_BY_ROW:
         return False
-    shapes = _shapes(networks.unet, set(ranks).union(*(adapter.layers for adapter in applied)))
-    size = _size(ranks, shapes) + sum(adapter.size for adapter in applied)
+    shapes = _shapes(networks.unet, set(sizes).union(*(adapter.layers for adapter in applied)))
+    size = sum(sizes.values()) + sum(adapter.size for adapter in applied)
     return size <= _MOST_SHARE * sum(map(math.prod, shapes.values()))
-
-
-def _size(ranks: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> int:
-    """How many numbers the matrices of these ranks have."""
-    return sum(
-        rank * (shapes[name][0] + math.prod(shapes[name][1:])) for name, rank in ranks.items()
-    )
 
 
 def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
@@ -137,24 +150,17 @@ def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
 
 
 def _adapter(
-    store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Mapping[str, str]
+    store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Known
 ) -> Adapter:
-    """The matrices of a file, from the store if a UNet of the same shapes has asked for them."""
-    ranks = file.ranks(known)
-    shapes = _shapes(unet, ranks)
+    """What a file adds, from the store if a network of the same shapes has asked for it."""
+    sizes: Mapping[str, int] = file.row_sizes(known, unet) or {}
+    shapes = _shapes(unet, sizes)
 
     def create() -> Adapter:
-        store.make_room(_size(ranks, shapes) * unet.conv_in.weight.itemsize)
-        layers: dict[str, LowRank] = {}
-        for name, matrices in file.read(known, unet):
-            found = _low_rank(matrices, unet.get_parameter(f"{name}.weight"))
-            layers[name] = layers[name].joined(found) if name in layers else found
-        return Adapter(lora.path, lora.identity, layers)
+        store.make_room(sum(sizes.values()) * next(unet.parameters()).itemsize)
+        layers: defaultdict[str, tuple[Update, ...]] = defaultdict(tuple)
+        for name, update in file.row_updates(known, unet):
+            layers[name] += (update,)
+        return Adapter(lora.path, lora.identity, dict(layers))
 
     return store.get_or_create(("adapter", lora.identity, frozenset(shapes.items())), create)
-
-
-def _low_rank(matrices: Matrices, weight: Tensor) -> LowRank:
-    down = matrices.with_kernel_in_down().reshape(matrices.rank, *weight.shape[1:])
-    up = matrices.up.flatten(1) * (matrices.alpha / matrices.rank)
-    return LowRank(down.to(weight.dtype, copy=True), up.to(weight.dtype))

@@ -1,183 +1,130 @@
-"""The file of a LoRA: the layers that it changes, and their matrices.
-
-The keys in a file are those of kohya's scripts, with block names of diffusers or of the single
-file, or diffusers' keys.
-"""
+"""The file of a LoRA, or of one of its kin: the layers that it changes, and their tensors."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.loading import layout
+from engine.diffusion.adapters import Update
+from engine.diffusion.loading.changes.by_row import row_size, row_updates
+from engine.diffusion.loading.changes.change import Change, part_of
+from engine.diffusion.loading.changes.kinds import Tensors, Unfit
+from engine.diffusion.loading.changes.layers import Known, Places
 from engine.diffusion.loading.weights import Weights
-from engine.diffusion.text.text_encoders import TextEncoder
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, is_out_of_memory
 
-_MATRIX = re.compile(
-    r"[._](?:lora\.|lora_linear_layer\.|lora_)(down|up|mid|A|B)(?:\.default)?\.weight$"
-)
-_ROLES = {"A": "down", "B": "up"}
-_ALPHA = ".alpha"
-_OTHER_KINDS = {"hada_": "a LoHa", "lokr_": "a LoKr", "dora_scale": "a DoRA", "oft_": "an OFT"}
-_OLD_ATTENTION = re.compile(r"\.processor\.to_(q|k|v|out)$")
-_UNET_PREFIXES = ("unet.", "")
-_TEXT_PREFIXES = (
-    (("lora_te_", "lora_te1_"), "text_encoder."),
-    (("lora_te2_",), "text_encoder_2."),
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Matrices:
-    """The matrices of one layer in float32: its weight changes by `alpha / rank * up @ down`.
-
-    Those of a convolution have its kernel in `down`, or in a `mid` between 1 x 1 convolutions:
-    Yeh et al. 2023 (arXiv:2309.14859), section 3.1.
-    """
-
-    down: Tensor
-    up: Tensor
-    mid: Tensor | None
-    alpha: float
-
-    @property
-    def rank(self) -> int:
-        return len(self.down)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the weight that they change, as the file has it."""
-        kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]
-        return (*self.up.shape[:1], *self.down.shape[1:2], *kernel)
-
-    def fit(self, weight: Tensor) -> bool:
-        """Whether they can be multiplied, and change a weight of that size."""
-        parts = [self.up, self.down] if self.mid is None else [self.up, self.mid, self.down]
-        if any(each.ndim < 2 or not each.numel() for each in parts):
-            return False
-        inner = [self.up.flatten(1).shape[1], *(() if self.mid is None else self.mid.shape[:2])]
-        return (
-            all(each == self.rank for each in inner)
-            and len(self.up) == len(weight)
-            and math.prod(self.shape) == weight.numel()
-        )
-
-    def product(self) -> Tensor:
-        """The change of the weight, without alpha and rank."""
-        up, down = self.up, self.down
-        if self.mid is not None:
-            return torch.einsum("or,rshw,si->oihw", up.flatten(1), self.mid, down.flatten(1))
-        return (up.flatten(1) @ down.flatten(1)).reshape(self.shape)
-
-    def with_kernel_in_down(self) -> Tensor:
-        """`down` with the kernel in it: (rank, in) or (rank, in, height, width)."""
-        if self.mid is None:
-            return self.down
-        return torch.einsum("rshw,si->rihw", self.mid, self.down.flatten(1))
+_FOREIGN = {
+    ".a1.weight": "a GLoRA",
+    ".on_input": "an IA3",
+    ".oft_R": "an OFT that turns the inputs of layers",
+    ".boft_R": "a BOFT that turns the inputs of layers",
+    ".vera_lambda_": "a VeRA",
+}
+Read: TypeAlias = Callable[[Change, torch.device], Tensors]
 
 
 class LoraFile:
-    """The layers in the file of a LoRA. Their weights are not read yet."""
+    """The layers in a file. Their weights are not read yet; raises CheckpointUnavailable."""
 
     def __init__(self, path: Path) -> None:
         self._weights = Weights(path)
         self.name = self._weights.name
-        self.layers: dict[str, dict[str, str]] = {}
+        self.layers: dict[str, Change] = {}
         for key in self._weights.shapes:
-            self._refuse_other_kind(key)
-            if found := _MATRIX.search(key):
-                role = _ROLES.get(found[1], found[1])
-                self._layer(key[: found.start()])[role] = key
-            elif key.endswith(_ALPHA):
-                self._layer(key.removesuffix(_ALPHA))["alpha"] = key
-        self.layers = {
-            name: keys for name, keys in self.layers.items() if {"up", "down"} <= set(keys)
-        }
+            self._refuse_foreign(key)
+            if found := part_of(key):
+                layer, name = found
+                self.layers.setdefault(layer, Change(layer)).keys[name] = key
+        self.layers = {layer: each for layer, each in self.layers.items() if each.parts}
         if not self.layers:
-            raise CheckpointUnavailable(f"{path.name} is no LoRA: it has no pair of up and down")
+            raise CheckpointUnavailable(
+                f"{path.name} is no LoRA: it has no pair of up and down, and nothing else that is "
+                "known to change layers"
+            )
+        for change in self.layers.values():
+            self._require_whole(change)
 
-    def ranks(self, known: Mapping[str, str]) -> Counter[str]:
-        """The rank of each layer among the `known`, by its name in the module."""
-        ranks: Counter[str] = Counter()
-        for name, keys in self.layers.items():
-            if name in known:
-                ranks[known[name]] += next(iter(self._weights.shapes[keys["down"]]), 0)
-        return ranks
+    def changes(self, known: Known) -> list[tuple[Change, Places]]:
+        """Those of the layers among the `known`, with their places in the network."""
+        return [(each, known[name]) for name, each in self.layers.items() if name in known]
 
-    def read(self, known: Mapping[str, str], module: nn.Module) -> Iterator[tuple[str, Matrices]]:
-        """The matrices of each layer among the `known`, and its name in the module.
+    def row_sizes(self, known: Known, module: nn.Module) -> Counter[str] | None:
+        """How many numbers it adds to each layer by row, by the layer's name in the network.
 
-        Raises CheckpointUnavailable if they do not fit the weight that they change.
+        None if some of it has to be merged.
         """
+        sizes: Counter[str] = Counter()
+        for change, places in self.changes(known):
+            shapes = {name: self._weights.shapes[key] for name, key in change.keys.items()}
+            size = row_size(change, shapes, _shape(_weights(module, places)), places)
+            if size is None:
+                return None
+            # What comes first of its parts is shared by all places.
+            sizes += Counter({place.layer: size // len(places) for place in places})
+        return sizes
+
+    def row_updates(self, known: Known, module: nn.Module) -> Iterator[tuple[str, Update]]:
+        """What is added to the output of each layer by row, by the layer's name."""
+        with self.opened() as read:
+            for change, places in self.changes(known):
+                weights = _weights(module, places)
+                tensors = read(change, weights[0].device)
+                with self.fitting(change, _shape(weights)):
+                    updates = row_updates(change, tensors, weights, places)
+                for place, update in zip(places, updates, strict=True):
+                    yield place.layer, update
+
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        """Gives a function that reads the tensors of a change, in float32, onto a device."""
         with self._weights.opened() as read:
-            for name, keys in self.layers.items():
-                if name not in known:
-                    continue
-                weight = module.get_parameter(f"{known[name]}.weight")
-                tensors = {
-                    role: read(key).to(weight.device, torch.float32) for role, key in keys.items()
+
+            def tensors(change: Change, device: torch.device) -> Tensors:
+                return {
+                    name: read(key).to(device, torch.float32) for name, key in change.keys.items()
                 }
-                matrices = _matrices(tensors)
-                if not matrices.fit(weight):
-                    raise CheckpointUnavailable(
-                        f"{self.name}: {name} is of a weight of {matrices.shape}, and this "
-                        f"model's is {tuple(weight.shape)}"
-                    )
-                yield known[name], matrices
 
-    def _layer(self, name: str) -> dict[str, str]:
-        """The keys of a layer, whose name may have the form of an old version of diffusers."""
-        name = _OLD_ATTENTION.sub(lambda at: f".to_{at[1]}", name)
-        name = f"{name}.0" if name.endswith(".to_out") else name
-        return self.layers.setdefault(name, {})
+            yield tensors
 
-    def _refuse_other_kind(self, key: str) -> None:
-        for mark, kind in _OTHER_KINDS.items():
+    @contextmanager
+    def fitting(self, change: Change, shape: torch.Size) -> Iterator[None]:
+        """Raises CheckpointUnavailable where the tensors of a change do not fit a weight."""
+        try:
+            yield
+        except (Unfit, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
+                raise
+            own = [f"{name} {self._weights.shapes[key]}" for name, key in change.keys.items()]
+            raise CheckpointUnavailable(
+                f"{self.name}: the {change.title} of {change.layer} does not fit this model: "
+                f"it has {', '.join(own)}, and the weight is {tuple(shape)}"
+            ) from error
+
+    def _refuse_foreign(self, key: str) -> None:
+        for mark, kind in _FOREIGN.items():
             if mark in key:
                 raise CheckpointUnavailable(
-                    f"{self.name} is {kind}, which is not supported yet; LoRA and LoCon are"
+                    f"{self.name} is {kind}, which is not read; LoRA, LoHa, LoKr, DoRA and OFT are"
                 )
 
-
-def _matrices(tensors: Mapping[str, Tensor]) -> Matrices:
-    down = tensors["down"]
-    alpha = float(tensors["alpha"]) if "alpha" in tensors else float(down.shape[0])
-    return Matrices(down, tensors["up"], tensors.get("mid"), alpha)
-
-
-def unet_layers(unet: Any) -> dict[str, str]:
-    """The layers of a UNet by every name that the file of a LoRA may have for them."""
-    layers = list(_layers(unet))
-    known = {f"{prefix}{name}": name for prefix in _UNET_PREFIXES for name in layers}
-    known |= {f"lora_unet_{_underscored(name)}": name for name in layers}
-    in_file = layout.unet_names(layers, unet.config)
-    return known | {f"lora_unet_{_underscored(key)}": name for name, key in in_file.items()}
+    def _require_whole(self, change: Change) -> None:
+        if missing := change.missing:
+            raise CheckpointUnavailable(
+                f"{self.name} is damaged: {change.layer} has {', '.join(sorted(change.keys))}, and "
+                f"lacks {' and '.join(sorted(missing))}"
+            )
 
 
-def text_layers(encoder: TextEncoder, at: int) -> dict[str, str]:
-    """The same for a text encoder, the first of its model (0) or the second (1)."""
-    kohya, dotted = _TEXT_PREFIXES[at]
-    known = {}
-    for name in _layers(encoder):
-        known[f"{dotted}{name}"] = name
-        known |= {f"{prefix}{_underscored(name)}": name for prefix in kohya}
-    return known
+def _weights(module: nn.Module, places: Places) -> list[Tensor]:
+    return [module.get_parameter(f"{place.layer}.weight") for place in places]
 
 
-def _layers(module: nn.Module) -> Iterator[str]:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            yield name
-
-
-def _underscored(name: str) -> str:
-    return name.replace(".", "_")
+def _shape(weights: list[Tensor]) -> torch.Size:
+    """That of the layer that the file has for all of them."""
+    return torch.Size((sum(map(len, weights)), *weights[0].shape[1:]))

@@ -114,9 +114,8 @@ def _weights(module: nn.Module, adapters: Adapters = ()) -> Callable[[str], Tens
             return None
         found = own[name].float()
         for each in adapters:
-            if matrices := each.adapter.layers.get(name.removesuffix(".weight")):
-                up, down = matrices.up.float(), matrices.down.float()
-                found = found + (up @ down.flatten(1)).reshape(found.shape) * each.strength
+            for update in each.adapter.layers.get(name.removesuffix(".weight"), ()):
+                found = found + update.dense().reshape(found.shape) * each.strength
         return found
 
     return weight

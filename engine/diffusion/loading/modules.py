@@ -23,6 +23,7 @@ _BAD_CONFIGURATION = (
     AttributeError,
     LookupError,
     RuntimeError,
+    StopIteration,
     StrictDataclassError,
     TypeError,
     ValueError,
@@ -37,11 +38,12 @@ def read_module(store: ModelStore, cls: Any, component: Component, target: LoadT
 
 
 def loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
-    """A module on the meta device with its weights; room is made for them first."""
+    """A module on the meta device with its weights, for which room is made if all are there."""
     weights = module.state_dict()
-    store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
     with configuration_checked(component.weights.name):
         key_map = component.map_keys(weights)
+    component.weights.require(weights, key_map)
+    store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
     return component.weights.load_into(module, key_map, target)
 
 

@@ -13,6 +13,8 @@ from engine.errors import CheckpointUnavailable
 _WEIGHT = ".weight"
 _SCALES = (".scale_weight", ".weight_scale")
 _FORMAT = ".comfy_quant"
+_MOST_BYTES = 4096
+_SHOWN_CHARS = 40
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FORMATS = {"float8_e4m3fn", "float8_e5m2"}
 
@@ -43,8 +45,11 @@ def unscaled(
 
 def _require_format(content: Tensor, key: str) -> None:
     try:
-        found = json.loads(bytes(content.to(torch.uint8).tolist()))["format"]
-    except (ValueError, KeyError, TypeError) as error:
+        described = content.flatten()[:_MOST_BYTES].to(torch.uint8).tolist()
+        found = str(json.loads(bytes(described))["format"])
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointUnavailable(f"{key} does not say how it is stored") from error
     if found not in _FORMATS:
-        raise CheckpointUnavailable(f"{key} is stored as {found}: only fp8 with one scale is read")
+        raise CheckpointUnavailable(
+            f"{key} is stored as {found[:_SHOWN_CHARS]}: only fp8 with one scale is read"
+        )

@@ -26,9 +26,11 @@ from torch import Tensor, nn
 
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
+from engine.diffusion.loading.weights import SUFFIX, damage_told
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import ModelsUnavailable
+from engine.families.family import Preview
 from engine.graph.models_folder import CONFIG_SUFFIX, ModelsFolder
 from engine.options import UnetOptions
 from engine.stages import Stage
@@ -41,6 +43,8 @@ Identity: TypeAlias = tuple[str, int, int]
 lies in the folder of its configuration counts, too."""
 
 _log = logging.getLogger(__name__)
+_MOST_INSPECTED = 128
+"""What is known of a file of many tensors takes a megabyte."""
 
 
 class ModelStore:
@@ -64,11 +68,13 @@ class ModelStore:
         self.unets = unets
         self.encoding_cache = EncodingCache(text_cache_bytes)
         """The texts that the loaded text encoders have encoded."""
+        self.previews: dict[int, Preview] = {}
+        """Maps that were fitted to VAEs, by the channels of their latents."""
         self.use = ModelUse()
         """Any thread may read it."""
         self._cache_bytes = cache_bytes
-        self._inspected: dict[Hashable, Identity] = {}
-        """What each path was when it was inspected last, by function and path."""
+        self._inspected: OrderedDict[Hashable, Identity] = OrderedDict()
+        """What each path was when it was inspected last, by function and path, latest last."""
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     @property
@@ -114,12 +120,17 @@ class ModelStore:
         """
         key, reads = (read, path), self.models.reads
         if self._inspected.get(key) == identity:
+            self._inspected.move_to_end(key)
             return cast(T, reads.last(key))
         try:
             found = reads.read_now(key, partial(read, path), ttl_s=0)
         except ModelsUnavailable:
             return self.inspect(read, path)  # what was found of another identity
         self._inspected[key] = identity
+        self._inspected.move_to_end(key)
+        if len(self._inspected) > _MOST_INSPECTED:
+            eldest, _ = self._inspected.popitem(last=False)
+            reads.forget(eldest)
         return found
 
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
@@ -235,6 +246,20 @@ class Load(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
-        with memory_checked():
+        with memory_checked(), damage_told(_named(requests[0].what)):
             loaded = requests[0].load()
             return [loaded for _ in requests]
+
+
+def _named(what: Hashable) -> str:
+    """The files that are loaded, as far as they say it."""
+    parts = [each for each in _flat(what) if isinstance(each, str) and each.endswith(SUFFIX)]
+    return " and ".join(parts) or "the model"
+
+
+def _flat(what: Any) -> Iterator[Any]:
+    if isinstance(what, tuple):
+        for each in what:
+            yield from _flat(each)
+    else:
+        yield what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -15,13 +16,27 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from engine.diffusion.device_error import is_device_error
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.scaled import unscaled
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, is_out_of_memory
 from engine.graph.safetensors_header import Header, read_header
+from engine.machine_error import is_machine_error
 
+_log = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 SUFFIX = ".safetensors"
+_SHOWN_CHARS = 300
+_OF_CONTENT = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    SafetensorError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 _READS_AT_ONCE = 8
 """A disk is as fast as it can be only if several reads are under way."""
 
@@ -75,16 +90,25 @@ class Weights:
                 f"{self.name} cannot be read: {first_line(error)}"
             ) from error
 
+    def require(self, wanted: Mapping[str, Tensor], key_map: KeyMap) -> None:
+        """Raises CheckpointUnavailable unless there are tensors for all these weights."""
+        for name, tensor in wanted.items():
+            self._require(key_map.get(name, StoredTensor(name)), tuple(tensor.shape))
+
     def load_into(self, module: M, key_map: KeyMap, target: LoadTarget) -> M:
         """Give a module that was made on the meta device its weights; returns it, ready to use."""
         wanted = module.state_dict()
-        for name, tensor in wanted.items():
-            self._require(key_map.get(name, StoredTensor(name)), tuple(tensor.shape))
+        self.require(wanted, key_map)
         with self.opened() as read, ThreadPoolExecutor(_READS_AT_ONCE) as threads:
 
             def weight(name: str, shape: torch.Size) -> Tensor:
                 stored = key_map[name]
                 whole = unscaled(stored.key, self.shapes, read)
+                if not whole.is_floating_point():
+                    raise CheckpointUnavailable(
+                        f"{self.name}: {stored.key} is stored as {whole.dtype}, which is no type "
+                        "that weights are read in"
+                    )
                 return target.convert(_extracted(whole, stored).view(shape))
 
             shapes = [tensor.shape for tensor in wanted.values()]
@@ -100,15 +124,9 @@ class Weights:
                 f"{self.name} has no {stored.key}: it is incomplete, or its sizes are not those of "
                 "its configuration"
             )
-        found = shape
-        if stored.rows is not None and stored.rows[1] <= shape[0]:
-            found = (stored.rows[1] - stored.rows[0], *shape[1:])
-        if stored.third is not None:
-            found = (shape[0] // 3, *shape[1:])
-        if stored.transposed:
-            found = shape[::-1]
+        found = stored.extracted_shape(shape)
         # A 1x1 convolution has the weights of a linear layer, with two more axes.
-        if wanted not in {found, (*found, 1, 1)} and found != (*wanted, 1, 1):
+        if found is None or (wanted not in {found, (*found, 1, 1)} and found != (*wanted, 1, 1)):
             raise CheckpointUnavailable(
                 f"{self.name}: {stored.key} is {_dimensions(shape)} and should be "
                 f"{_dimensions(wanted)} by its configuration"
@@ -153,12 +171,30 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A configuration; raises CheckpointUnavailable."""
+    name = "/".join(path.parts[-3:])
     try:
         found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        name = "/".join(path.parts[-3:])
+    except (OSError, RecursionError, ValueError) as error:
         raise CheckpointUnavailable(f"{name} cannot be read: {first_line(error)}") from error
+    if not isinstance(found, dict):
+        raise CheckpointUnavailable(f"{name} is no configuration: it is not an object")
     return found
+
+
+@contextmanager
+def damage_told(name: str) -> Iterator[None]:
+    """Raises CheckpointUnavailable for what a library makes of a file that is not as it should be.
+
+    What is wrong with the memory, the device or the machine stays what it is.
+    """
+    try:
+        yield
+    except _OF_CONTENT as error:
+        if is_out_of_memory(error) or is_device_error(error) or is_machine_error(error):
+            raise
+        _log.warning("a model cannot be used", extra={"action": "load"}, exc_info=True)
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointUnavailable(f"{name} cannot be used: {what[:_SHOWN_CHARS]}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -71,6 +71,14 @@ class Clip:
     @property
     def tokenizer(self) -> CLIPTokenizer:
         return load_tokenizer()
+
+    @property
+    def networks(self) -> tuple[TextEncoder, ...]:
+        """What a LoRA changes, in the order of its numbers in files."""
+        return self.encoders
+
+    def with_networks(self, networks: Sequence[Any]) -> Clip:
+        return replace(self, encoders=tuple(networks))
 
     @property
     def has_pooled(self) -> bool:

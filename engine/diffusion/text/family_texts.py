@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NoReturn
+from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn, Self
+
+from torch import nn
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
@@ -14,6 +17,15 @@ class FamilyTexts(ABC):
     """What stands in the place of a `Clip`. What is made for CLIP alone raises EngineError."""
 
     title: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def networks(self) -> tuple[nn.Module, ...]:
+        """What a LoRA changes, in the order of its numbers in files."""
+
+    @abstractmethod
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        """The same with others in their places."""
 
     @abstractmethod
     def encode(self, text: str) -> Work[Conditioning]:

@@ -31,10 +31,16 @@ class LanguageModel(nn.Module):
     """A model of one of the libraries, without what its texts do not need."""
 
     kind: ClassVar[str]
+    checkpoint_name: ClassVar[str]
+    """What it is called in a checkpoint with several models."""
     model: Any
 
     def __init__(self) -> None:
         super().__init__()
+        self.renew_serial()
+
+    def renew_serial(self) -> None:
+        """Give a copy, whose weights may change, a serial number of its own."""
         self.serial = next_serial()
 
     @property
@@ -53,6 +59,10 @@ class LanguageModel(nn.Module):
         """The tensors of a file, without its prefix, for the weights."""
 
     @abstractmethod
+    def layer_key(self, name: str) -> str:
+        """What a file without a prefix calls the layer, or weight, of that name."""
+
+    @abstractmethod
     def encoded(self, texts: Sequence[Ids]) -> list[Tensor]:
         """The states (tokens, width) of each text, in float32."""
 
@@ -64,6 +74,7 @@ class Qwen3(LanguageModel):
     """Qwen3 (Yang et al. 2025, arXiv:2505.09388), read before its last layer."""
 
     kind = "qwen3"
+    checkpoint_name = "qwen3_4b"
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -93,6 +104,9 @@ class Qwen3(LanguageModel):
             for name in names
         }
 
+    def layer_key(self, name: str) -> str:
+        return name
+
     def finish(self) -> None:
         self.model.rotary_emb = Qwen3RotaryEmbedding(self.config).to(self.device)
 
@@ -108,7 +122,7 @@ class Qwen3(LanguageModel):
 class T5(LanguageModel):
     """The encoder of T5 (Raffel et al. 2019, arXiv:1910.10683), version 1.1."""
 
-    kind = "t5xxl"
+    kind = checkpoint_name = "t5xxl"
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -134,10 +148,13 @@ class T5(LanguageModel):
     def key_map(self, names: Iterable[str], keys: Mapping[str, Any]) -> KeyMap:
         found = {}
         for name in names:
-            key = f"encoder.{name.removeprefix('model.')}"
+            key = self.layer_key(name)
             is_shared = key == "encoder.embed_tokens.weight" and key not in keys
             found[name] = StoredTensor("shared.weight" if is_shared else key)
         return found
+
+    def layer_key(self, name: str) -> str:
+        return f"encoder.{name.removeprefix('model.')}"
 
     def encoded(self, texts: Sequence[Ids]) -> list[Tensor]:
         found: dict[Ids, Tensor] = {}

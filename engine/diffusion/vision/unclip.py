@@ -15,6 +15,8 @@ from diffusers.models.embeddings import get_timestep_embedding
 from diffusers.schedulers.scheduling_ddpm import betas_for_alpha_bar
 from torch import Tensor
 
+from engine.errors import EngineError
+
 _LEVELS = 1000
 _MERGED_AUGMENTATION = 0.05
 """That of the sum of several images."""
@@ -33,8 +35,17 @@ class UnclipImage:
     """From 0 to 1, all noise."""
 
 
-def class_labels(images: Sequence[UnclipImage], seed: int) -> Tensor:
-    """(1, 2 * width): the sum of the embeddings with noise, and how much noise that is."""
+def class_labels(images: Sequence[UnclipImage], seed: int, *, width: int) -> Tensor:
+    """(1, width): the sum of the embeddings with noise, and how much noise that is.
+
+    Raises EngineError for embeddings that are not half as wide.
+    """
+    for image in images:
+        if (own := image.embeds.shape[1]) != width // 2:
+            raise EngineError(
+                "the image was encoded by another CLIP vision model than this checkpoint's: it is "
+                f"{own} wide, and this model takes {width // 2}"
+            )
     generator = torch.Generator()
     parts: list[Tensor] = []
     for image in images:

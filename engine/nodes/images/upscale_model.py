@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import Estimate, ImageShape, default_estimate
+from engine.graph.cost import Estimate, ImageShape
 from engine.graph.declarations import Choice, Link, node
+from engine.graph.default_shapes import default_estimate
 from engine.graph.models_folder import UPSCALE_MODELS
 
 if TYPE_CHECKING:

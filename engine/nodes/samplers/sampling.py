@@ -58,9 +58,9 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     """
     positive: ConditioningShape = inputs["positive"]
     negative: ConditioningShape = inputs["negative"]
-    latent: LatentShape = inputs["latent_image"]
-    row = SAMPLER_OF[sampler]
     model = model_shape(inputs.get("model"))
+    latent: LatentShape = model.sampled(inputs["latent_image"])
+    row = SAMPLER_OF[sampler]
     texts = [positive, negative]
     own_rows = [positive.rows + negative.areas, negative.rows + positive.areas]
     rows = own_rows[0] + model.more_calls * max(own_rows)
@@ -72,7 +72,7 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     beside = work.CONTROL * max(each.controls for each in texts) + _FILTER * model.filters
     tokens = max(each.tokens for each in texts)
     call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * (1.0 + beside)
-    call *= model.weight
+    call *= model.traits.work.call
     taken = max(steps, row.least_steps) if steps else 0
     return Estimate(
         (latent,),

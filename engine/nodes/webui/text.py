@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from engine.batcher import Work
-from engine.graph.cost import ConditioningShape, Estimate, text_tokens
-from engine.graph.declarations import Boolean, Choice, Input, Int, Link, String, node
+from engine.graph.cost import ConditioningShape, Estimate, model_shape, text_tokens
+from engine.graph.declarations import Boolean, Choice, Float, Input, Int, Link, String, node
 from engine.nodes.samplers.sampling import STEPS, k_sampler, require_schedule, schedule_work
 from engine.nodes.text import encoding_estimate
 from engine.nodes.webui.sampler import SAMPLERS, SCHEDULERS, TAKEN_STEPS
@@ -46,9 +47,11 @@ def _encode_estimate(inputs: Mapping[str, Any]) -> Estimate:
     positive = _conditioning(parts)
     if sum(part.weight for part in parts) != 1.0:
         positive = positive.combined(negative)
-    encoded = [encoding_estimate(each) for each in (positive, negative)]
+    clip = model_shape(inputs["clip"])
+    encoded = [encoding_estimate(each, clip) for each in (positive, negative)]
     return Estimate(
-        (positive, negative), work=sum(each.work for each in encoded) + schedule_work(inputs)
+        tuple(each.shapes[0] for each in encoded),
+        work=sum(each.work for each in encoded) + schedule_work(inputs),
     )
 
 
@@ -86,6 +89,9 @@ def _conditioning(parts: Sequence[Part]) -> ConditioningShape:
         ),
         "taken_steps": TAKEN_STEPS,
         "emphasis": Choice(get_args(Emphasis), tooltip="Whether weights keep the mean of a chunk."),
+        "guidance": Float(
+            0.0, min=0.0, max=100.0, tooltip="The scale that Flux.1 is told; 0: what is usual."
+        ),
     },
     outputs=("CONDITIONING", "CONDITIONING"),
     category="darkroom",
@@ -106,6 +112,7 @@ def webui_text_encode(
     scheduler: str,
     denoise: float,
     taken_steps: int = 0,
+    guidance: float = 0.0,
     **options: Any,
 ) -> Work[tuple[Conditioning, Conditioning]]:
     """Encodes a prompt and a negative prompt in the WebUI's syntax and with its weights.
@@ -118,12 +125,17 @@ def webui_text_encode(
     sigmas = context.sigmas(
         model, scheduler, steps, denoise, sampler=sampler_name, taken=taken_steps
     )
-    return (
-        yield from context.encode_webui(
-            clip,
-            read_prompt(text, **counted),
-            read_negative_prompt(negative_text, **counted),
-            sigmas=sigmas,
-            options=TextOptions(**options),
-        )
+    positive, negative = yield from context.encode_webui(
+        clip,
+        read_prompt(text, **counted),
+        read_negative_prompt(negative_text, **counted),
+        sigmas=sigmas,
+        options=TextOptions(**options),
     )
+    return _told(positive, guidance), _told(negative, guidance)
+
+
+def _told(conditioning: Conditioning, guidance: float) -> Conditioning:
+    if not guidance:
+        return conditioning
+    return tuple(replace(each, guidance=guidance) for each in conditioning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, WithJsonSchema
 
 from engine.webui.members import WebUIMembers, always
 from engine.webui.values import Factor, Number, Text, Whole
@@ -13,7 +13,12 @@ MOST_IMAGES = 16
 _LARGEST_DENOISE = 0.999
 _USUAL_BLUR = 4
 _MOST_BLUR = 64
-FileName: TypeAlias = Annotated[Text, Field(min_length=1, max_length=1024)]
+FileName: TypeAlias = Annotated[
+    Text,
+    Field(min_length=1, max_length=1024),
+    # Over HTTP the image itself may stand there, which is longer.
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
 Blur: TypeAlias = Annotated[Whole, Field(ge=0, le=_MOST_BLUR)]
 ResizeMode: TypeAlias = Literal[
     "just resize", "crop and resize", "resize and fill", "latent upscale"
@@ -33,14 +38,15 @@ class FromImages(WebUIMembers):
     """Start from images instead of noise alone. Without `init_images` these have no effect."""
 
     init_images: Annotated[tuple[FileName, ...], Field(max_length=MOST_IMAGES), FailFast()] = ()
-    """Names of uploads. One is the start of every image; of several each is that of one image of a
-    batch, and there is a batch of so many."""
+    """Names of uploads; over HTTP also the images themselves, by a data URL, base64 or an https
+    URL. One is the start of every image; of several each is that of one image of a batch, and
+    there is a batch of so many."""
     resize_mode: Annotated[Whole, Field(ge=0, le=3)] = 0
     """0: the image is stretched to the size; 1: what does not fit is cut off; 2: edges are filled
     with the colours of the border; 3: its latent is stretched."""
     mask: FileName | None = None
-    """The name of an upload. What is white in it is made anew, or what is opaque where it has
-    transparency."""
+    """The name of an upload, or an image as in `init_images`. What is white in it is made anew, or
+    what is opaque where it has transparency."""
     mask_blur: Blur | None = None
     """In pixels; if given, both of `mask_blur_x` and `mask_blur_y`."""
     mask_blur_x: Blur = _USUAL_BLUR

@@ -40,6 +40,7 @@ _MEMBERS: dict[str, _Place] = {
     "Sampler": ("sampler_name", str),
     "Schedule type": ("scheduler", str),
     "CFG scale": ("cfg_scale", float),
+    "Distilled CFG Scale": ("distilled_cfg_scale", float),
     "Seed": ("seed", int),
     "Model": ("sd_model_checkpoint", str),
     "Clip skip": ("clip_skip", _whole),

@@ -32,6 +32,7 @@ def infotext(
         "Sampler": SAMPLER_OF[first.sampler].label,
         "Schedule type": _schedule_label(parameters, first, parameters.sampler_name),
         "CFG scale": f"{parameters.cfg_scale:g}",
+        "Distilled CFG Scale": _number(parameters.distilled_cfg_scale or None),
         "Seed": compiled.seeds[index],
         "Size": f"{first.width}x{first.height}",
         "Model": _stem(first.checkpoint),
@@ -131,7 +132,7 @@ def _webui_settings(
             )
             if value != usual
         },
-        "Eta": None if parameters.eta is None else f"{parameters.eta:g}",
+        "Eta": _number(parameters.eta),
         "RNG": "CPU",
         "SGM noise multiplier": True if settings.sgm_noise_multiplier else None,
         "Discard timestep fractions": True if settings.enable_quantization else None,
@@ -155,6 +156,10 @@ def _schedule_label(
     _, joined = names.sampler(sampler)
     asked = names.scheduler(scheduler or parameters.scheduler) or joined
     return names.SCHEDULER_OF[asked].label if asked else names.AUTOMATIC
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
 
 
 def _stem(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from events.archive.archive import SegmentRef
+from events.delivery import is_wanted
 from events.job import Job
 from events.store.database import Database
 from events.store.job_rows import from_state, image_rows, job_row
@@ -48,7 +49,7 @@ class JobRow:
         if is_archived and self.columns["log_bytes"] == 0:
             expected["result_bytes"] += expected["log_bytes"]  # as `archived_bytes`
             expected["log_bytes"] = 0
-        has_delivery = job.submitted.callback_url is not None and job.end is not None
+        has_delivery = is_wanted(job.submitted) and job.end is not None
         if self.is_older or has_delivery or job.erased:
             del expected["settled_at"]  # noted by whoever found it so, which no event of it says
         if self.is_older:

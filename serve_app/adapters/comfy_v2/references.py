@@ -11,8 +11,7 @@ from serve_app.adapters.comfy_v2.content import OutputAsset, asset_of, upload_of
 from serve_app.adapters.comfy_v2.errors import missing_asset
 from serve_app.api_error import ApiError
 from serve_app.replica import Replica
-from serve_app.uploads.store import LATENT_SUFFIX
-from storage.keys import SAFETENSORS
+from storage.keys import copy_name
 
 _TYPE = "__type"
 _ASSET = "core/ASSET"
@@ -23,8 +22,8 @@ _MOST = 64
 async def name_uploads(replica: Replica, key: ApiKey, workflow: dict[str, Any]) -> None:
     """Put the name of an upload in the place of each reference that is an input of a node.
 
-    A result of a job becomes an upload of its owner. Raises ApiError 422 `missing_asset`, and what
-    reading a job and storing an upload raise.
+    A result of a job becomes an upload of its owner, until the job is erased. Raises ApiError 422
+    `missing_asset`, and what reading a job and storing an upload raise.
     """
     found = list(_inputs(workflow))
     ids = {_id_of(reference): _hash_in(reference) for _, _, reference in found}
@@ -46,8 +45,7 @@ async def _name(replica: Replica, key: ApiKey, id: str, digest: str) -> str:
         return same.name
     if not isinstance(found, OutputAsset):
         return found.name
-    suffix = LATENT_SUFFIX if found.file.media_type == SAFETENSORS else ".png"
-    name = f"output-{id}{suffix}"
+    name = copy_name(found.job.id, found.image.index, found.image.media_type)
     if await replica.services.uploads.use(key.owner, [name], utc_now()):
         return name  # a result never changes
     async with replica.bodies.room(key.owner, found.file.size_bytes):

@@ -16,10 +16,23 @@ from serve_app.adapters.comfyui import (
 from serve_app.adapters.comfyui.listening import websocket
 from serve_app.adapters.comfyui.refusals import with_basic
 from serve_app.adapters.comfyui.twins import PLACES, TWIN
+from serve_app.adapters.comfyui.user import data, settings
 
 _ROUTERS = tuple(
     module.router
-    for module in (prompts, queue, history, view, uploads, catalogue, page_state, websocket, page)
+    for module in (
+        prompts,
+        queue,
+        history,
+        view,
+        uploads,
+        catalogue,
+        page_state,
+        settings,
+        data,
+        websocket,
+        page,
+    )
 )
 
 

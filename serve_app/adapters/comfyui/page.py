@@ -42,6 +42,11 @@ async def index(request: Request) -> Response:
     return Response(content, headers=headers, media_type="text/html")
 
 
+async def from_root() -> Response:
+    """To the page, from where an operator wants to find it."""
+    return RedirectResponse(f".{PATH}/", 307)
+
+
 @router.get(PATH + "/{path:path}")
 async def file(path: str) -> Response:
     """Files of a public package: they need no key, which the page itself does."""

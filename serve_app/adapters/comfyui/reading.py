@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -19,9 +18,6 @@ _MOST_REQUEST_BYTES = 2 * 1024**2
 """Of the requests of a list together; their jobs' events are a little longer."""
 _BYTES_HELD = 4
 """For each of them, while they are values and text."""
-_PERIOD_S = 0.02
-_LOOKS = 50
-"""How often a list looks whether the rows have what was stored before it was asked for."""
 
 
 async def open_jobs(replica: Replica, owner: str) -> list[Job]:
@@ -69,8 +65,8 @@ async def with_requests(replica: Replica, owner: str, jobs: list[Job]) -> AsyncG
     """
     ids, size_bytes = _first(jobs)
     async with replica.bodies.room(owner, size_bytes * _BYTES_HELD):
-        found = [await replica.services.read_model.job(id) for id in ids]
-        yield [job for job in found if job is not None and not job.erased]
+        found = await replica.services.read_model.jobs_of_ids(ids)
+        yield [job for job in found if not job.erased]
 
 
 def _first(jobs: list[Job]) -> tuple[list[str], int]:
@@ -91,13 +87,9 @@ async def caught_up(replica: Replica, position: int | None = None) -> None:
     Not longer than a moment: what comes late shows a little later. Raises LogUnavailable,
     DatabaseUnavailable.
     """
-    services = replica.services
     if position is None:
-        position = await services.log_contents.last_sequence()
-    for _ in range(_LOOKS):
-        if await services.read_model.checkpoint() >= position:
-            return
-        await asyncio.sleep(_PERIOD_S)
+        position = await replica.services.log_contents.last_sequence()
+    await replica.projected.reach(position)
 
 
 async def remaining(replica: Replica, owner: str) -> int:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from events.store.records import Upload
+from serve_app.adapters.graphs import node, whole_cells
 from serve_app.adapters.openai.parameters import EditParameters
-
-_CELL = 8
-"""Sides of pictures are multiples of so many pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Edit:
         asked = self.parameters.sides
         if asked is not None:
             return asked
-        return self.image.width // _CELL * _CELL, self.image.height // _CELL * _CELL
+        return whole_cells(self.image.width), whole_cells(self.image.height)
 
     @property
     def is_scaled(self) -> bool:
@@ -38,23 +36,23 @@ def edit_graph(edit: Edit) -> dict[str, Any]:
     """In ComfyUI's API format."""
     asked = edit.parameters
     graph = {
-        "checkpoint": _node("CheckpointLoaderSimple", ckpt_name=edit.checkpoint),
-        "positive": _node("CLIPTextEncode", clip=["checkpoint", 1], text=asked.prompt),
-        "negative": _node("CLIPTextEncode", clip=["checkpoint", 1], text=asked.negative_prompt),
-        "image": _node("LoadImage", image=edit.image.name),
+        "checkpoint": node("CheckpointLoaderSimple", ckpt_name=edit.checkpoint),
+        "positive": node("CLIPTextEncode", clip=["checkpoint", 1], text=asked.prompt),
+        "negative": node("CLIPTextEncode", clip=["checkpoint", 1], text=asked.negative_prompt),
+        "image": node("LoadImage", image=edit.image.name),
         **_sized(edit, "sized", ["image", 0]),
     }
     pixels = ["sized", 0] if edit.is_scaled else ["image", 0]
-    graph["encoded"] = _node("VAEEncode", pixels=pixels, vae=["checkpoint", 2])
+    graph["encoded"] = node("VAEEncode", pixels=pixels, vae=["checkpoint", 2])
     samples = ["encoded", 0]
     mask = None if edit.mask is None else _mask_nodes(edit, graph, edit.mask)
     if mask is not None:
-        graph["masked"] = _node("SetLatentNoiseMask", samples=samples, mask=mask)
+        graph["masked"] = node("SetLatentNoiseMask", samples=samples, mask=mask)
         samples = ["masked", 0]
     if asked.n > 1:
-        graph["batch"] = _node("RepeatLatentBatch", samples=samples, amount=asked.n)
+        graph["batch"] = node("RepeatLatentBatch", samples=samples, amount=asked.n)
         samples = ["batch", 0]
-    graph["sampler"] = _node(
+    graph["sampler"] = node(
         "KSampler",
         model=["checkpoint", 0],
         seed=asked.seed,
@@ -67,22 +65,22 @@ def edit_graph(edit: Edit) -> dict[str, Any]:
         latent_image=samples,
         denoise=asked.denoise if mask is None else 1.0,
     )
-    graph["decoded"] = _node("VAEDecode", samples=["sampler", 0], vae=["checkpoint", 2])
+    graph["decoded"] = node("VAEDecode", samples=["sampler", 0], vae=["checkpoint", 2])
     images = ["decoded", 0]
     if mask is not None:
         images = _kept_outside(edit, graph, pixels=pixels, mask=mask)
-    graph["save"] = _node("SaveImage", images=images, filename_prefix="edit")
+    graph["save"] = node("SaveImage", images=images, filename_prefix="edit")
     return graph
 
 
 def _mask_nodes(edit: Edit, graph: dict[str, Any], mask: Upload) -> list[Any]:
     """Writes the mask in the size of the result; LoadImage masks what is transparent."""
-    graph["mask"] = _node("LoadImage", image=mask.name)
+    graph["mask"] = node("LoadImage", image=mask.name)
     if not edit.is_scaled:
         return ["mask", 1]
-    graph["mask-image"] = _node("MaskToImage", mask=["mask", 1])
+    graph["mask-image"] = node("MaskToImage", mask=["mask", 1])
     graph |= _sized(edit, "mask-sized", ["mask-image", 0])
-    graph["mask-again"] = _node("ImageToMask", image=["mask-sized", 0], channel="red")
+    graph["mask-again"] = node("ImageToMask", image=["mask-sized", 0], channel="red")
     return ["mask-again", 0]
 
 
@@ -91,9 +89,9 @@ def _kept_outside(
 ) -> list[Any]:
     """Writes what is over the result: the image's own pixels, where the mask says so."""
     if edit.parameters.n > 1:
-        graph["originals"] = _node("RepeatImageBatch", image=pixels, amount=edit.parameters.n)
+        graph["originals"] = node("RepeatImageBatch", image=pixels, amount=edit.parameters.n)
         pixels = ["originals", 0]
-    graph["composite"] = _node(
+    graph["composite"] = node(
         "ImageCompositeMasked",
         destination=pixels,
         source=["decoded", 0],
@@ -111,8 +109,4 @@ def _sized(edit: Edit, id: str, image: list[Any]) -> dict[str, Any]:
         return {}
     width, height = edit.sides
     method = {"upscale_method": "bicubic", "crop": "center"}
-    return {id: _node("ImageScale", image=image, width=width, height=height, **method)}
-
-
-def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": class_type, "inputs": inputs}
+    return {id: node("ImageScale", image=image, width=width, height=height, **method)}

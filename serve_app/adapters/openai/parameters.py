@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from engine.webui.values import SEEDS, Text
+from serve_app.adapters.graphs import whole_cells
 
 _QUALITY_STEPS = {
     "low": 12,
@@ -85,7 +86,7 @@ class ImageParameters(BaseModel):
         if self.size == "auto":
             return None
         width, _, height = self.size.partition("x")
-        return int(width) // 8 * 8, int(height) // 8 * 8
+        return whole_cells(int(width)), whole_cells(int(height))
 
     @property
     def has_urls(self) -> bool:

@@ -55,9 +55,10 @@ async def generation(
         "negative_prompt": asked.negative_prompt,
         "batch_size": asked.n,
         "steps": asked.effective_steps(_max_steps(replica, target)),
-        "cfg_scale": asked.cfg_scale,
         "seed": asked.seed,
     }
+    if "cfg_scale" in asked.model_fields_set:
+        body["cfg_scale"] = asked.cfg_scale
     if asked.sides is not None:
         body["width"], body["height"] = asked.sides
     if target.checkpoint is not None:

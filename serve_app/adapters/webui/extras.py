@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from serve_app.adapters.credentials import GenerateAdapterKey, ReadAdapterKey
 from serve_app.adapters.pictures import base64_of, json_in_parts
 from serve_app.adapters.waiting import ended_job
 from serve_app.adapters.webui.errors import failure, refused
+from serve_app.adapters.webui.paths import V1
 from serve_app.adapters.webui.sent_images import decoded, stored
 from serve_app.adapters.webui.upscale_graph import Enlarging, upscale_graph
 from serve_app.bodies import validated
@@ -35,10 +37,10 @@ _MOST_CHUNKS = 256
 """So many parts a PNG may have before its pixels, each of which may be a text."""
 _LONGEST_TEXTS = 2**20
 
-router = APIRouter()
+router = APIRouter(prefix=V1, include_in_schema=False)
 
 
-class Extras(BaseModel):
+class Extras(BaseModel, ABC):
     """Members of both routes; what restores faces is taken as long as it asks for nothing."""
 
     model_config = ConfigDict(extra="ignore")
@@ -58,9 +60,9 @@ class Extras(BaseModel):
     upscale_first: bool = False
 
     @property
+    @abstractmethod
     def sent(self) -> Sequence[str]:
         """The images, in base64."""
-        raise NotImplementedError
 
     @property
     def enlarging(self) -> Enlarging:

@@ -16,6 +16,8 @@ from serve_app.adapters.credentials import GenerateAdapterKey
 from serve_app.adapters.waiting import ended_job
 from serve_app.adapters.webui.answers import pictures_answer
 from serve_app.adapters.webui.errors import failure, refused
+from serve_app.adapters.webui.options import with_options
+from serve_app.adapters.webui.paths import V1
 from serve_app.adapters.webui.sent_images import stored
 from serve_app.api_error import ApiError
 from serve_app.refusals import BodyTooLarge
@@ -24,8 +26,10 @@ from serve_app.routes.generate import traceparent_of
 
 _ENDPOINT = "endpoint"
 _SENT = ("init_images", "mask", "latent_mask")
+_OF_SENDERS = ("url", "auth")
+"""SillyTavern sends along where it sends a request to, and the password, which nobody is to see."""
 
-router = APIRouter()
+router = APIRouter(prefix=V1, include_in_schema=False)
 
 
 @router.post("/txt2img")
@@ -62,7 +66,8 @@ async def _wanted(
     max_bytes = replica.services.adapter_settings.max_body_bytes
     async with replica.bodies.json(request, key.owner, max_bytes=max_bytes) as (_, content):
         given = _object(content)
-        asked = {name: value for name, value in given.items() if name not in _SENT}
+        own = {k: each for k, each in given.items() if k not in (*_SENT, *_OF_SENDERS)}
+        asked = await with_options(replica, key, own)
         sent = await _stored_images(replica, key, given) if from_images else {}
         members = {"compatibility": "webui", **asked, **sent}
         written = await asyncio.to_thread(_written, members)

@@ -16,11 +16,12 @@ from engine.webui.upscalers import UPSCALERS
 from serve_app.acceptance.expansion import styles_of
 from serve_app.adapters.credentials import READ
 from serve_app.adapters.webui.errors import refused
+from serve_app.adapters.webui.paths import V1
 from serve_app.replica import Replica, ReplicaDep
 
 _UNKNOWN = {"error": "Images are made by engines elsewhere."}
 
-router = APIRouter(dependencies=[Depends(READ)])
+router = APIRouter(prefix=V1, include_in_schema=False, dependencies=[Depends(READ)])
 
 
 @router.get("/samplers")

@@ -19,13 +19,14 @@ from events.result import Status
 from events.store.records import ApiKey
 from serve_app.adapters.credentials import CancelAdapterKey, ReadAdapterKey
 from serve_app.adapters.webui.errors import refused
+from serve_app.adapters.webui.paths import V1
 from serve_app.job_end import end_job
 from serve_app.replica import Replica, ReplicaDep
 
 _PAGE = 200
 _MOST_PAGES = 10
 
-router = APIRouter()
+router = APIRouter(prefix=V1, include_in_schema=False)
 
 
 @router.get("/progress")

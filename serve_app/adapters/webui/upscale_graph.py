@@ -9,9 +9,10 @@ from typing import Any
 from engine.graph.models_folder import ModelsFolder
 from engine.webui.upscalers import Upscaler, upscaler_named
 from events.store.records import Upload
+from serve_app.adapters.graphs import node, whole_cells
 from serve_app.adapters.webui.errors import refused
 
-_CELL = 8
+_MIN_SIDE = 8
 _NO_UPSCALER = "None"
 
 
@@ -34,7 +35,7 @@ class Enlarging:
         if self.factor is None and self.crops:
             return self.size
         factor = self.factor or max(self.size[0] / width, self.size[1] / height)
-        return _cells(width * factor), _cells(height * factor)
+        return _side(width * factor), _side(height * factor)
 
 
 def upscale_graph(
@@ -51,16 +52,16 @@ def upscale_graph(
     upscalers = [_upscaler(name, models) for name in asked]
     for number, upscaler in enumerate(upscalers):
         if upscaler is not None and upscaler.by == "model":
-            graph[f"model-{number}"] = _node("UpscaleModelLoader", model_name=upscaler.name)
+            graph[f"model-{number}"] = node("UpscaleModelLoader", model_name=upscaler.name)
     for place, upload in enumerate(uploads):
-        graph[f"image-{place}"] = _node("LoadImage", image=upload.name)
+        graph[f"image-{place}"] = node("LoadImage", image=upload.name)
         made = [
             _enlarge(graph, number, upscaler, place=place, sides=wanted.sides(upload))
             for number, upscaler in enumerate(upscalers)
         ]
         if len(made) > 1:
             share = wanted.second_share
-            graph[f"both-{place}"] = _node(
+            graph[f"both-{place}"] = node(
                 "ImageBlend",
                 image1=made[0],
                 image2=made[1],
@@ -68,7 +69,7 @@ def upscale_graph(
                 blend_mode="normal",
             )
             made = [[f"both-{place}", 0]]
-        graph[f"save-{place}"] = _node("SaveImage", images=made[0], filename_prefix="extras")
+        graph[f"save-{place}"] = node("SaveImage", images=made[0], filename_prefix="extras")
     return graph
 
 
@@ -97,7 +98,7 @@ def _enlarge(
     method = upscaler.name
     if upscaler.by == "model":
         upscaled = f"upscaled-{place}-{number}"
-        graph[upscaled] = _node(
+        graph[upscaled] = node(
             "WebUIImageUpscale",
             upscale_model=[f"model-{number}", 0],
             image=image,
@@ -106,15 +107,11 @@ def _enlarge(
         )
         image, method = [upscaled, 0], "lanczos"
     sized = f"sized-{place}-{number}"
-    graph[sized] = _node(
+    graph[sized] = node(
         "ImageScale", image=image, upscale_method=method, width=width, height=height, crop="center"
     )
     return [sized, 0]
 
 
-def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": class_type, "inputs": inputs}
-
-
-def _cells(side: float) -> int:
-    return max(_CELL, int(side) // _CELL * _CELL)
+def _side(side: float) -> int:
+    return max(_MIN_SIDE, whole_cells(side))

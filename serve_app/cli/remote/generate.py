@@ -14,6 +14,7 @@ from serve_app.cli.remote.client import Client
 from serve_app.cli.remote.progress import Interrupted, run_job
 from serve_app.cli.remote.uploads import store_files
 from serve_app.cli.terminal import console, fail, progress_console, show_json, wants_json
+from settings.keys import ImageFormat
 
 OutOption = Annotated[Path, typer.Option(help="Folder for the pictures.")]
 KeepOption = Annotated[
@@ -27,8 +28,19 @@ ImageOption = Annotated[
     list[Path] | None,
     typer.Option(help="Upload this input image first; may be repeated."),
 ]
+_USUAL = typer.Option(show_default="what is usual for the checkpoint")
+UsualSteps = Annotated[int | None, _USUAL]
+UsualNumber = Annotated[float | None, _USUAL]
+UsualName = Annotated[str | None, _USUAL]
 CallbackOption = Annotated[
     str | None, typer.Option(help="Address that is told of the end of the job.")
+]
+FormatOption = Annotated[
+    ImageFormat | None, typer.Option(help="Of the pictures; else that of the key, PNG as a rule.")
+]
+QualityOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=100, help="Of WebP and JPEG; a WebP of 100 is lossless."),
 ]
 
 
@@ -39,15 +51,17 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     checkpoint: str | None = None,
     width: int = 64,
     height: int = 64,
-    steps: int = 20,
-    cfg_scale: float = 7.0,
-    sampler: str = "Euler",
-    scheduler: str = "Automatic",
+    steps: UsualSteps = None,
+    cfg_scale: UsualNumber = None,
+    sampler: UsualName = None,
+    scheduler: UsualName = None,
     batch_size: int = 1,
     seed: int = -1,
     endpoint: str = "default",
     image: ImageOption = None,
     callback_url: CallbackOption = None,
+    image_format: FormatOption = None,
+    image_quality: QualityOption = None,
     out: OutOption = Path("pictures"),
     keep: KeepOption = False,
     url: UrlOption = None,
@@ -65,21 +79,35 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
         "scheduler": scheduler,
         "batch_size": batch_size,
         "seed": seed,
-    } | ({} if checkpoint is None else {"sd_model_checkpoint": checkpoint})
+        "sd_model_checkpoint": checkpoint,
+    }
     flavour, body = _asked(parameters, workflow)
+    query = _query(endpoint, callback_url, image_format, image_quality)
     with open_client(url, key) as client:
-        store_files(client, image or ())
-        query = {"endpoint": endpoint, "callback_url": callback_url}
-        _show(_run(client, flavour, body, query=query, is_kept=keep), client, out)
+        _show(_run(client, flavour, body, query=query, images=image, is_kept=keep), client, out)
 
 
 def _asked(parameters: dict[str, Any], workflow: Path | None) -> tuple[str, dict[str, Any]]:
-    """The flavour and the body of the request."""
-    if (parameters["prompt"] is None) == (workflow is None):
+    """The flavour and the body of the request, which leaves out what is not given."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if ("prompt" in given) == (workflow is not None):
         fail("give either a prompt or --workflow, one of them", code=ExitCode.USAGE)
     if workflow is None:
-        return "diffusion", parameters
+        return "diffusion", given
     return "workflow", _read_graph(workflow)
+
+
+def _query(
+    endpoint: str, callback_url: str | None, image_format: ImageFormat | None, quality: int | None
+) -> dict[str, str]:
+    """What is asked for beside the body."""
+    asked = {
+        "endpoint": endpoint,
+        "callback_url": callback_url,
+        "image_format": image_format,
+        "image_quality": quality,
+    }
+    return {name: str(value) for name, value in asked.items() if value is not None}
 
 
 def _run(
@@ -87,10 +115,12 @@ def _run(
     flavour: str,
     body: dict[str, Any],
     *,
-    query: dict[str, str | None],
+    query: dict[str, str],
+    images: list[Path] | None,
     is_kept: bool,
 ) -> dict[str, Any]:
-    given = {name: value for name, value in query.items() if value is not None}
+    """The result. `images` are uploaded first."""
+    store_files(client, images or ())
     try:
         return run_job(
             client,
@@ -98,7 +128,7 @@ def _run(
             body,
             console=progress_console(),
             with_previews=not wants_json(),
-            **given,
+            **query,
         )
     except Interrupted as interrupted:
         _leave(client, interrupted.request_id, is_kept=is_kept)

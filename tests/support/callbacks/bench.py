@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
 from pathlib import Path
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.deliverer import Deliverer
+from actors.callbacks.image_puts import ImagePuts
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -26,14 +27,18 @@ from events.job import Job
 from events.log import JobWriter
 from events.memory.queues import MemoryCallbackQueue
 from events.store.keys import ApiKeys
+from events.store.records import ApiKey
 from events.types import CallbackAttempted
-from settings.callbacks import CallbackSettings
+from settings.callbacks import CallbackSettings, ImagePutSettings
+from storage.images import ImageStore
 from telemetry.callback_metrics import CallbackMetrics
 from tests.support.database import database_in
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
 from tests.support.polling import eventually
 
+SECRET = b"0" * 16
+TAKEN = SendResult(status=200, latency_s=0.1)
 SETTINGS = CallbackSettings(max_errors=3, delays_s=(0, 0.5, 3600), jitter=0)
 
 
@@ -48,6 +53,10 @@ class RecordingSender(Sender):
         self.bodies: list[dict[str, Any]] = []
         self.outcomes: list[SendResult | Exception] = []
         """What the next tries come to, one after the other."""
+        self.put_at: dict[str, tuple[bytes, Mapping[str, str]]] = {}
+        """What was put, by its address, with its headers."""
+        self.put_outcomes: list[SendResult] = []
+        """As `outcomes`; what fails is not put."""
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         if "hostile" in url:
@@ -60,7 +69,22 @@ class RecordingSender(Sender):
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
-        return SendResult(status=200, latency_s=0.1)
+        return TAKEN
+
+    async def put(
+        self,
+        url: str,
+        content: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+    ) -> SendResult:
+        assert timeout_s
+        data = b"".join([part async for part in content])
+        outcome = self.put_outcomes.pop(0) if self.put_outcomes else TAKEN
+        if outcome.is_taken:
+            self.put_at[url] = data, headers
+        return outcome
 
 
 class Bench:
@@ -69,6 +93,10 @@ class Bench:
         self.queue = queue or MemoryCallbackQueue()
         self.sender = RecordingSender()
         self.settings = SETTINGS
+        self.put_settings = ImagePutSettings(delays_s=(0, 0))
+        self.images = ImageStore("memory://")
+        self.keys: list[ApiKey] = []
+        """The database has these."""
         self.registry = CollectorRegistry()
         """Of the metrics."""
         self.on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None
@@ -85,14 +113,19 @@ class Bench:
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncGenerator[None]:
         async with database_in(folder) as database:
+            for key in self.keys:
+                await ApiKeys(database).add(key)
             deliverer = Deliverer(
                 queue=self.queue,
                 jobs=self.jobs,
                 deliveries=self.deliveries,
                 sender=self.sender,
                 url_for=lambda job_id, image: "",
-                secrets=SigningSecrets(ApiKeys(database), secret=b"0" * 16, most=1),
+                secrets=SigningSecrets(ApiKeys(database), secret=SECRET, most=1),
                 allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
+                image_puts=ImagePuts(
+                    self.sender, self.images, secret=SECRET, settings=self.put_settings
+                ),
                 settings=self.settings,
                 metrics=CallbackMetrics(self.registry, on_try=self.on_try),
             )

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.callbacks.allowed_hosts import AllowedHosts
 from actors.callbacks.deliverer import Deliverer
+from actors.callbacks.image_puts import ImagePuts
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
@@ -32,7 +33,8 @@ from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
 from events.types import Completed, Event, EventData, Started
 from serve_app.local.nats_server import NatsServer
-from settings.callbacks import CallbackSettings
+from settings.callbacks import CallbackSettings, ImagePutSettings
+from storage.images import ImageStore
 from storage.tokens import url_for
 from telemetry.callback_metrics import CallbackMetrics
 from tests.support.bus import connected
@@ -132,6 +134,9 @@ class World:
             url_for=URL_FOR,
             secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.secrets),
             allowed_hosts=AllowedHosts(self.keys, default=["*"]),
+            image_puts=ImagePuts(
+                sender, ImageStore("memory://"), secret=SECRET, settings=ImagePutSettings()
+            ),
             settings=settings,
             metrics=CallbackMetrics(CollectorRegistry()),
         )

@@ -18,7 +18,7 @@ from diffusers import (
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from engine.graph.families import Family
+from engine.families.family import Family
 
 PROMPT, NEGATIVE = "a red circle on a blue ground", "grey"
 STEPS, CFG, SEED = 2, 5.0, 3

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from engine.diffusion.loading import layout
-from engine.graph.families import Family
+from engine.families.family import Family
 from training.make_tiny import with_large_weights
 from training.single_file import packed
 from training.tiny_families import UNCLIP, UNCLIP_WIDTH, write_family

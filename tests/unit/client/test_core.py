@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from darkroom_client import core
 from darkroom_client.core import Answer, Call, Clock, Flow, Lost, Now, Pause, Sent
-from darkroom_client.errors import NotEnded, Refused, Unreachable
-from darkroom_client.values import Options, Result, State
+from darkroom_client.errors import AnswerInvalid, DarkroomError, NotEnded, Refused, Unreachable
+from darkroom_client.values import Options, Put, PutState, Result, State
 
 ID = "0199aaaa-0000-7000-8000-000000000001"
 
@@ -56,8 +57,19 @@ def test_a_submission_has_a_key_of_its_own_that_tries_keep() -> None:
         "callback_events": "image,completed",
     }
     assert len(pauses) == 2
+    assert calls[0].json == {"prompt": "x"}
     [first, *_], _, _ = driven(core.submitted("workflow", {}, Options(), "mine"), job())
     assert first.headers["Idempotency-Key"] == "mine"
+
+
+def test_images_are_put_where_the_options_say_and_tell_of_it() -> None:
+    options = Options(image_put_urls=["https://bucket.example.com/0.png?signature=x"])
+    item = {"status": 1, "url": "u/0.png", "put": {"status": 2, "message": "it answered 403"}}
+    ended = answer(body={"request_id": ID, "status": 1, "state": "completed", "results": [item]})
+    calls, _, result = driven(core.submitted("diffusion", {"prompt": "x"}, options, None), ended)
+    assert calls[0].json == {"prompt": "x", "image_put_urls": options.image_put_urls}
+    assert "image_put_urls" not in calls[0].query
+    assert result.images[0].put == Put(PutState.FAILED, "it answered 403")
 
 
 def test_a_refusal_is_not_repeated_and_says_why() -> None:
@@ -71,6 +83,27 @@ def test_a_refusal_is_not_repeated_and_says_why() -> None:
 def test_an_error_of_something_else_is_one_too(body: Any) -> None:
     with pytest.raises(Refused):
         driven(core.result(ID), answer(404, body))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>Welcome</html>", b"[]", b"{}", b'"text"', b"[" * 100_000]
+)
+@pytest.mark.parametrize(
+    "flow",
+    [
+        lambda: core.result(ID),
+        lambda: core.submitted("diffusion", {}, Options(), None),
+        lambda: core.cancelled(ID),
+        lambda: core.uploaded("cat.png", b""),
+    ],
+)
+def test_an_answer_of_something_else_is_an_error_of_the_client(
+    flow: Callable[[], Flow[Any]], body: bytes
+) -> None:
+    with pytest.raises(AnswerInvalid, match="address of the service") as invalid:
+        driven(flow(), Answer(200, {}, body))
+    assert isinstance(invalid.value, DarkroomError)
+    assert invalid.value.status == 200
 
 
 def test_it_comes_back_when_it_was_told_to() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from darkroom_client.core import Answer
-from darkroom_client.errors import DarkroomError, Refused, Unreachable
+from darkroom_client.errors import AnswerInvalid, DarkroomError, Refused, Unreachable
 from darkroom_client.stream import Watching
 
 ID = "0199aaaa-0000-7000-8000-000000000001"
@@ -52,3 +52,11 @@ def test_a_refusal_and_a_line_without_end_are_errors() -> None:
         watching.answered(Answer(404, {}, b"{}"))
     with pytest.raises(DarkroomError):
         watching.fed(b"x" * (5 * 2**20))
+
+
+@pytest.mark.parametrize("chunk", [b"data: no JSON\n\n", b"data: \xff\n\n"])
+def test_what_is_no_stream_of_the_service_is_an_error_of_the_client(chunk: bytes) -> None:
+    with pytest.raises(AnswerInvalid):
+        Watching(ID).fed(chunk)
+    with pytest.raises(AnswerInvalid):
+        Watching(ID).answered(Answer(200, {}, b"<html>"))

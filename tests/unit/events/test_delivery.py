@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -6,6 +7,7 @@ from events.delivery import (
     Delivery,
     DeliveryCommand,
     EndAfterTry,
+    EndWithoutCallback,
     GiveUpBeforeEnd,
     GiveUpDelivery,
     RecordTry,
@@ -14,6 +16,7 @@ from events.delivery import (
     Withhold,
     decide_delivery,
     fold_delivery,
+    is_wanted,
 )
 from events.delivery_policy import SendResult
 from events.errors import JobDamaged, JobOfLaterVersion
@@ -27,7 +30,7 @@ from events.types import (
     RedeliveryRequested,
     Unknown,
 )
-from tests.support.events import START, history_of
+from tests.support.events import START, history_of, submitted
 
 TRIED = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START)
 
@@ -214,3 +217,38 @@ def test_a_redelivery_is_one_of_the_end_alone() -> None:
     assert delivery.is_at_end
     assert delivery.tries == 0
     assert decide_delivery(RequestRedelivery(), fold_delivery(history_of(BEFORE))) == ()
+
+
+def test_what_was_given_up_says_why_and_a_redelivery_forgets_nothing_of_it() -> None:
+    tried = CallbackAttempted(attempt=1, status=403, latency_s=0.1, about="put-0", is_last=True)
+    lost = tried.model_copy(update={"status": None, "error": "no answer", "about": "put-1"})
+    there = tried.model_copy(update={"status": 201, "about": "put-2"})
+    again = tried.model_copy(update={"is_last": None, "about": "put-3", "retry_at": START})
+    history = history_of(tried, lost, there, again, CallbackDelivered(attempt=1))
+    told = fold_delivery(history)
+    assert told.over == {"put-0", "put-1", "put-2"}
+    assert told.failures == {"put-0": "the receiver answered 403", "put-1": "no answer"}
+    anew = fold_delivery([*history, *history_of(*[RedeliveryRequested()] * 6)[5:]])
+    assert (anew.over, anew.failures) == (told.over, told.failures)
+
+
+def test_a_delivery_of_no_callback_ends_once() -> None:
+    [end] = decide_delivery(EndWithoutCallback(), Delivery())
+    assert end == CallbackDelivered(attempt=0)
+    assert fold_delivery(history_of(end)).ended
+    assert decide_delivery(EndWithoutCallback(), fold_delivery(history_of(end))) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({}, False),
+        ({"image_puts": ()}, False),
+        ({"image_puts": ("x",)}, True),
+        ({"callback_url": "u"}, True),
+    ],
+)
+def test_a_job_has_a_delivery_where_there_is_something_to_deliver(
+    asked: dict[str, Any], wanted: bool
+) -> None:
+    assert is_wanted(submitted(**asked)) is wanted

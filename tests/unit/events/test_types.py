@@ -139,6 +139,9 @@ ADDITIONS: dict[str, EventData] = {
         image_format="webp",
         image_quality=100,
     ),
+    "image_puts": _submitted(
+        image_puts=("sealed-0", "sealed-1"),
+    ),
     "cost": _submitted(
         **_WORKFLOW,
         input_files={

@@ -98,6 +98,14 @@ def test_a_wrong_network_is_told_in_plain_words(text: str) -> None:
     assert "write a network as 10.0.0.0/8 or fd00::/8" in error["msg"]
 
 
+def test_a_page_of_a_protocol_that_is_off_is_refused() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        Settings.load(root_page="comfyui", adapter_comfyui=False)
+    assert Settings.wrong_values(refusal.value) == [
+        "DARKROOM_ROOT_PAGE is 'comfyui': comfyui needs DARKROOM_ADAPTER_COMFYUI to be true"
+    ]
+
+
 def test_an_argument_may_be_in_any_case() -> None:
     assert Settings.load(PORT="9001", Key_Burst=3).http.port == 9001
     assert Settings.load(cls=1).http.port == Settings.load().http.port

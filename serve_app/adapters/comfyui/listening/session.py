@@ -36,7 +36,6 @@ from storage.images import ImageStoreError
 
 NORMAL, GOING_AWAY, POLICY, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1001, 1008, 1009, 1013
 """Codes of a close (RFC 6455, section 7.4.1, and its registry)."""
-_MOST_CHARS = 64 * 1024
 _MOST_MESSAGES = 200
 """Of the client, between two looks at its key. It has next to nothing to say."""
 _STATUS_PERIOD_S = 0.25
@@ -100,7 +99,7 @@ class Session:
                 return NORMAL
             self._heard += 1
             text = said.get("text")
-            if len(text or said.get("bytes") or b"") > _MOST_CHARS:
+            if len(text or said.get("bytes") or b"") > self._settings.max_websocket_message_bytes:
                 return TOO_LARGE
             if self._heard > _MOST_MESSAGES:
                 return POLICY

@@ -5,9 +5,9 @@ import { choice, endpointField, number, numberOf, text, textOf, tick } from "./f
 import { promptBox } from "./prompt_box.js";
 
 const AUTOMATIC = "Automatic";
-/** Sides in pixels by the family of a checkpoint; the first is the usual one. */
+/** Sides in pixels; the first is the usual one. */
 const SIZES = {
-  sdxl: [[1024, 1024], [832, 1216], [1216, 832], [896, 1152], [1152, 896]],
+  large: [[1024, 1024], [832, 1216], [1216, 832], [896, 1152], [1152, 896]],
   other: [[512, 512], [512, 768], [768, 512], [640, 640], [768, 768]],
   small: [[64, 64], [64, 96], [96, 64], [128, 128]],
 };
@@ -27,13 +27,20 @@ export function formFields(there, given) {
 function starting({ checkpoints }) {
   const name = checkpoints[0]?.name;
   const [width, height] = sizesFor(name, checkpoints)[0];
-  return { sd_model_checkpoint: name, width, height, steps: 20, cfg_scale: 7, batch_size: 1, seed: -1, clip_skip: 1, hr_scale: 2, denoising_strength: 0.75 };
+  return { sd_model_checkpoint: name, width, height, ...samplingFor(name, checkpoints), batch_size: 1, seed: -1, clip_skip: 1, hr_scale: 2, denoising_strength: 0.75 };
 }
 
 function sizesFor(name, checkpoints) {
   // The checkpoints that are included draw small pictures alone.
   if (name?.startsWith("darkroom-")) return SIZES.small;
-  return SIZES[checkpoints.find((each) => each.name === name)?.family] ?? SIZES.other;
+  const side = checkpoints.find((each) => each.name === name)?.defaults?.width ?? 512;
+  return side > 512 ? SIZES.large : SIZES.other;
+}
+
+/** What the service would take for the checkpoint. */
+function samplingFor(name, checkpoints) {
+  const { steps, cfg_scale, sampler_name, scheduler } = checkpoints.find((each) => each.name === name)?.defaults ?? {};
+  return { steps: steps ?? 20, cfg_scale: cfg_scale ?? 7, sampler_name: sampler_name ?? "Euler", scheduler: scheduler ?? AUTOMATIC };
 }
 
 function texts(values) {
@@ -51,8 +58,8 @@ function models({ checkpoints }, values) {
 function sampling({ samplers, schedulers }, values) {
   const labels = samplers.map(({ label }) => label);
   return {
-    sampler_name: choice("Sampler", labels, values.sampler_name ?? "Euler"),
-    scheduler: choice("Scheduler", [AUTOMATIC, ...schedulers.map(({ label }) => label)], values.scheduler ?? AUTOMATIC),
+    sampler_name: choice("Sampler", labels, values.sampler_name),
+    scheduler: choice("Scheduler", [AUTOMATIC, ...schedulers.map(({ label }) => label)], values.scheduler),
     steps: number("Steps", values.steps, { min: 1, max: 150 }),
     cfg_scale: number("CFG scale", values.cfg_scale, { min: 0, max: 100, step: 0.5 }),
     clip_skip: number("Clip skip", values.clip_skip, { min: 1, max: 12 }),
@@ -95,6 +102,7 @@ function set({ control }, value) {
 /** The usual sizes of the checkpoint that is chosen. */
 function sizeChoice(fields, { checkpoints }) {
   const presets = h("div", { class: "presets", role: "group", "aria-label": "Usual sizes" });
+  let usual = samplingFor(fields.sd_model_checkpoint.control.value, checkpoints);
   const show = () => {
     const sizes = sizesFor(fields.sd_model_checkpoint.control.value, checkpoints);
     presets.replaceChildren(...sizes.map(preset));
@@ -102,9 +110,14 @@ function sizeChoice(fields, { checkpoints }) {
   const preset = ([width, height]) =>
     h("button", { type: "button", class: "chip", onclick: () => (set(fields.width, width), set(fields.height, height)) }, `${width} × ${height}`);
   fields.sd_model_checkpoint.control.addEventListener("change", () => {
-    const [width, height] = sizesFor(fields.sd_model_checkpoint.control.value, checkpoints)[0];
+    const name = fields.sd_model_checkpoint.control.value;
+    const [width, height] = sizesFor(name, checkpoints)[0];
     set(fields.width, width);
     set(fields.height, height);
+    const before = usual;
+    usual = samplingFor(name, checkpoints);
+    // What is usual for both stays as it was chosen.
+    for (const [member, value] of Object.entries(usual)) if (value !== before[member]) set(fields[member], value);
     show();
   });
   show();

@@ -80,9 +80,12 @@ async def test_a_job_that_is_not_projected_yet_stays(house: House) -> None:
     assert await archived_ids(house) == []
 
 
-async def test_a_job_stays_until_its_callback_was_delivered(house: House) -> None:
-    job_id = await house.job(callback_url=URL)
-    waiting = await house.ended_job(callback_url=URL)
+@pytest.mark.parametrize("asked", [{"callback_url": URL}, {"image_puts": ("sealed",)}])
+async def test_a_job_stays_until_its_delivery_has_ended(
+    house: House, asked: dict[str, Any]
+) -> None:
+    job_id = await house.job(**asked)
+    waiting = await house.ended_job(**asked)
     await house.project()
     house.clock.time += 2 * HOUR
     await house.archiver().round()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, LowRank
+from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, Kronecker, LowRank
 from engine.diffusion.cross_attention_cache import CrossAttentionCache
 from engine.diffusion.loading.linear import CrossAttentionLinear, use_one_dnn
 from engine.diffusion.row_updates import RowUpdates, UpdatedConv2d, use_row_updates
@@ -65,16 +65,15 @@ def adapter(weight: Tensor, seed: int, rank: int = 2) -> Adapter:
     generator = torch.Generator().manual_seed(seed)
     down = torch.randn(rank, *weight.shape[1:], generator=generator)
     up = torch.randn(len(weight), rank, generator=generator)
-    return Adapter(Path("x"), ("x", 0, 0), {NAME: LowRank(down, up)})
+    return Adapter(Path("x"), ("x", 0, 0), {NAME: (LowRank(down, up),)})
 
 
 def merged(layer: nn.Module, adapters: Adapters) -> nn.Module:
     """A copy of the layer with these in its weight."""
     copied = copy.deepcopy(layer)
     for each in adapters:
-        matrices = each.adapter.layers[NAME]
-        product = torch.einsum("or,r...->o...", matrices.up, matrices.down)
-        copied.weight += each.strength * product
+        for update in each.adapter.layers[NAME]:
+            copied.weight += each.strength * update.dense().reshape(copied.weight.shape)
     return copied
 
 
@@ -114,6 +113,29 @@ def test_strength_is_of_the_row_and_zero_is_none(kind: str) -> None:
     strengths = torch.arange(4).repeat_interleave(torch.tensor(SIZES)) / 2
     strengths = strengths.view(-1, *[1] * (plain.ndim - 1))
     torch.testing.assert_close(found, plain + strengths * (whole - plain), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6,)])
+def test_rows_may_have_a_kronecker_product_beside_others(shape: tuple[int, ...]) -> None:
+    plain, x = nn.Linear(6, 5).requires_grad_(False), torch.randn(ROWS, *shape)
+    product = Kronecker(torch.randn(5, 3), torch.randn(1, 2))
+    one = AppliedAdapter(Adapter(Path("y"), ("y", 0, 0), {NAME: (product,)}), 0.6)
+    network, other = updated(copy.deepcopy(plain)), AppliedAdapter(adapter(plain.weight, 1), 0.7)
+    adapters: list[Adapters] = [(one,), (), (other,), (other, one)]
+    with network.row_updates.of(adapters, SIZES):
+        found = network(x)
+    torch.testing.assert_close(found, row_by_row(plain, x, adapters), rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_may_get_the_tokens_of_all_rows_one_after_the_other() -> None:
+    plain, tokens = nn.Linear(6, 5).requires_grad_(False), (2, 1, 3, 2, 4, 1, 2)
+    network, adapters = updated(copy.deepcopy(plain)), mixed(plain.weight)
+    x = torch.randn(sum(tokens), 6)
+    with network.row_updates.of(adapters, SIZES, {NAME: tokens}):
+        found = network(x)
+    ends = [slice(0, 2), slice(2, 6), slice(6, 8), slice(8, 15)]
+    wanted = [merged(plain, own)(x[end]) for own, end in zip(adapters, ends, strict=True)]
+    torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-5, atol=1e-5)
 
 
 def test_a_convolution_may_have_another_memory_format() -> None:

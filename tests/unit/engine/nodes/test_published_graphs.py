@@ -74,13 +74,13 @@ def test_they_are_valid_and_cost_what_transformers_cost(
 ) -> None:
     found = validate(graph, published, Limits())
     steps = graph["k"]["inputs"]["steps"]
-    assert found.cost.work > 20 * steps
+    assert found.cost.work > 12 * steps
     assert found.cost.rows == 1
 
 
 def test_they_are_held_to_the_limits_of_other_graphs(published: Catalogue) -> None:
     graph = with_input(z_image_turbo(), "k", steps=100)
     with pytest.raises(GraphInvalid, match="megapixel-steps"):
-        validate(graph, published, Limits(max_cost=2000))
+        validate(graph, published, Limits(max_cost=1000))
     with pytest.raises(GraphInvalid):
         validate(with_input(z_image_turbo(), "l", batch_size=4096), published, Limits())

@@ -21,6 +21,7 @@ from serve_app.access.api_keys import mint
 from storage.tokens import file_token
 from tests.support.edge import Edge
 from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.unit.serve_app.access.comfyui_routes import COMFYUI_ROUTES
 from tests.unit.serve_app.access.webui_routes import WEBUI_ROUTES
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -78,8 +79,6 @@ JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
 ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
 REASON = {"json": {"reason": "It floods the disk."}}
 OWN, OWN_URL = "/v1/endpoints/{id}", "/v1/endpoints/{endpoint}"
-NAMED = {"json": {"delete": [UNKNOWN_JOB]}}
-VIEW_URL = "/view?filename=darkroom_00001_.png&subfolder={workflow}"
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
 # fmt: off
@@ -138,22 +137,10 @@ ROUTES = [
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
-    # ComfyUI's API; each of its paths has twins, which are the same routes.
-    Row("POST", "/prompt", GENERATE, 200, 200, request=GRAPH, in_document=False),
-    Row("GET", "/prompt", READ, 200, 200, in_document=False),
-    Row("GET", "/queue", READ, 200, 200, in_document=False),
-    Row("POST", "/queue", CANCEL, 200, 200, request=NAMED, in_document=False),
-    Row("POST", "/interrupt", CANCEL, 200, 200, in_document=False),
-    Row("POST", p := "/jobs/{id}/cancel", CANCEL, 200, 404, p.format(id="{workflow}"),
-        in_document=False),
-    Row("GET", "/history", READ, 200, 200, in_document=False),
-    Row("GET", p := "/history/{id}", READ, 200, 200, p.format(id="{workflow}"), in_document=False),
-    Row("POST", "/history", CANCEL, 200, 200, request=NAMED, in_document=False),
-    Row("GET", p := "/jobs/{id}", READ, 200, 404, p.format(id="{workflow}"), in_document=False),
-    Row("GET", "/view", READ, 200, 404, VIEW_URL, in_document=False),
-    Row("POST", "/upload/image", GENERATE, 200, 200, request=UPLOAD, in_document=False),
-    Row("GET", "/object_info", READ, 200, 200, in_document=False),
-    # Protocols of others. What is answered once a job has ended is asked for something impossible.
+    # Protocols of others. Each path of ComfyUI's API has twins, which are the same routes.
+    *(Row(a, b, scope, own, foreign, url, request, in_document=False)
+      for a, b, scope, own, foreign, url, request in COMFYUI_ROUTES),
+    # What is answered once a job has ended is asked for something impossible.
     Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
     Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
     Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
@@ -210,6 +197,7 @@ async def places(edge: Edge) -> dict[str, str]:
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
         known = await alice.post(V2_ASSETS, files={"file": ("k.png", KNOWN)})
         ids["asset"] = known.json()["id"]
+        await alice.post("/userdata/a.json", content=b"{}")
     await edge.project()
     await edge.services.endpoints.put(Endpoint("alices", owner="alice"))
     secret = edge.services.secret

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Response
 
 from serve_app import errors
 from serve_app.adapters.adapter import Adapter, error_forms
-from serve_app.adapters.credentials import READ
+from serve_app.adapters.credentials import READ, without_key
 from serve_app.api_error import ApiError
 from tests.support.edge import Edge
 
@@ -60,6 +60,24 @@ async def test_a_key_is_taken_as_bearer_as_password_and_in_the_query(
     ):
         answer = await client.get("/probe", **request)
         assert answer.status_code == 200, request
+
+
+async def test_a_route_with_a_place_for_it_takes_a_key_in_its_path(edge: Edge) -> None:
+    key = await edge.key()
+    async with edge.client_with(None) as anyone:
+        # SillyTavern sends the password of nobody along.
+        for headers in ({}, {"Authorization": "Basic dW5kZWZpbmVk"}):
+            for place in ("", "api/"):
+                answer = await anyone.get(f"/key/{key}/{place}queue", headers=headers)
+                assert answer.status_code == 200
+        for path in ("/key/dk_x_y/queue", "/key//queue", f"/key/{key}x/queue"):
+            assert (await anyone.get(path)).status_code in {401, 404}, path
+        assert (await anyone.get(f"/key/{key}/v1/jobs")).status_code == 404
+
+
+def test_a_path_is_written_down_without_its_key() -> None:
+    assert without_key("/key/dk_a_b/queue") == "/key/-/queue"
+    assert without_key("/v1/keys/dk_a") == "/v1/keys/dk_a"
 
 
 @pytest.mark.parametrize(

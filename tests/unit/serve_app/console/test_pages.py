@@ -98,12 +98,26 @@ async def test_it_is_sent_only_where_it_has_changed(edge: Edge) -> None:
 
 async def test_a_setting_turns_it_off(tmp_path: Path) -> None:
     async with running_edge(tmp_path, console=False) as edge, edge.client_with(None) as anyone:
-        for path in ("/", "/console/app.js", "/console/index.html"):
+        for path in ("/", "/console", "/console/", "/console/app.js"):
             assert (await anyone.get(path)).status_code == 404
 
 
+async def test_it_is_at_a_path_of_its_own_wherever_the_root_leads(tmp_path: Path) -> None:
+    async with (
+        running_edge(tmp_path, root_page="comfyui") as edge,
+        edge.client_with(None) as anyone,
+    ):
+        root = await anyone.get("/")
+        page = await anyone.get("/console")
+        with_slash = await anyone.get("/console/")
+    assert (root.status_code, root.headers["Location"]) == (307, "./comfy/")
+    assert page.status_code == 200
+    assert "console/app.js" in page.text
+    assert (with_slash.status_code, with_slash.headers["Location"]) == (307, "../console")
+
+
 @pytest.mark.parametrize(
-    "path", ["/console", "/console/", "/console/../app.js", "/console/%2e%2e/pages.py"]
+    "path", ["/console/index.html", "/console/../app.js", "/console/%2e%2e/pages.py"]
 )
 async def test_there_is_nothing_beside_its_files(edge: Edge, path: str) -> None:
     async with edge.client_with(None) as anyone:

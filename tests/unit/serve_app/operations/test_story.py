@@ -124,6 +124,18 @@ def test_tries_of_the_callback_stand_among_the_rest_by_their_time() -> None:
     assert steps[-1].at - steps[0].at == timedelta(seconds=5)
 
 
+def test_images_that_are_put_are_told_of_without_their_addresses() -> None:
+    asked = submitted(image_puts=("sealed", "too"))
+    put = CallbackAttempted(attempt=1, latency_s=0.25, status=200, about="put-0", is_last=True)
+    steps = story(history_of(asked, Cancelled()), history_of(put, CallbackDelivered(attempt=0)))
+    assert [step.what for step in steps if step.who == "callbacks"] == [
+        "try 1 (put-0) took 0.250 s: answer 200",
+        "put its images, as far as that could be done",
+    ]
+    assert "with addresses for 2 images" in steps[0].what
+    assert "sealed" not in repr(steps)
+
+
 def test_nothing_that_was_asked_for_is_told() -> None:
     asked = submitted(request={"prompt": "a secret"}, callback_url="https://secret.example/")
     assert "secret" not in repr(story(history_of(asked, Cancelled()), []))

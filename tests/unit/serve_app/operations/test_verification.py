@@ -125,6 +125,14 @@ async def test_a_callback_that_no_queue_has(installation: Installation) -> None:
     assert await installation.disagreements() == [("callback_lost", job_id)]
 
 
+async def test_images_to_be_put_that_no_queue_has(installation: Installation) -> None:
+    job_id = await installation.job(Cancelled(), image_puts=("sealed",))
+    await installation.project()
+    assert await installation.disagreements() == [("callback_lost", job_id)]
+    await installation.deliver(job_id, CallbackDelivered(attempt=0))
+    assert await installation.disagreements() == []
+
+
 async def test_a_parked_callback_is_not_lost(installation: Installation) -> None:
     job_id = await installation.job(Cancelled(), callback_url="https://receiver.example/")
     await installation.callbacks.park(job_id, NOW + timedelta(days=400))

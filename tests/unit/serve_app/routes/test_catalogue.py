@@ -11,7 +11,7 @@ from tests.support.generate_bodies import CHECKPOINT
 async def test_models_are_those_of_the_folder(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models")
     # An empty file tells no family.
-    item = {"kind": "checkpoints", "name": CHECKPOINT, "family": None}
+    item = {"kind": "checkpoints", "name": CHECKPOINT, "family": None, "defaults": None}
     assert answer.json()["models"] == [item]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,9 +86,14 @@ async def test_a_job_that_has_just_come_and_gone_is_not_queued(
     assert await bench.waits()
 
 
-async def test_an_end_that_nobody_is_told_of_is_not_read(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"callback_url": "http://example.com/done"}, {"image_puts": ("sealed",)}]
+)
+async def test_an_end_that_begins_no_delivery_is_not_read(
+    bench: Bench, asked: dict[str, Any]
+) -> None:
     async with bench.routing():
-        job_ids = [await bench.job(), await bench.job(callback_url="http://example.com/done")]
+        job_ids = [await bench.job(), await bench.job(**asked)]
         await eventually(lambda: bench.waits(*job_ids))
         before = bench.log.reads.copy()
         for job_id in job_ids:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
-from engine.graph.families import Family
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
@@ -62,3 +62,20 @@ def start(flow_engine: Engine, transformers_root: Path) -> Callable[..., Watched
         return watched
 
     return start
+
+
+@pytest.fixture(scope="module")
+def root(
+    z_image: dict[str, Any],
+    flux: dict[str, Any],
+    transformers_root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The tiny models, and a folder for LoRAs and for networks with them."""
+    root = tmp_path_factory.mktemp("transformer-loras")
+    for folder in transformers_root.iterdir():
+        (root / folder.name).mkdir()
+        for file in folder.iterdir():
+            (root / folder.name / file.name).symlink_to(file)
+    (root / "loras").mkdir()
+    return root

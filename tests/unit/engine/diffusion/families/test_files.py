@@ -19,8 +19,8 @@ from engine.diffusion.families.loading import load_diffusion_model
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.errors import CheckpointUnavailable
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
-from engine.graph.families import Family
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import UnetOptions

@@ -20,14 +20,16 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from engine.batch_limits import BatchLimits
 from engine.diffusion.adapters import Adapter, AppliedAdapter
 from engine.diffusion.context import Context
+from engine.diffusion.families.lookup import model_family
+from engine.diffusion.loading.changes.layers import unet_layers
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
-from engine.diffusion.loading.lora_file import unet_layers
 from engine.diffusion.loading.merging import AppliedLora, merged
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
 from engine.diffusion.patches.free_u import FreeU, with_free_u
 from engine.errors import CheckpointUnavailable
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
@@ -86,7 +88,7 @@ def lora_for(unet: nn.Module, word: str, rank: int) -> dict[str, Tensor]:
 
 
 def applied(store: ModelStore, unet: Any, loras: Loras) -> Networks:
-    networks = Networks(unet)
+    networks = Networks(unet, model_family(Family.SD1))
     for name, strength in loras:
         networks = with_lora(store, name, networks, unet_strength=strength, text_strength=0.0)
     return networks
@@ -138,7 +140,9 @@ def test_the_limits_that_remember_a_load_keep_no_model_in_memory(tmp_path: Path)
     store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 0)
     context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
     adapter = Adapter(tmp_path, ("", 0, 0), {})
-    model = Model(nn.Linear(1, 1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),))
+    model = Model(
+        nn.Linear(1, 1), model_family(Family.SD1), 1.0, adapters=(AppliedAdapter(adapter, 1.0),)
+    )
     works = [context.lora(A, model, None, model_strength=1.0, clip_strength=0.0) for _ in range(2)]
     first, second = (next(work) for work in works)
     assert first.key == second.key  # one load serves both
@@ -193,7 +197,8 @@ def test_a_file_that_was_replaced_is_another_adapter(
     for rank, change in ((1, 1.0), (2, 2.0)):
         save_file(lora_for(base.model.unet, "attn1.to_q", rank), path)
         (found,) = applied(store, base.model.unet, ((path.name, change),)).adapters
-        assert {len(each.down) for each in found.adapter.layers.values()} == {rank}
+        layers = found.adapter.layers.values()
+        assert {update.size for updates in layers for update in updates} == {rank * 64, rank * 128}
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.text_encoders import CLIP_G, made_on_meta
 from engine.errors import CheckpointUnavailable, EngineError
+from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
-from engine.graph.families import Family
 from engine.graph.models_folder import ModelsFolder
 from tests.support.engine import judges
 from tests.support.engine.latents import all_latents_and_images, psnr_db_of

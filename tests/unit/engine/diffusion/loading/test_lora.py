@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def write(tmp_path: Path) -> Callable[..., None]:
 
 
 def networks_of(checkpoint: Checkpoint) -> Networks:
-    return Networks(checkpoint.model.unet, checkpoint.clip.encoders)
+    return Networks(checkpoint.model.unet, checkpoint.model.family, checkpoint.clip.networks)
 
 
 def layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -244,7 +245,11 @@ def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(
     patched = sharing_copy(once.unet)
     patched.register_forward_hook(print)
     twice = with_lora(
-        store, "l.safetensors", Networks(patched), unet_strength=1.0, text_strength=1.0
+        store,
+        "l.safetensors",
+        replace(networks, unet=patched),
+        unet_strength=1.0,
+        text_strength=1.0,
     ).unet
     assert twice._forward_hooks
     name = next(iter(pairs_for(networks.unet, 1)))
@@ -257,8 +262,11 @@ def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(
     [
         ({"lora_unet_x.lora_down.weight": 1, "lora_unet_x.lora_up.weight": 1}, "none of the 1"),
         ({"emb_params": 1}, "no LoRA"),
-        ({"lora_unet_x.hada_w1_a": 1}, "LoHa"),
-        ({"lora_unet_x.dora_scale": 1}, "DoRA"),
+        ({"lora_unet_x.hada_w1_a": 1}, "damaged: lora_unet_x has hada_w1_a, and lacks hada_w1_b"),
+        ({"lora_unet_x.lokr_w1": 1}, "damaged: lora_unet_x has lokr_w1, and lacks lokr_w2"),
+        ({"unet.conv_in.lora_A.weight": 4}, "damaged: unet.conv_in has down, and lacks up"),
+        ({"lora_unet_x.dora_scale": 1}, "no LoRA"),
+        ({"lora_unet_x.a1.weight": 1}, "a GLoRA, which is not read"),
         (
             {"unet.conv_in.lora_A.weight": 7, "unet.conv_in.lora_B.weight": 7},
             r"l\.safetensors.*conv_in.*\(7, 7\).*\(16, 4, 3, 3\)",

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from engine.diffusion.adapters import Adapter, AppliedAdapter, LowRank
+from engine.diffusion.families.lookup import model_family
 from engine.diffusion.loading.mixing import Mix, mixed_unet, unet_key
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.unets import prepared
 from engine.diffusion.model import Model
 from engine.errors import EngineError
+from engine.families.family import Family
 from engine.graph.models_folder import ModelsFolder
 from engine.options import UnetOptions
 from tests.support.engine.tiny_unet import tiny_unet
@@ -30,7 +32,8 @@ def store(tmp_path: Any) -> ModelStore:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[Model, Model]:
-    one, other = (Model(prepared(tiny_unet(seed), UnetOptions()), 1.0) for seed in (1, 2))
+    family = model_family(Family.SD1)
+    one, other = (Model(prepared(tiny_unet(seed), UnetOptions()), family, 1.0) for seed in (1, 2))
     return one, other
 
 
@@ -58,7 +61,7 @@ def test_what_a_lora_adds_is_mixed_as_well(
     first, second = models
     weight = second.unet.get_parameter(WEIGHT)
     low = LowRank(torch.randn(2, weight.shape[1]), torch.randn(weight.shape[0], 2))
-    applied = AppliedAdapter(Adapter(tmp_path, ("x", 1, 1), {LAYER: low}), 0.5)
+    applied = AppliedAdapter(Adapter(tmp_path, ("x", 1, 1), {LAYER: (low,)}), 0.5)
     unet = mixed_unet(store, first, replace(second, adapters=(applied,)), HALVES)
     added = weight + 0.5 * low.up @ low.down
     expected = (first.unet.get_parameter(WEIGHT) + added) / 2
@@ -83,7 +86,7 @@ def test_a_layer_of_another_shape_only_gets_its_share(
 ) -> None:
     first, wide = models[0], tiny_unet(2)
     wide.conv_in = torch.nn.Conv2d(9, 8, 3, padding=1)
-    unet = mixed_unet(store, first, Model(wide, 1.0), HALVES)
+    unet = mixed_unet(store, first, Model(wide, first.family, 1.0), HALVES)
     assert torch.allclose(unet.conv_in.weight, first.unet.conv_in.weight / 2)
 
 
@@ -93,4 +96,4 @@ def test_models_of_other_families_are_refused(
     other = tiny_unet()
     other.register_to_config(cross_attention_dim=32)
     with pytest.raises(EngineError, match="different families"):
-        mixed_unet(store, models[0], Model(other, 1.0), HALVES)
+        mixed_unet(store, models[0], Model(other, models[0].family, 1.0), HALVES)

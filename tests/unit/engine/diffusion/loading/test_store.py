@@ -190,3 +190,24 @@ def test_a_model_whose_configuration_has_changed_is_another_model(
         configuration.write_text(text)
         identities.add(store.identity(path))
     assert len(identities) == 3
+
+
+def test_what_was_found_of_many_files_is_not_kept_for_ever(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    read: list[Path] = []
+    paths = [tmp_path / f"{at}.safetensors" for at in range(200)]
+
+    def found(path: Path) -> Path:
+        read.append(path)
+        return path
+
+    for path in paths * 2:
+        assert store.inspect_once(found, path, ("x", 1, 1)) == path
+    assert len(read) == 400
+    kept = paths[-100:]
+    del read[:]
+    for path in kept * 2:
+        assert store.inspect_once(found, path, ("x", 1, 1)) == path
+    assert read == []
+    assert sum(store.models.reads.last((found, path)) is not None for path in paths) == 128

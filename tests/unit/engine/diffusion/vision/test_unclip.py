@@ -125,7 +125,7 @@ def test_a_picture_is_that_of_diffusers_and_the_same_beside_others(root: Path) -
 
 def test_the_sum_of_several_images_gets_a_little_noise_of_its_own() -> None:
     embeds = torch.randn(2, 6, generator=torch.Generator().manual_seed(1))
-    labels = class_labels([UnclipImage(embeds, 0.5, 0.0)], seed=3)
+    labels = class_labels([UnclipImage(embeds, 0.5, 0.0)], seed=3, width=12)
     generator = torch.Generator().manual_seed(3 - 10)
     first, second = (torch.randn(1, 6, generator=generator) for _ in range(2))
     levels = DDPMScheduler(beta_schedule="squaredcos_cap_v2")

@@ -198,6 +198,25 @@ class TestStream:
         assert edge.log.job_ids()
         assert len(edge.progress.listeners) == 1  # it listens no more
 
+    async def test_it_tells_of_its_own_job_alone(
+        self, edge: Edge, client: httpx.AsyncClient, answered: Answered
+    ) -> None:
+        async def work(job_id: str) -> None:
+            await edge.start(job_id)
+            newest = await eventually(lambda: followed(edge))
+            for other in ("another job", job_id):
+                told = JobProgress(5, 10, preview=other.encode())
+                edge.progress.tell(other, told)
+            await eventually(lambda: newest.preview is None)
+            await edge.store_image(job_id)
+            await edge.complete(job_id)
+
+        asked = body(stream=True, partial_images=3)
+        answer = await answered(client.post(GENERATIONS, json=asked), work)
+        shown = [data["b64_json"] for kind, data in messages(answer.text) if "partial" in kind]
+        assert shown
+        assert base64.b64encode(b"another job").decode() not in shown
+
     async def test_a_failure_is_an_event(
         self, edge: Edge, client: httpx.AsyncClient, answered: Answered
     ) -> None:

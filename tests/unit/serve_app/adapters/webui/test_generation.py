@@ -237,3 +237,27 @@ async def test_after_its_time_the_answer_names_the_job(tmp_path: Path) -> None:
         answer = await alice.post(TEXT_TO_IMAGE, json=body())
         assert answer.status_code == 504
         assert edge.log.job_ids()[0] in answer.json()["detail"]
+
+
+async def test_options_hold_for_the_later_requests_of_their_key(
+    edge: Edge, client: httpx.AsyncClient, answered: Answered, run: Any
+) -> None:
+    kept = {"sd_model_checkpoint": "tiny [abc123]", "CLIP_stop_at_last_layers": 2}
+    assert (await client.post("/sdapi/v1/options", json=kept)).status_code == 200
+
+    async def settings_of(client: httpx.AsyncClient, **asked: Any) -> Any:
+        answer = await answered(client.post(TEXT_TO_IMAGE, json=body(**asked)), run)
+        return (await recorded(edge, answer)).request.get("override_settings", {})
+
+    named = {"sd_model_checkpoint": "tiny.safetensors", "CLIP_stop_at_last_layers": 2}
+    assert (await client.get("/sdapi/v1/options")).json().items() >= named.items()
+    assert await settings_of(client) == named
+    own = {"CLIP_stop_at_last_layers": 3, "sd_vae": None}
+    assert (await settings_of(client, override_settings=own)).items() >= {
+        "sd_model_checkpoint": "tiny.safetensors",
+        "CLIP_stop_at_last_layers": 3,
+    }.items()
+    async with await edge.client("alice") as another_key:
+        assert await settings_of(another_key) == {}
+    await client.post("/sdapi/v1/options", json=dict.fromkeys(kept))
+    assert await settings_of(client) == {}

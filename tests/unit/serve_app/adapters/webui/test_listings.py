@@ -75,12 +75,29 @@ async def test_options_take_what_holds_anyway_and_say_where_the_rest_belongs(
     assert (await client.post("/sdapi/v1/options", json=options)).status_code == 200
     neutral = {"samples_save": True, "sd_model_checkpoint": CHECKPOINT, "randn_source": "CPU"}
     assert (await client.post("/sdapi/v1/options", json=neutral)).status_code == 200
-    asked = {"CLIP_stop_at_last_layers": 2, "x" * 10_000: 1, "randn_source": "GPU"}
+    asked = {"s_churn": 2, "x" * 10_000: 1, "randn_source": "GPU"}
     answer = await client.post("/sdapi/v1/options", json=asked)
     assert answer.status_code == 400
-    assert "CLIP_stop_at_last_layers: send it with each request" in answer.json()["detail"]
+    assert "s_churn: send it with each request" in answer.json()["detail"]
     assert len(answer.text) < 1000
     assert (await client.post("/sdapi/v1/options", json=[])).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"sd_model_checkpoint": "nothing"}, 400),
+        ({"sd_model_checkpoint": "x" * 2000}, 422),
+        ({"CLIP_stop_at_last_layers": "two"}, 422),
+        ({"sd_vae": ["a"]}, 422),
+    ],
+)
+async def test_an_option_that_no_request_may_have_is_not_kept(
+    client: httpx.AsyncClient, asked: dict[str, Any], status: int
+) -> None:
+    before = await got(client, "options")
+    assert (await client.post("/sdapi/v1/options", json=asked)).status_code == status
+    assert await got(client, "options") == before
 
 
 async def test_refreshing_is_done_by_itself(client: httpx.AsyncClient) -> None:

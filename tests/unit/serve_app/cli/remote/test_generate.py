@@ -147,6 +147,21 @@ class TestOnAnEdge:
         answer = json.loads((await self.generated(edge, client, command)).stdout)
         assert (answer["status"], answer["files"]) == (1, [])
 
+    async def test_the_pictures_have_the_format_that_was_asked_for(
+        self, edge: Edge, client: httpx.AsyncClient, run: Run, key: str
+    ) -> None:
+        options = ("--image-format", "webp", "--image-quality", "80", "--json")
+        command = run(key, "generate", "a circle", *options)
+        answer = json.loads((await self.generated(edge, client, command)).stdout)
+        asked = (await edge.job(answer["request_id"])).submitted
+        assert (asked.image_format, asked.image_quality) == ("webp", 80)
+
+    @pytest.mark.parametrize("option", [("--image-format", "gif"), ("--image-quality", "101")])
+    async def test_a_format_that_there_is_not_is_refused(
+        self, run: Run, key: str, option: tuple[str, str]
+    ) -> None:
+        assert (await run(key, "generate", "a circle", *option)).exit_code == 2
+
 
 async def submitted(edge: Edge, client: httpx.AsyncClient) -> str | None:
     """The id of the one job, once it is there."""

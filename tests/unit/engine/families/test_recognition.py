@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.graph.families import Family, family_of
+from engine.errors import CheckpointUnavailable
+from engine.families.family import Family
+from engine.families.recognition import family_of
 from engine.graph.models_folder import ModelsFolder
+from engine.graph.safetensors_header import read_header
 
 SD = ("model.diffusion_model.x", "first_stage_model.x")
 
@@ -29,6 +33,12 @@ def write(path: Path, shapes: dict[str, list[int]]) -> None:
             Family.SDXL,
         ),
         ((*SD, "conditioner.embedders.0.model.x"), Family.SDXL_REFINER),
+        (("model.diffusion_model.cap_pad_token", "text_encoders.x"), Family.Z_IMAGE),
+        (
+            ("model.diffusion_model.double_blocks.0.img_attn.qkv.weight", "text_encoders.x"),
+            Family.FLUX,
+        ),
+        (("double_blocks.0.img_attn.qkv.weight",), None),
         (SD, None),
     ],
 )
@@ -62,3 +72,28 @@ def test_other_kinds_and_broken_files_have_none(tmp_path: Path) -> None:
     assert family_of(models, "vae", "x.safetensors") is None
     assert family_of(models, "checkpoints", "top.safetensors") is None
     assert family_of(models, "checkpoints", "missing.safetensors") is None
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "family"),
+    [
+        ("StableDiffusionXLPipeline", Family.SDXL),
+        ("ZImagePipeline", Family.Z_IMAGE),
+        ("FluxPipeline", Family.FLUX),
+        ("StableDiffusionPipeline", None),
+    ],
+)
+def test_a_folders_family_is_told_from_its_pipeline(
+    pipeline: str, family: Family | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints" / "x"
+    folder.mkdir(parents=True)
+    (folder / "model_index.json").write_text(f'{{"_class_name": "{pipeline}"}}')
+    assert family_of(ModelsFolder(tmp_path), "checkpoints", "x") == family
+
+
+def test_what_is_no_file_is_said_to_be_none(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointUnavailable, match="is no file that models lie in"):
+        read_header(pipe)

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.graph.models_folder import CHECKPOINTS, DIFFUSION_MODELS, LORAS, ModelsFolder
+from engine.families.family import UNET, VAE, Family, Traits
+from engine.families.table import FAMILIES
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    DIFFUSION_MODELS,
+    FOLDER_MARK,
+    LORAS,
+    ModelsFolder,
+)
 from engine.graph.safetensors_header import Header, read_header
 
-UNET = "model.diffusion_model."
-VAE = "first_stage_model."
 _FIRST_CONVOLUTION = f"{UNET}input_blocks.0.0.weight"
-
-
-class Family(StrEnum):
-    """The architectures that are supported."""
-
-    SD1 = "sd1"
-    SD2 = "sd2"
-    SDXL = "sdxl"
-    SDXL_REFINER = "sdxl_refiner"
-    Z_IMAGE = "z_image"
-    FLUX = "flux"
-
-
-TRANSFORMERS = frozenset({Family.Z_IMAGE, Family.FLUX})
-"""The families whose network is a transformer that predicts a flow, and no UNet."""
-
-
-TEXT_ENCODERS: dict[Family, tuple[str, ...]] = {
-    Family.SD1: ("cond_stage_model.transformer.",),
-    Family.SD2: ("cond_stage_model.model.",),
-    Family.SDXL: ("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
-    Family.SDXL_REFINER: ("conditioner.embedders.0.model.",),
-}
-"""The prefixes that the weights of each family's text encoders have in a single file."""
 _OTHER_KINDS = {
     "model.diffusion_model.double_blocks.": "Flux of another kind than Flux.1",
     "double_blocks.": "Flux of another kind than Flux.1",
@@ -48,12 +30,7 @@ _OTHER_KINDS = {
     "lora_": "a LoRA: it belongs into loras/",
     "emb_params": "an embedding: it belongs into embeddings/",
 }
-_Z_IMAGE_SIGN = "cap_pad_token"
-_FLUX_SIGNS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
-_FLUX_INPUTS = ("img_in.weight", "x_embedder.weight")
-_FLUX_WIDTH = 64
-"""A patch of 2 x 2 cells of a latent of 16 channels."""
-_OTHER_TRANSFORMERS = {
+_OTHER_NETWORKS = {
     "double_stream_modulation_img.": "Flux.2",
     "distilled_guidance_layer.": "Chroma",
     "txt_in.individual_token_refiner.": "HunyuanVideo",
@@ -78,12 +55,6 @@ _SUPPORTED_CHANNELS = {4, 9}
 """4 are those of a latent. A model for inpainting also takes a mask and a second latent."""
 _LORA_INFIXES = (".lora_down.", ".lora_A.", ".lora.down.")
 _CACHED_FAMILIES = 4096
-_TEXT_WIDTHS = {
-    768: Family.SD1,
-    1024: Family.SD2,
-    2048: Family.SDXL,
-    1280: Family.SDXL_REFINER,
-}
 
 
 def checkpoint_family(header: Header) -> Family:
@@ -101,9 +72,9 @@ def checkpoint_family(header: Header) -> Family:
                 f"{header.name} is no Stable Diffusion checkpoint: it has no {prefix}*"
             )
     input_channels(header)
-    for family, prefixes in TEXT_ENCODERS.items():
-        if all(header.has(prefix) for prefix in prefixes):
-            return family
+    for each in FAMILIES:
+        if each.is_network is None and all(map(header.has, each.text_encoders)):
+            return each.family
     raise CheckpointUnavailable(f"{header.name} has no text encoder that is known")
 
 
@@ -112,12 +83,12 @@ def _whole_transformer(header: Header) -> Family | None:
 
     Raises CheckpointUnavailable for one without text encoders.
     """
-    found = _transformer(header, UNET)
-    if found and header.has("text_encoders."):
-        return found
-    if found := found or _transformer(header):
+    found = _network_family(header, UNET)
+    if found and all(map(header.has, found.text_encoders)):
+        return found.family
+    if found := found or _network_family(header):
         raise CheckpointUnavailable(
-            f"{header.name} is the network of a {found} model alone: it belongs into "
+            f"{header.name} is the network of a {found.family} model alone: it belongs into "
             "diffusion_models/"
         )
     return None
@@ -129,32 +100,24 @@ def diffusion_model_family(header: Header) -> Family:
     Raises CheckpointUnavailable with what the file is instead.
     """
     prefix = UNET if header.has(UNET) else ""
-    if found := _transformer(header, prefix):
-        return found
-    kinds = (kind for key, kind in _OTHER_TRANSFORMERS.items() if header.has(f"{prefix}{key}"))
+    if found := _network_family(header, prefix):
+        return found.family
+    kinds = (kind for key, kind in _OTHER_NETWORKS.items() if header.has(f"{prefix}{key}"))
     kind = next(kinds, "no diffusion model that is known")
-    raise CheckpointUnavailable(f"{header.name} is {kind}; Z-Image and Flux.1 are supported here")
+    known = " and ".join(each.title for each in FAMILIES if each.is_network)
+    raise CheckpointUnavailable(f"{header.name} is {kind}; {known} are supported here")
 
 
-def _transformer(header: Header, prefix: str = "") -> Family | None:
-    """The family of the transformer whose keys begin with `prefix`; None if it is another one.
+def _network_family(header: Header, prefix: str = "") -> Traits | None:
+    """The family of the network whose keys begin with `prefix`; None if it is another one, or a
+    UNet.
 
-    Raises CheckpointUnavailable for a Flux that takes more than a latent.
+    Raises CheckpointUnavailable for one that takes more than a latent.
     """
-    if f"{prefix}{_Z_IMAGE_SIGN}" in header.shapes:
-        return Family.Z_IMAGE
-    others = ("double_stream_modulation_img.", "distilled_guidance_layer.")
-    if any(header.has(f"{prefix}{each}") for each in others):
-        return None
-    if not any(f"{prefix}{sign}" in header.shapes for sign in _FLUX_SIGNS):
-        return None
-    shapes = (header.shapes.get(f"{prefix}{name}", ()) for name in _FLUX_INPUTS)
-    shape = next(filter(None, shapes), ())
-    if len(shape) == 2 and shape[1] != _FLUX_WIDTH:
-        raise CheckpointUnavailable(
-            f"{header.name} is a Flux for filling, edges or depth, which is not supported yet"
-        )
-    return Family.FLUX
+    for each in FAMILIES:
+        if each.is_network is not None and each.is_network(header, prefix):
+            return each
+    return None
 
 
 def input_channels(header: Header) -> int | None:
@@ -176,7 +139,8 @@ def lora_family(header: Header) -> Family | None:
     """The family that a LoRA is for, by the width of the text it attends to; None if unknown."""
     for key, shape in header.shapes.items():
         if "attn2" in key and "to_k" in key and ("down" in key or "lora_A" in key):
-            return _TEXT_WIDTHS.get(shape[1]) if len(shape) > 1 else None
+            widths = {one.lora_text_width: one.family for one in FAMILIES if one.lora_text_width}
+            return widths.get(shape[1]) if len(shape) > 1 else None
     return None
 
 
@@ -190,23 +154,36 @@ def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
 
 
 def family_at(kind: str, path: Path) -> Family | None:
-    """The same of a file. It is remembered until the file changes."""
+    """The same of a file or folder. It is remembered until that changes."""
     try:
-        state = path.stat()
+        file = path / FOLDER_MARK if path.is_dir() else path
+        state = file.stat()
     except OSError:
         return None
-    return _family_of(kind, path, state.st_size, state.st_mtime_ns)
+    return _family_of(kind, file, state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=_CACHED_FAMILIES)
 def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
+    if path.name == FOLDER_MARK:
+        return _folder_family(path)
     tell = _FAMILY_BY_KIND.get(kind)
-    if tell is None or path.is_dir():
-        return None
     try:
-        return tell(read_header(path))
+        return tell(read_header(path)) if tell else None
     except CheckpointUnavailable:
         return None
+
+
+def _folder_family(mark: Path) -> Family | None:
+    """That of a diffusers folder, by the name of its pipeline, which 1 and 2 of Stable Diffusion
+    share.
+    """
+    try:
+        name = str(json.loads(mark.read_text()).get("_class_name"))
+    except (OSError, ValueError, AttributeError):
+        return None
+    signs = ((each.pipeline, each.family) for each in FAMILIES)
+    return next((family for sign, family in signs if sign and sign in name), None)
 
 
 _FAMILY_BY_KIND: dict[str, Callable[[Header], Family | None]] = {

@@ -1,0 +1,1 @@
+"""What any process knows of the families of models, without torch: a module each, and one table."""

@@ -1,0 +1,253 @@
+"""LoRAs for transformers and their texts: every spelling, by row beside others, and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.diffusion.families.encoders import load_texts
+from engine.diffusion.families.loading import load_diffusion_model
+from engine.diffusion.loading.lora import Networks, with_lora
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.model import Model
+from engine.errors import CheckpointUnavailable
+from engine.families.family import Family
+from engine.graph.models_folder import ModelsFolder
+from tests.support.engine.loras import (
+    ALPHA,
+    FLUX,
+    PLAIN,
+    RANK,
+    Z_IMAGE,
+    as_peft,
+    flat,
+    pairs_for,
+    product,
+    state_of,
+    with_alpha,
+    written,
+)
+
+
+@pytest.fixture
+def store(root: Path) -> ModelStore:
+    return ModelStore(ModelsFolder(root, ttl_s=0), torch.device("cpu"), 2**30)
+
+
+def applied(store: ModelStore, tensors: Mapping[str, Tensor], model: Model) -> Networks:
+    path = store.models.at_top("loras") / "own.safetensors"
+    save_file({key: each.clone().contiguous() for key, each in tensors.items()}, path)
+    networks = Networks(model.unet, model.family)
+    return with_lora(store, path.name, networks, unet_strength=0.5, text_strength=0.0)
+
+
+def weights_of(networks: Networks) -> dict[str, Tensor]:
+    """The weights, with what is added to them by row."""
+    found = dict(networks.unet.state_dict())
+    for each in networks.adapters:
+        for layer, updates in each.adapter.layers.items():
+            for update in updates:
+                key = f"{layer}.weight"
+                found[key] = found[key] + each.strength * update.dense()
+    return found
+
+
+@pytest.mark.parametrize("network", [FLUX, Z_IMAGE])
+def test_layers_are_those_of_the_networks_own_file_in_each_spelling(
+    network: str, root: Path, store: ModelStore
+) -> None:
+    state = state_of(root, network)
+    pairs = pairs_for(state)
+    for layer, pair in pairs.items():
+        state[f"{layer}.weight"] += 0.5 * product(pair)
+    wanted = load_diffusion_model(store, written(root, network, state, f"own-{network}"), "default")
+    model = load_diffusion_model(store, network, "default")
+    for tensors in (
+        with_alpha(pairs, flat("lora_unet_")),
+        with_alpha(pairs, lambda layer: f"{PLAIN}{layer}"),
+        as_peft(pairs, PLAIN),
+    ):
+        found = applied(store, tensors, model)
+        assert found.unet is model.unet
+        weights = weights_of(found)
+        for key, weight in wanted.unet.state_dict().items():
+            torch.testing.assert_close(weights[key], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [FLUX, Z_IMAGE])
+def test_layers_are_those_of_diffusers_in_each_spelling(network: str, store: ModelStore) -> None:
+    model = load_diffusion_model(store, network, "default")
+    state = model.unet.state_dict()
+    pairs = pairs_for(state)
+    for tensors in (
+        as_peft(pairs, "transformer."),
+        as_peft(pairs, ""),
+        as_peft(pairs, PLAIN),
+        with_alpha(pairs, lambda layer: f"transformer.{layer}"),
+        with_alpha(pairs, flat("lora_transformer_")),
+        with_alpha(pairs, flat("lycoris_")),
+        with_alpha(pairs, flat("lora_unet_")),
+    ):
+        weights = weights_of(applied(store, tensors, model))
+        for layer, pair in pairs.items():
+            wanted = state[f"{layer}.weight"] + 0.5 * product(pair)
+            torch.testing.assert_close(weights[f"{layer}.weight"], wanted, rtol=0, atol=1e-5)
+
+
+def test_eight_bit_weights_beneath_a_lora_count_with_their_scales(
+    root: Path, store: ModelStore
+) -> None:
+    state = state_of(root, Z_IMAGE)
+    key = "layers.0.attention.qkv"
+    scale = state[f"{key}.weight"].abs().max() / 448
+    eight = (state[f"{key}.weight"] / scale).to(torch.float8_e4m3fn)
+    state |= {f"{key}.weight": eight, f"{key}.scale_weight": scale}
+    name = written(root, Z_IMAGE, state, "scaled.safetensors")
+    model = load_diffusion_model(store, name, "default")
+    pairs = pairs_for(model.unet.state_dict(), ("layers.0.attention.to_k",))
+    factors = {"lokr_w1": torch.full((2, 2), 0.1), "lokr_w2": torch.ones(32, 32)}
+    wanted = (eight.float() * scale).chunk(3)[1]
+    for tensors, added in (
+        (as_peft(pairs, PLAIN), product(pairs["layers.0.attention.to_k"])),
+        (
+            {f"{PLAIN}layers.0.attention.to_k.{each}": at for each, at in factors.items()},
+            torch.kron(*factors.values()),
+        ),
+    ):
+        weights = weights_of(applied(store, tensors, model))
+        found = weights["layers.0.attention.to_k.weight"]
+        torch.testing.assert_close(found, wanted + 0.5 * added, rtol=0, atol=1e-5)
+
+
+def test_other_kinds_change_what_the_file_has_as_one_layer(root: Path, store: ModelStore) -> None:
+    state = state_of(root, FLUX)
+    qkv, last = "double_blocks.0.img_attn.qkv", "final_layer.adaLN_modulation.1"
+    rows, columns = state[f"{qkv}.weight"].shape
+    generator = torch.Generator().manual_seed(3)
+    factors = {
+        "lokr_w1": torch.randn(rows // 32, 2, generator=generator) * 0.1,
+        "lokr_w2": torch.randn(32, columns // 2, generator=generator) * 0.1,
+    }
+    bias = torch.randn(rows, generator=generator) * 0.1
+    whole = torch.randn(state[f"{last}.weight"].shape, generator=generator) * 0.1
+    tensors = {f"{PLAIN}{qkv}.{name}": each for name, each in factors.items()}
+    tensors |= {f"{PLAIN}{qkv}.diff_b": bias, f"{PLAIN}{last}.diff": whole}
+    state[f"{qkv}.weight"] += 0.5 * torch.kron(*factors.values())
+    state[f"{qkv}.bias"] += 0.5 * bias
+    state[f"{last}.weight"] += 0.5 * whole
+    wanted = load_diffusion_model(store, written(root, FLUX, state, "lokr.safetensors"), "default")
+    model = load_diffusion_model(store, FLUX, "default")
+    found = applied(store, tensors, model)
+    assert found.adapters == ()
+    assert applied(store, tensors, model) != found  # the file was written anew
+    weights = found.unet.state_dict()
+    for key, weight in wanted.unet.state_dict().items():
+        torch.testing.assert_close(weights[key], weight, rtol=0, atol=1e-5)
+    shared = "single_transformer_blocks.0.proj_out.weight"
+    assert found.unet.get_parameter(shared) is model.unet.get_parameter(shared)
+
+
+def test_small_loha_and_lokr_are_added_by_row_to_what_the_file_has_as_one_layer(
+    root: Path, store: ModelStore
+) -> None:
+    qkv, joined = "double_blocks.0.img_attn.qkv", "single_blocks.0.linear1"
+    state = state_of(root, FLUX)
+    generator = torch.Generator().manual_seed(4)
+    rows, columns = state[f"{qkv}.weight"].shape
+    factors = {
+        "lokr_w1": torch.randn(rows // 16, columns // 16, generator=generator) * 0.1,
+        "lokr_w2": torch.randn(16, 16, generator=generator) * 0.1,
+    }
+    rows, columns = state[f"{joined}.weight"].shape
+    halves = {
+        f"hada_w{n}_{half}": torch.randn(shape, generator=generator) * 0.3
+        for n in (1, 2)
+        for half, shape in (("a", (rows, RANK)), ("b", (RANK, columns)))
+    }
+    tensors = {f"{PLAIN}{qkv}.{name}": each for name, each in factors.items()}
+    tensors |= {f"{PLAIN}{joined}.{name}": each for name, each in halves.items()}
+    tensors[f"{PLAIN}{joined}.alpha"] = torch.tensor(ALPHA)
+    state[f"{qkv}.weight"] += 0.5 * torch.kron(*factors.values())
+    a, b, c, d = halves.values()
+    state[f"{joined}.weight"] += 0.5 * ALPHA / RANK * (a @ b) * (c @ d)
+    wanted = load_diffusion_model(store, written(root, FLUX, state, "rows.safetensors"), "default")
+    model = load_diffusion_model(store, FLUX, "default")
+    found = applied(store, tensors, model)
+    assert found.unet is model.unet
+    weights = weights_of(found)
+    for key, weight in wanted.unet.state_dict().items():
+        torch.testing.assert_close(weights[key], weight, rtol=0, atol=1e-5)
+
+
+def texts_changed(
+    store: ModelStore, network: str, texts: Any, tensors: Mapping[str, Tensor]
+) -> Any:
+    model = load_diffusion_model(store, network, "default")
+    path = store.models.at_top("loras") / "texts.safetensors"
+    save_file(dict(tensors), path)
+    networks = Networks(model.unet, model.family, texts.networks)
+    found = with_lora(store, path.name, networks, unet_strength=0.0, text_strength=0.5)
+    return texts.with_networks(found.text_encoders)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "at", "layer", "own"),
+    [
+        ("lora_te1_", 0, "text_model.encoder.layers.0.self_attn.q_proj", ""),
+        ("text_encoder.", 0, "text_model.encoder.layers.0.mlp.fc1", ""),
+        ("text_encoders.clip_l.transformer.", 0, "text_model.encoder.layers.1.mlp.fc2", ""),
+        ("lora_te2_", 1, "encoder.block.0.layer.0.SelfAttention.q", "model.block"),
+        ("lora_te3_", 1, "encoder.block.1.layer.1.DenseReluDense.wo", "model.block"),
+        ("text_encoder_2.", 1, "encoder.block.0.layer.0.SelfAttention.o", "model.block"),
+        (
+            "text_encoders.t5xxl.transformer.",
+            1,
+            "encoder.block.0.layer.0.SelfAttention.k",
+            "model.block",
+        ),
+    ],
+)
+def test_both_text_encoders_of_flux_are_changed(
+    prefix: str, at: int, layer: str, own: str, store: ModelStore, root: Path
+) -> None:
+    names = ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"]
+    texts = load_texts(store, Family.FLUX, names)
+    name = layer.replace("encoder.block", own) if own else layer
+    weight = texts.networks[at].get_parameter(f"{name}.weight")
+    down, up = torch.ones(1, weight.shape[1]), torch.ones(len(weight), 1)
+    key = prefix + (layer.replace(".", "_") if prefix.endswith("_") else layer)
+    tensors = {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
+    changed = texts_changed(store, FLUX, texts, tensors)
+    wanted = weight + 0.5
+    found = changed.networks[at].get_parameter(f"{name}.weight")
+    torch.testing.assert_close(found, wanted.half().float() if at == 0 else wanted)
+    assert changed.networks[1 - at] is texts.networks[1 - at]
+    assert changed.networks[at].serial != texts.networks[at].serial
+
+
+def test_the_text_encoder_of_z_image_is_changed(store: ModelStore, root: Path) -> None:
+    texts = load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"])
+    (encoder,) = texts.networks
+    name = "model.layers.0.mlp.up_proj"
+    weight = encoder.get_parameter(f"{name}.weight")
+    for prefix in ("text_encoders.qwen3_4b.transformer.", "text_encoder."):
+        key = f"{prefix}{name}"
+        tensors = {
+            f"{key}.lora_A.weight": torch.ones(1, weight.shape[1]),
+            f"{key}.lora_B.weight": torch.ones(len(weight), 1),
+        }
+        (changed,) = texts_changed(store, Z_IMAGE, texts, tensors).networks
+        torch.testing.assert_close(changed.get_parameter(f"{name}.weight"), weight + 0.5)
+
+
+def test_a_lora_of_another_family_says_so(store: ModelStore, root: Path) -> None:
+    model = load_diffusion_model(store, Z_IMAGE, "default")
+    pairs = pairs_for(state_of(root, FLUX), ("double_blocks", "single_blocks"))
+    with pytest.raises(CheckpointUnavailable, match="made for a model of another family"):
+        applied(store, with_alpha(pairs, flat("lora_unet_")), model)

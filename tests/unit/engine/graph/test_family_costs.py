@@ -1,0 +1,123 @@
+"""Costs follow the family that the header of a model shows, as an HTTP replica tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from engine.errors import GraphInvalid
+from engine.families.family import Family
+from engine.families.table import TRAITS
+from engine.graph import work
+from engine.graph.catalogue import Catalogue
+from engine.graph.cost import Cost
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import validate
+from engine.webui.compiler import compile_parameters
+from engine.webui.parameters import parse_parameters
+from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
+from tests.support.engine.workflows import node
+
+_Z_IMAGE, _FLUX = ("cap_pad_token",), ("double_blocks.0.img_attn.qkv.weight",)
+_FILES = {
+    "diffusion_models/tiny-z-image": _Z_IMAGE,
+    "diffusion_models/tiny-flux-dev": _FLUX,
+    "diffusion_models/damaged": None,
+    "text_encoders/tiny-qwen3": (),
+    "text_encoders/tiny-t5xxl": (),
+    "text_encoders/tiny-clip-l": (),
+    "vae/tiny-ae": (),
+    "vae/tiny-flux-ae": (),
+    "checkpoints/sd1": ("x", "first_stage_model.x", "cond_stage_model.transformer.x"),
+    "checkpoints/z-image": (*_Z_IMAGE, "text_encoders.x"),
+    "checkpoints/flux": (*_FLUX, "text_encoders.x"),
+}
+_SIZE = {"width": 1024, "height": 1024}
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    root = tmp_path_factory.mktemp("models")
+    for name, keys in _FILES.items():
+        path = root / f"{name}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        if keys is None:
+            path.write_bytes(b"no header")
+            continue
+        own = [f"model.diffusion_model.{keys[0]}", *keys[1:]] if "checkpoints" in name else keys
+        save_file({key: np.zeros(1, np.float16) for key in own}, path)
+    return Catalogue(ModelsFolder(root))
+
+
+def cost_of(prompt: dict[str, Any], catalogue: Catalogue) -> Cost:
+    return validate(prompt, catalogue, Limits()).cost
+
+
+def whole(name: str, catalogue: Catalogue) -> Cost:
+    body = {"prompt": "x", "seed": 1, "steps": 10, "cfg_scale": 1.0, **_SIZE}
+    made = compile_parameters(
+        parse_parameters(body), catalogue, Limits(), default_checkpoint=f"{name}.safetensors"
+    )
+    return cost_of(made.prompt, catalogue)
+
+
+@pytest.mark.parametrize(("name", "family"), [("z-image", Family.Z_IMAGE), ("flux", Family.FLUX)])
+def test_a_whole_checkpoint_costs_what_its_family_does(
+    name: str, family: Family, catalogue: Catalogue
+) -> None:
+    own, plain, found = TRAITS[family].work, whole("sd1", catalogue), whole(name, catalogue)
+    megapixels = 1024 * 1024 / 1e6
+    calls = 10 * megapixels * (1 + megapixels / work.ATTENTION_MEGAPIXELS)
+    more = work.LOAD * (own.load + own.text_load - 1) + calls * (own.call - 1)
+    assert found.work - plain.work == pytest.approx(more, rel=0.03)
+    assert found.tokens == max(77, TRAITS[family].least_tokens)
+
+
+def test_parts_cost_as_much_as_the_whole(catalogue: Catalogue) -> None:
+    for graph, name in ((z_image_graph, "z-image"), (flux_graph, "flux")):
+        parts = graph("x", steps=10, cfg=1.0)
+        parts["6"]["inputs"] |= _SIZE
+        found = cost_of(parts, catalogue).work
+        assert found == pytest.approx(whole(name, catalogue).work + work.LOAD_PART, rel=0.02)
+
+
+def test_what_lies_between_loader_and_sampler_changes_no_cost(catalogue: Catalogue) -> None:
+    plain = flux_graph(steps=4)
+    patched = {**plain, "8": node("KSampler", **plain["8"]["inputs"])}
+    patched["8"]["inputs"]["model"] = ["1", 0]
+    assert cost_of(patched, catalogue).work == cost_of(plain, catalogue).work
+    stopped = z_image_graph(steps=4)
+    stopped["20"] = node("CLIPSetLastLayer", clip=["2", 0], stop_at_clip_layer=-1)
+    before = cost_of(z_image_graph(steps=4), catalogue).work
+    for each in ("4", "5"):
+        stopped[each]["inputs"]["clip"] = ["20", 0]
+    assert cost_of(stopped, catalogue).work == before
+
+
+def test_a_network_whose_header_cannot_be_read_costs_as_the_costliest(catalogue: Catalogue) -> None:
+    damaged, known = z_image_graph(steps=4), z_image_graph(steps=4)
+    damaged["1"]["inputs"]["unet_name"] = "damaged.safetensors"
+    assert cost_of(damaged, catalogue).work > cost_of(known, catalogue).work
+
+
+def test_limits_hold_for_them(catalogue: Catalogue) -> None:
+    graph = flux_graph(steps=30)
+    graph["6"]["inputs"] |= _SIZE
+    validate(graph, catalogue, Limits(max_cost=1000.0))
+    with pytest.raises(GraphInvalid) as error:
+        validate(graph, catalogue, Limits(max_cost=300.0))
+    assert error.value.extra_info["limit"] == "max_cost"
+
+
+def test_the_latent_of_a_deep_model_has_its_size_whatever_it_began_as(
+    catalogue: Catalogue,
+) -> None:
+    graph = z_image_graph(steps=1)
+    shallow = {**graph, "6": node("EmptyLatentImage", width=1024, height=1024, batch_size=8)}
+    deep = {**graph, "6": node("EmptySD3LatentImage", width=1024, height=1024, batch_size=8)}
+    bytes_of = [validate(each, catalogue, Limits()).node_bytes["8"] for each in (shallow, deep)]
+    assert bytes_of[0] == bytes_of[1]

@@ -1,0 +1,160 @@
+"""`image_put_urls`: what is taken, where it is kept, and what a result says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from events.delivery import EndWithoutCallback, GiveUpBeforeEnd, RecordTry, RecordTryBeforeEnd
+from events.delivery_policy import SendResult
+from events.log import DeliveryWriter, utc_now
+from events.store.records import KeyLimits
+from serve_app.access.api_keys import mint
+from storage.sealing import unsealed
+from tests.support.edge import ALL_SCOPES, Edge, running_edge
+from tests.support.edge_services import SECRET
+from tests.support.generate_bodies import diffusion_body, workflow_body
+
+URL = "https://bucket.example.com/{}.png?X-Amz-Signature=s3cret"
+ROUTES = {"/diffusion/v1/generate": diffusion_body, "/workflow/v1/generate": workflow_body}
+DIFFUSION = "/diffusion/v1/generate"
+TAKEN = SendResult(latency_s=0.1, status=200)
+
+
+def urls(count: int) -> list[str]:
+    return [URL.format(at) for at in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def names(edge: Edge) -> None:
+    edge.name_server.answers = {
+        "bucket.example.com": ("93.184.215.14",),
+        "other.example.com": ("93.184.215.14",),
+        "inside.example.com": ("10.0.0.1",),
+    }
+
+
+async def submit(client: httpx.AsyncClient, path: str = DIFFUSION, **more: Any) -> httpx.Response:
+    return await client.post(path, json=ROUTES[path]() | more)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_addresses_are_kept_sealed_and_shown_nowhere(
+    edge: Edge, client: httpx.AsyncClient, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await submit(client, path, image_put_urls=urls(1))
+    assert answer.status_code == 202, answer.text
+    job_id = answer.json()["request_id"]
+    submitted = (await edge.job(job_id)).submitted
+    assert [unsealed(SECRET, each) for each in submitted.image_puts or ()] == urls(1)
+    assert "image_put_urls" not in submitted.request
+    await edge.run(job_id)
+    await edge.project()
+    shown = [
+        (await client.get(f"/v1/jobs/{job_id}")).text,
+        (await client.get("/v1/jobs?results=true")).text,
+        (await client.get(f"/v1/jobs/{job_id}/events")).text,
+        (await client.get(f"/v1/jobs/{job_id}/callbacks")).text,
+        submitted.model_dump_json(),
+        caplog.text,
+    ]
+    assert not [each for each in shown if "s3cret" in each or "bucket.example" in each]
+
+
+async def test_a_result_says_of_each_image_what_became_of_it(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    answer = await submit(client, batch_size=3, image_put_urls=urls(2))
+    job_id = answer.json()["request_id"]
+    await edge.run(job_id, images=3)
+    result = f"/v1/jobs/{job_id}/result"
+
+    async def puts() -> list[Any]:
+        await edge.project()
+        return [each.get("put") for each in (await client.get(result)).json()["results"]]
+
+    assert await puts() == [{"status": 0}, {"status": 0}, None]
+    writer = DeliveryWriter(edge.services.deliveries)
+    job = await edge.job(job_id)
+    for command in (
+        RecordTryBeforeEnd("put-0", RecordTry(TAKEN, (0,), now=utc_now())),
+        GiveUpBeforeEnd("put-1", "no answer within 60 s"),
+        EndWithoutCallback(),
+    ):
+        await writer.execute(command, job, await writer.load(job_id))
+    assert await puts() == [
+        {"status": 1},
+        {"status": 2, "message": "no answer within 60 s"},
+        None,
+    ]
+    report = (await client.get(f"/v1/jobs/{job_id}/callbacks")).json()
+    assert report["state"] == "none"
+    assert [each["about"] for each in report["tries"]] == ["put-0", "put-1"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "field", "why"),
+    [
+        ("https://bucket.example.com/0", "image_put_urls", "a list"),
+        ({"0": URL}, "image_put_urls", "a list"),
+        ([5], "image_put_urls.0", "must be an address"),
+        ([""], "image_put_urls.0", "form http"),
+        (["ftp://bucket.example.com/0"], "image_put_urls.0", "http or https"),
+        (["https://10.0.0.1/s3cret"], "image_put_urls.0", "not a public address"),
+        (["https://inside.example.com/s3cret"], "image_put_urls", "not a public address"),
+        (["https://nowhere.example.com/s3cret"], "image_put_urls", "does not resolve"),
+        (["https://bucket.example.com/" + "x" * 4096], "image_put_urls.0", "longer than 4096"),
+        ([*urls(1), "https://other.example.com/1"], "image_put_urls", "of one host"),
+        (urls(2), "image_put_urls", "are 2, and 1 images are made"),
+        (urls(33), "image_put_urls", "up to 32"),
+    ],
+)
+async def test_what_cannot_be_put_anywhere_is_refused(
+    client: httpx.AsyncClient, sent: Any, field: str, why: str
+) -> None:
+    answer = await submit(client, image_put_urls=sent)
+    assert answer.status_code == 400
+    [told] = answer.json()["error"]["extra_info"]["fields"]
+    assert told["field"] == field
+    assert why in told["message"]
+    assert "s3cret" not in answer.text
+
+
+@pytest.mark.parametrize("sent", [None, []])
+async def test_none_is_nothing(edge: Edge, client: httpx.AsyncClient, sent: Any) -> None:
+    answer = await submit(client, image_put_urls=sent)
+    assert (await edge.job(answer.json()["request_id"])).submitted.image_puts is None
+
+
+async def test_a_key_with_hosts_of_its_own_has_images_put_there_alone(
+    edge: Edge,
+) -> None:
+    limits = KeyLimits(callback_hosts=("*.b.example",))
+    text, key = mint("bob", "test", ALL_SCOPES, created_at=utc_now(), limits=limits)
+    await edge.services.keys.add(key)
+    async with edge.client_with(text) as bob:
+        refused = await submit(bob, image_put_urls=urls(1))
+    assert refused.status_code == 400
+    assert "may not have this host called" in refused.text
+
+
+async def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    (folder := tmp_path / "other").mkdir()
+    other = running_edge(folder, image_put_enabled=False)
+    async with other as edge, await edge.client() as client:
+        answer = await submit(client, image_put_urls=urls(1))
+    assert answer.status_code == 400
+    assert "puts images nowhere" in answer.text
+
+
+async def test_another_address_is_another_request(client: httpx.AsyncClient) -> None:
+    key = {"headers": {"Idempotency-Key": "a"}}
+    body = diffusion_body()
+    first = await client.post(DIFFUSION, json=body | {"image_put_urls": urls(1)}, **key)  # type: ignore[arg-type]
+    again = await client.post(DIFFUSION, json=body | {"image_put_urls": urls(1)}, **key)  # type: ignore[arg-type]
+    other = await client.post(DIFFUSION, json=body, **key)  # type: ignore[arg-type]
+    assert first.json()["request_id"] == again.json()["request_id"]
+    assert other.status_code == 409
