@@ -17,7 +17,7 @@ CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
 # Suites of their own; and tests that need the machine for themselves, since they look at times.
-SUITES := tests/browser tests/clients tests/faults tests/hostile tests/image tests/outside tests/skew
+SUITES := tests/browser tests/clients tests/cluster tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
 # Whether pictures are the right ones, of some hundred graphs and of our checkpoint: minutes of a
 # processor alone.
@@ -38,10 +38,10 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test fidelity faults skew hostile clients outside browser screenshots image check docs format bench asyncapi lock audit sbom clean
+.PHONY: help install demo up test fidelity faults skew hostile clients outside cluster-test browser screenshots image check docs format bench asyncapi lock audit sbom clean
 
 help: ## list these targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 install: $(INSTALLED) ## make .venv and install Darkroom with its tools
 
@@ -80,6 +80,9 @@ clients: $(INSTALLED) $(CHECKPOINT) ## run a job with clients that are generated
 
 outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS servers away while they are used
 	$(BIN)/pytest -rs tests/outside $(ARGS)
+
+cluster-test: $(OUTSIDE_INSTALLED) $(CHECKPOINT) ## deploy anew on a Ray of three nodes, lose and drain its nodes, and put another cluster in its place
+	$(BIN)/pytest -rs -s tests/cluster $(ARGS)
 
 browser: $(BROWSER_INSTALLED) $(CHECKPOINT) ## use the console in a headless Chromium, which must be installed; needs a network for axe-core
 	$(BIN)/pytest -rs tests/browser $(ARGS)

@@ -68,26 +68,35 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     key: KeyOption = None,
 ) -> None:
     """Run a job, show its progress, save its pictures."""
-    parameters = {
-        "prompt": prompt,
-        "negative_prompt": negative_prompt,
-        "width": width,
-        "height": height,
+    flavour, body = _asked(
+        workflow,
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        width=width,
+        height=height,
+        **_sampling(steps, cfg_scale, sampler, scheduler),
+        batch_size=batch_size,
+        seed=seed,
+        sd_model_checkpoint=checkpoint,
+    )
+    with open_client(url, key) as client:
+        store_files(client, image or ())
+        query = _query(endpoint, callback_url, image_format, image_quality)
+        _show(_run(client, flavour, body, query, is_kept=keep), client, out)
+
+
+def _sampling(
+    steps: int | None, cfg_scale: float | None, sampler: str | None, scheduler: str | None
+) -> dict[str, Any]:
+    return {
         "steps": steps,
         "cfg_scale": cfg_scale,
         "sampler_name": sampler,
         "scheduler": scheduler,
-        "batch_size": batch_size,
-        "seed": seed,
-        "sd_model_checkpoint": checkpoint,
     }
-    flavour, body = _asked(parameters, workflow)
-    query = _query(endpoint, callback_url, image_format, image_quality)
-    with open_client(url, key) as client:
-        _show(_run(client, flavour, body, query=query, images=image, is_kept=keep), client, out)
 
 
-def _asked(parameters: dict[str, Any], workflow: Path | None) -> tuple[str, dict[str, Any]]:
+def _asked(workflow: Path | None, **parameters: Any) -> tuple[str, dict[str, Any]]:
     """The flavour and the body of the request, which leaves out what is not given."""
     given = {name: value for name, value in parameters.items() if value is not None}
     if ("prompt" in given) == (workflow is not None):
@@ -114,13 +123,11 @@ def _run(
     client: Client,
     flavour: str,
     body: dict[str, Any],
-    *,
     query: dict[str, str],
-    images: list[Path] | None,
+    *,
     is_kept: bool,
 ) -> dict[str, Any]:
-    """The result. `images` are uploaded first."""
-    store_files(client, images or ())
+    """The result."""
     try:
         return run_job(
             client,

@@ -105,7 +105,7 @@ async def machine(*, is_cluster: bool) -> AsyncGenerator[Machine]:
     """Everything started; all of it is gone at the end, whatever happens meanwhile."""
     processes = Processes()
     async with AsyncExitStack() as stack:
-        folder = _short_folder()
+        folder = short_folder()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for name in ("control", "t"):
             (folder / name).mkdir()
@@ -137,7 +137,7 @@ async def machine(*, is_cluster: bool) -> AsyncGenerator[Machine]:
         yield one
 
 
-def _short_folder() -> Path:
+def short_folder() -> Path:
     """HAProxy's sockets lie in the data folder as long as its path is short."""
     while True:
         folder = Path(tempfile.gettempdir()) / f"df{secrets.token_hex(2)}"

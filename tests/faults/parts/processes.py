@@ -106,6 +106,12 @@ class RayState:
         table = self._state.placement_group_table()
         return sorted(each["name"] for each in table.values() if each["state"] != "REMOVED")
 
+    def node_of_group(self, name: str) -> str:
+        """The id of the node on which this placement group has its place."""
+        table = self._state.placement_group_table().values()
+        group = next(each for each in table if (each["name"], each["state"]) == (name, "CREATED"))
+        return str(group["bundles_to_node_id"][0])
+
     def nodes(self) -> int:
         return sum(node["Alive"] for node in self._state.node_table())
 

@@ -1,0 +1,22 @@
+"""A cluster with the service, for all tests of a module."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from tests.cluster.parts.local_cluster import LocalCluster, local_cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[LocalCluster]:
+    """No node of it is started yet."""
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    if not token.exists():
+        token.write_text(secrets.token_hex(32))
+    async with local_cluster() as started:
+        yield started

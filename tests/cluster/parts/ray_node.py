@@ -1,0 +1,97 @@
+"""A node of Ray in a process of its own, as a machine of the cluster starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+
+from serve_app.local.ports import held_ports
+
+_NODE = "CLUSTER_NODE"
+_AGENT_PORTS = 4
+
+
+class RayNode:
+    """One `ray start`, which ends with all that it started."""
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, object],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> None:
+        """`options`: of `ray start`, by their names without the dashes."""
+        self.name = name
+        self._id = uuid4().hex
+        self._options = dict(options)
+        self._environment = {**environment, _NODE: self._id}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns at once: it joins the cluster when it is ready."""
+        with held_ports(_AGENT_PORTS) as ports:
+            pass  # two nodes of one machine share none
+        options = self._options | {
+            "dashboard-agent-listen-port": ports[0],
+            "dashboard-agent-grpc-port": ports[1],
+            "runtime-env-agent-port": ports[2],
+            "metrics-export-port": ports[3],
+            "min-worker-port": 0,
+            "max-worker-port": 0,
+            "object-store-memory": 100 * 1024**2,
+        }
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        command += [_option(name, value) for name, value in options.items()]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--disable-usage-stats"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to all that it started and starts yet, as when its machine is lost."""
+        while processes := [each for each in psutil.process_iter() if self._is_its(each)]:
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            _, alive = psutil.wait_procs(processes, timeout=10)
+            assert not alive, alive
+        if self._process is not None:
+            self._process.wait(10)
+
+    def has(self, pid: int) -> bool:
+        """Whether this process is one of it."""
+        return self._is_its(psutil.Process(pid))
+
+    def _is_its(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            return not is_zombie and process.environ().get(_NODE) == self._id
+        return False
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+def _option(name: str, value: object) -> str:
+    if value is True:
+        return f"--{name}"
+    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
