@@ -34,6 +34,7 @@ EMBEDDINGS = "embeddings"
 HYPERNETWORKS = "hypernetworks"
 DIFFUSION_MODELS = "diffusion_models"
 TEXT_ENCODERS = "text_encoders"
+CLIP_VISIONS = "clip_vision"
 _OLD_FOLDERS = {DIFFUSION_MODELS: "unet", TEXT_ENCODERS: "clip"}
 """Where models of a kind lie as well, by the names that ComfyUI had first."""
 CONFIG_SUFFIX = ".config"

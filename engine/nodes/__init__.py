@@ -15,6 +15,7 @@ from engine.nodes import (
     model_patches,
     text,
     values,
+    vision,
 )
 from engine.nodes.images import (
     compositing,
@@ -39,6 +40,7 @@ NODE_TYPES = gather_nodes(
     text,
     conditioning,
     control,
+    vision,
     model_patches,
     attention_patches,
     merging,

@@ -12,6 +12,8 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.diffusion.vision.attended import AddedAttention
+
 M = TypeVar("M", bound=nn.Module)
 _UNUSED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "added_kv_proj_dim")
 """What such a layer may have, but none of Stable Diffusion's does."""
@@ -32,6 +34,8 @@ class PlainAttention(nn.Module):
         self.changes: tuple[ContextChange, ...] = getattr(layer, "changes", ())
         self.to_q, self.to_k, self.to_v = layer.to_q, layer.to_k, layer.to_v
         self.to_out = layer.to_out
+        self.added: list[AddedAttention] = []
+        """What the rows of a call attend to beside their texts."""
         self.train(layer.training)
 
     def forward(
@@ -53,6 +57,8 @@ class PlainAttention(nn.Module):
             for each in (self.to_q(hidden_states), self.to_k(keys), self.to_v(values))
         )
         found = functional.scaled_dot_product_attention(query, key, value)
+        for each in self.added:
+            each.add_to(found, query)
         projection, dropout = self.to_out
         projected: Tensor = dropout(projection(found.transpose(1, 2).flatten(2)))
         return projected

@@ -17,11 +17,6 @@ LACKING = {
     "3d/stable_zero123_example": "ImageOnlyCheckpointLoader",
     "edit_models/sdxl_edit_model": "InstructPixToPixConditioning",
     "gligen/gligen_textbox_example": "GLIGENLoader",
-    "sdxl/sdxl_revision_text_prompts": "CLIPVisionEncode",
-    "sdxl/sdxl_revision_zero_positive": "CLIPVisionEncode",
-    "unclip/unclip_2pass": "CLIPVisionEncode",
-    "unclip/unclip_example": "CLIPVisionEncode",
-    "unclip/unclip_example_multiple": "CLIPVisionEncode",
 }
 """Those that are not valid, and a node that each of them lacks."""
 TEMPLATES = (

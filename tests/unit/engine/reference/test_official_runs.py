@@ -21,6 +21,7 @@ from tests.support.engine.control_nets import tiny_control_net
 from tests.support.engine.latents import recorded
 from tests.support.engine.workflows import TINY
 from tests.support.uploads import png
+from tests.support.vision.clip_vision import UNCLIP_NAME, tiny_vision, write_config, write_unclip
 from tests.unit.engine.nodes.test_official_graphs import LACKING
 from training.make_tiny import UNET, VAE
 from training.single_file import write_json
@@ -30,6 +31,8 @@ NAMES = sorted(examples().keys() - LACKING.keys())
 _CHANGED = "mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
 _WIDTHS = {TINY: 64, "sdxl.safetensors": 32}
 """Of what the LoRAs change."""
+_POOLED = 32
+"""The width of the text that the tiny SDXL takes whole, and of the pictures in its place."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def catalogue(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Cata
     for family in FAMILIES:
         file, folder = root / f"checkpoints/{family}.safetensors", root / f"folders/{family}"
         write_family(family, file, folder)
-    for kind in ("loras", "vae", "hypernetworks", "upscale_models"):
+    for kind in ("loras", "vae", "hypernetworks", "upscale_models", "clip_vision"):
         (root / kind).mkdir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -55,6 +58,11 @@ def _write(root: Path) -> None:
     vae: Any = AutoencoderKL(**VAE)
     save_file(vae.state_dict(), root / "vae" / "one.safetensors")
     write_json(root / "vae" / "one.config" / "config.json", dict(vae.config))
+    write_unclip(root)
+    save_file(
+        tiny_vision(projection_dim=_POOLED).state_dict(), root / "clip_vision" / "one.safetensors"
+    )
+    write_config(root / "clip_vision" / "one.safetensors", projection_dim=_POOLED)
     layer = {"linear.0.weight": torch.randn(64, 64) * 0.1, "linear.0.bias": torch.zeros(64)}
     torch.save({64: [layer, layer]}, root / "hypernetworks" / "one.pt")
     tiny_control_net(1).save_pretrained(root / "controlnet" / "net")
@@ -65,6 +73,8 @@ def _write(root: Path) -> None:
 
 
 def _family(name: str) -> str:
+    if "unclip" in name:
+        return UNCLIP_NAME
     if "refiner" in name:
         return f"{Family.SDXL_REFINER}.safetensors"
     if "xl" in name.lower():
@@ -77,7 +87,7 @@ def _small(graph: dict[str, Any], catalogue: Catalogue) -> dict[str, Any]:
     checkpoints = {
         node_id: _family(node["inputs"]["ckpt_name"])
         for node_id, node in graph.items()
-        if node["class_type"] == "CheckpointLoaderSimple"
+        if node["class_type"] in {"CheckpointLoaderSimple", "unCLIPCheckpointLoader"}
     }
     own = next(iter(checkpoints.values()))
     adapter = any("t2i" in str(node["inputs"].get("control_net_name")) for node in graph.values())
@@ -98,6 +108,7 @@ def _models(checkpoint: str, control: str) -> Mapping[str, str]:
         "hypernetworks": "one.pt",
         "controlnet": f"{control}.safetensors",
         "upscale_models": "one.safetensors",
+        "clip_vision": "one.safetensors",
     }
 
 
