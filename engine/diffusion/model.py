@@ -13,6 +13,7 @@ from engine.diffusion.conditioning.condition import Conditioning
 from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.families.family import ModelFamily
 from engine.diffusion.families.flow_levels import flow_levels
+from engine.diffusion.loading.memory.streaming import device_of
 from engine.diffusion.patches.call_draws import CallDraws
 from engine.diffusion.patches.deep_shrink import DeepShrink
 from engine.diffusion.patches.hyper_tile import HyperTile
@@ -79,7 +80,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self._weight.device
+        return device_of(self.unet)
 
     @property
     def inpaints(self) -> bool:
@@ -116,13 +117,9 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weight.dtype
-
-    @property
-    def _weight(self) -> Tensor:
-        """The first weight. The properties of diffusers look at all weights: a millisecond."""
+        # The properties of diffusers look at all weights: a millisecond.
         weight: Tensor = next(self.unet.parameters())
-        return weight
+        return weight.dtype
 
     def timestep_of(self, sigma: float) -> float:
         """The timestep that the network gets for a sigma."""
