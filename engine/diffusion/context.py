@@ -33,7 +33,7 @@ from engine.diffusion.model import Model
 from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
-from engine.diffusion.text.encoding import Clip, chunks_of, encode_each, padded_to_length
+from engine.diffusion.text.encoding import Clip, encode_pair
 from engine.diffusion.text.webui import Clips, Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
@@ -42,6 +42,7 @@ from engine.diffusion.trajectory import (
     SamplerSchedule,
     trajectory,
 )
+from engine.diffusion.vision.operations import VisionOperations
 from engine.errors import InputFileUnavailable
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
@@ -54,7 +55,8 @@ T = TypeVar("T")
 class Context:
     """One run's access to models, device and files; `on_steps` gets the count of new sampler steps.
 
-    `images` and `latents` have the operations on images and latents, within `limits`.
+    `images` and `latents` have the operations on images and latents, within `limits`; `vision` has
+    those with pictures in the place of texts.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Context:
         self._limits = limits
         self.images = ImageOperations(limits)
         self.latents = LatentOperations(limits)
+        self.vision = VisionOperations(store)
         self._step_seed_offset = step_seed_offset
 
     @property
@@ -104,6 +107,10 @@ class Context:
         """What `make` makes of models with the store, once for all runs that wait for `key`."""
         made: T = yield Load(("made", key), lambda: make(self._store))
         return made
+
+    def model_names(self, kind: str) -> tuple[str, ...]:
+        """The names of the models in a folder, sorted."""
+        return self._store.models.names(kind)
 
     def input_file(self, name: str) -> bytes:
         """The file of that name that came with the job. Raises InputFileUnavailable."""
@@ -165,12 +172,7 @@ class Context:
         self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]
     ) -> Work[Conditioning]:
         """The conditioning of a prompt for each of SDXL's text encoders."""
-        prompts = [second if each.spec.has_projection else first for each in clip.encoders]
-        texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
-        length = max(map(len, texts))
-        found = yield from encode_each(clip, [padded_to_length(each, length) for each in texts])
-        sizes = tuple(map(float, size_conditioning))
-        return tuple(replace(each, size_conditioning=sizes) for each in found)
+        return encode_pair(clip, first, second, size_conditioning)
 
     def encode_webui(
         self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
