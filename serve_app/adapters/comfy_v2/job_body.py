@@ -11,6 +11,7 @@ from events.types import Cancelled, Completed, Failed, ImageStored
 from events.wire.progress import JobProgress
 from serve_app.adapters.comfy_v2.content import output_id
 from serve_app.adapters.comfy_v2.links import image_url_expires_at, job_expires_at, job_links
+from serve_app.live.queue_places import QueuePlace
 from serve_app.replica import Replica
 from serve_app.services import Services
 from storage.keys import PNG, SAFETENSORS, file_name
@@ -31,10 +32,13 @@ def status_of(job: Job) -> str:
     return "running" if job.is_attempted else "queued"
 
 
-async def job_body(replica: Replica, job: Job) -> dict[str, Any]:
-    """`job` has its request."""
-    services = replica.services
-    place = await replica.queue_places.of(job)
+async def known_body(replica: Replica, job: Job) -> dict[str, Any]:
+    """With its place in the queue. `job` has its request."""
+    return job_body(replica.services, job, await replica.queue_places.of(job))
+
+
+def job_body(services: Services, job: Job, place: QueuePlace | None = None) -> dict[str, Any]:
+    """`job` has its request; one that was just accepted has no place yet."""
     progress = None if job.end is not None else services.progress.get(job.id)
     return {
         "id": job.id,

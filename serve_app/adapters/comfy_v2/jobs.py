@@ -14,7 +14,7 @@ from events.types import Flavour
 from serve_app.acceptance.editor_file import is_of_editor
 from serve_app.acceptance.generate_request import GenerateRequest
 from serve_app.adapters.comfy_v2.errors import invalid_workflow
-from serve_app.adapters.comfy_v2.job_body import job_body, status_of, workflow_of
+from serve_app.adapters.comfy_v2.job_body import job_body, known_body, status_of, workflow_of
 from serve_app.adapters.comfy_v2.job_events import job_stream
 from serve_app.adapters.comfy_v2.links import PREFIX
 from serve_app.adapters.comfy_v2.references import name_uploads
@@ -64,7 +64,7 @@ async def post_job(
         except GraphInvalid as error:
             raise invalid_workflow(error) from error
     replica.note_accepted(job, began=began)
-    return await job_body(replica, job)
+    return job_body(replica.services, job)
 
 
 @router.get("")
@@ -99,7 +99,7 @@ async def list_jobs(
 
 @router.get("/{id}")
 async def get_job(id: str, key: ReadAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
-    return await job_body(replica, await owned_job(replica.services, id, key))
+    return await known_body(replica, await owned_job(replica.services, id, key))
 
 
 @router.get("/{id}/workflow")
@@ -121,7 +121,7 @@ async def get_job_events(
 async def cancel_job(id: str, key: CancelAdapterKey, replica: ReplicaDep) -> dict[str, Any]:
     """Repeating it changes nothing."""
     job = await owned_job(replica.services, id, key)
-    return await job_body(replica, await end_job(replica.services, Cancel(), job))
+    return await known_body(replica, await end_job(replica.services, Cancel(), job))
 
 
 def _workflow(content: Any) -> dict[str, Any]:
