@@ -94,4 +94,4 @@ class ImagePutSettings(Group):
     """How long after the end of a job its images are put; those that are left then are given up.
     The callback of the end waits for them."""
     in_flight: PositiveInt = 16
-    """How many images are put at the same time."""
+    """How many images are put at the same time, at most half of them for one owner."""

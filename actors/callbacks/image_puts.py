@@ -6,8 +6,10 @@ memory and no image.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from actors.callbacks.sender import Sender
@@ -21,6 +23,46 @@ from storage.sealing import SealBroken, unsealed
 _PART_BYTES = 2**18
 _PNG = "image/png"
 _AZURE = ".blob.core.windows.net"
+_SOONEST_S = 1.0
+_WAKES_PER_S = 100.0
+"""How many of an owner's deliveries that found no turn come again in a second."""
+
+
+class PutTurns:
+    """Who puts an image now. An owner has at most as many turns as are left for others.
+
+    So the slow buckets of one owner hold up nobody else's images, nor their callbacks.
+    """
+
+    def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._taken = Counter[str]()
+        """By owner; those without a turn are left out."""
+        self._wakes_until: dict[str, float] = {}
+        """Until when deliveries of an owner come again, one after the other."""
+
+    @contextmanager
+    def take(self, owner: str) -> Generator[bool]:
+        """Whether there is a turn; nobody waits for it here."""
+        left = self._most - self._taken.total()
+        if left <= 0 or self._taken[owner] >= max(1, left):
+            yield False
+            return
+        self._taken[owner] += 1
+        try:
+            yield True
+        finally:
+            self._taken[owner] -= 1
+            self._taken = +self._taken
+
+    def come_again_s(self, owner: str) -> float:
+        """In how many seconds one that found no turn is to come again."""
+        now = self._clock()
+        self._wakes_until = {k: each for k, each in self._wakes_until.items() if each > now}
+        at = max(self._wakes_until.get(owner, 0.0), now + _SOONEST_S)
+        self._wakes_until[owner] = at + 1 / _WAKES_PER_S
+        return at - now
 
 
 class ImagePuts:
@@ -32,7 +74,7 @@ class ImagePuts:
         self._images = images
         self._secret = secret
         self.settings = settings
-        self.turns = asyncio.Semaphore(settings.in_flight)
+        self.turns = PutTurns(settings.in_flight)
 
     def url(self, put: ImagePut) -> str | None:
         """Its address; None where this service cannot read it any more."""

@@ -198,7 +198,9 @@ class Sender:
         return _Pool(
             httpcore.AsyncConnectionPool(
                 ssl_context=self._ssl_context,
-                max_connections=self._settings.per_host,
+                # Turns (`hosts.py`) bound them: a wait here would count as a slow receiver.
+                max_connections=None,
+                max_keepalive_connections=self._settings.per_host,
                 keepalive_expiry=_KEEP_ALIVE_S,
                 network_backend=GuardedBackend(
                     target, rule=self._rule, resolve=self._resolve, proxy=self._proxy

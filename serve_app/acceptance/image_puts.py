@@ -53,11 +53,15 @@ class ImagePutCheck:
         if not isinstance(url, str):
             raise _invalid("must be an address", at)
         try:
-            return self._check.target(url, key, longest=LONGEST_PUT_URL)
+            target = self._check.target(url, key, longest=LONGEST_PUT_URL)
         except AddressNotAllowed as error:
             raise _invalid(str(error), at) from error
         except CallbackHostForbidden as error:
             raise _invalid("this key may not have this host called", at) from error
+        if len(url.encode()) > LONGEST_PUT_URL:
+            # All of them are in one event, beside a request that may be long.
+            raise _invalid(f"the URL is longer than {LONGEST_PUT_URL} bytes", at)
+        return target
 
 
 def require_images(addresses: tuple[str, ...] | None, images: int) -> None:

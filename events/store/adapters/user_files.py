@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -82,11 +83,8 @@ class UserFiles:
         replaces: bool = True,
         max_bytes: int | None = None,
     ) -> Kept:
-        """Store files by their names, all or none. `max_bytes`: of all that are of this kind.
-
-        On Postgres files that are stored at the same moment do not see each other.
-        """
-        async with self._database.write() as connection:
+        """Store files by their names, all or none. `max_bytes`: of all that are of this kind."""
+        async with self._database.write(lock=_lock_of(owner)) as connection:
             names = list(contents)
             if not replaces and await _any(connection, owner, kind, names):
                 return Kept.EXISTS
@@ -104,7 +102,7 @@ class UserFiles:
     async def rename(
         self, owner: str, kind: FileKind, name: str, to: str, *, at: datetime, replaces: bool
     ) -> Kept:
-        async with self._database.write() as connection:
+        async with self._database.write(lock=_lock_of(owner)) as connection:
             if not await _any(connection, owner, kind, [name]):
                 return Kept.MISSING
             if name == to:
@@ -148,6 +146,13 @@ class UserFiles:
             and of_owner + more <= self._max_bytes
             and (max_bytes is None or of_kind + more <= max_bytes)
         )
+
+
+def _lock_of(owner: str) -> int:
+    """Changes of one owner's files follow each other, so that each sees those before it."""
+    text = f"user files of {owner}".encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 def _are(owner: str, kind: FileKind) -> sa.ColumnElement[bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -57,6 +59,24 @@ async def test_an_owner_keeps_so_many_files_and_so_many_bytes(files: UserFiles) 
     assert await files.put("alice", SETTING, {"a": b"x"}, at=NOON, max_bytes=2) is Kept.DONE
     assert await files.put("alice", SETTING, {}, at=NOON) is Kept.DONE
     assert await files.put("bob", DATA, {"a": b"x" * 19}, at=NOON) is Kept.DONE
+
+
+async def test_files_of_the_same_moment_keep_to_the_same_room(files: UserFiles) -> None:
+    puts = [files.put("alice", DATA, {name: b"x" * 9}, at=NOON) for name in "abcdef"]
+    assert Counter(await asyncio.gather(*puts)) == {Kept.DONE: 2, Kept.FULL: 4}
+    assert len(await files.all("alice", DATA)) == 2
+
+
+async def test_one_of_two_renames_of_the_same_moment_is_told_of_the_other(
+    database: Database,
+) -> None:
+    files = UserFiles(database, max_files=20, max_bytes=1000)
+    for name in "abcdef":
+        await files.put("alice", DATA, {name: b""}, at=NOON)
+    renames = [
+        files.rename("alice", DATA, name, "same", at=NOON, replaces=False) for name in "abcdef"
+    ]
+    assert Counter(await asyncio.gather(*renames)) == {Kept.DONE: 1, Kept.EXISTS: 5}
 
 
 async def test_the_options_of_a_key_are_those_that_were_set_last(database: Database) -> None:

@@ -240,3 +240,12 @@ async def test_pools_that_nobody_uses_are_closed() -> None:
         assert receiver.connections == 150
         await receiver.wait_for_open(128)
     await sender.close()
+
+
+async def test_those_that_hang_keep_no_connection_from_another(sender: Sender) -> None:
+    hanging = [hang] * SETTINGS.per_host
+    async with Receiver([*hanging, status(200)]) as receiver, asyncio.TaskGroup() as sends:
+        slow = [sends.create_task(sender.send(receiver.url, b"{}", {})) for _ in hanging]
+        await receiver.wait_for(len(hanging))
+        assert (await sender.send(receiver.url, b"{}", {})).status == 200
+        assert not any(each.done() for each in slow)

@@ -57,6 +57,10 @@ class RecordingSender(Sender):
         """What was put, by its address, with its headers."""
         self.put_outcomes: list[SendResult] = []
         """As `outcomes`; what fails is not put."""
+        self.slow: str | None = None
+        """What ends so is never taken."""
+        self.waiting = 0
+        """How many of these are being sent."""
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         if "hostile" in url:
@@ -80,6 +84,9 @@ class RecordingSender(Sender):
         timeout_s: float,
     ) -> SendResult:
         assert timeout_s
+        if self.slow and url.endswith(self.slow):
+            self.waiting += 1
+            await asyncio.Event().wait()
         data = b"".join([part async for part in content])
         outcome = self.put_outcomes.pop(0) if self.put_outcomes else TAKEN
         if outcome.is_taken:

@@ -25,12 +25,17 @@ _CLOSE_S = 2.0
 router = APIRouter()
 
 
+_NO_NEWS = ("without completing handshake", '"WebSocket %s"')
+
+
 def _is_news(record: logging.LogRecord) -> bool:
-    return "without completing handshake" not in str(record.msg)  # which may be an exception
+    text = str(record.msg)  # which may be an exception
+    return not any(each in text for each in _NO_NEWS)
 
 
 # Uvicorn takes each refusal for an error of the application, and whoever has no key could fill the
-# log with them. Refused keys are in the log of their own.
+# log with them. Refused keys are in the log of their own. Where its level is INFO, it writes the
+# path and query of each websocket, which may have a key.
 logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 

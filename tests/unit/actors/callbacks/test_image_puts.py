@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from actors.callbacks.image_puts import PutTurns
 from events.decisions import Command, Complete, FailAttempt, Start, StoreImage, Submit
 from events.delivery import fold_delivery
 from events.delivery_policy import SendResult
@@ -210,3 +211,51 @@ async def test_an_image_that_is_too_large_or_gone_is_not_put(bench: Bench, tmp_p
     first, second = [each.put for each in await told(bench, job_id)]
     assert "more than 1000 bytes" in str(first)
     assert "not stored any more" in str(second)
+
+
+async def test_slow_buckets_of_one_owner_hold_up_nobody_else(bench: Bench, tmp_path: Path) -> None:
+    bench.put_settings = ImagePutSettings(in_flight=4, delays_s=(0, 0))
+    bench.settings = bench.settings.model_copy(update={"in_flight": 12, "per_host": 12})
+    bench.sender.slow = "slow.png"
+    slow = ["http://127.0.0.1/bucket/slow.png"]
+    for _ in range(12):
+        await ended(bench, urls=slow, images=1, end=Complete("a", images=1), owner="mallory")
+    async with bench.running(tmp_path):
+        await eventually(lambda: bench.sender.waiting == 2)
+        other = await ended(bench, callback_url=HOOK)
+        await eventually(lambda: is_over(bench, other))
+        assert bench.sender.waiting == 2
+    assert bench.sender.sent == [HOOK]
+
+
+def test_an_owner_has_as_many_turns_as_are_left() -> None:
+    turns = PutTurns(4)
+    with turns.take("a") as first, turns.take("a") as second, turns.take("a") as third:
+        assert (first, second, third) == (True, True, False)
+        with turns.take("b") as other, turns.take("c") as last, turns.take("d") as none:
+            assert (other, last, none) == (True, True, False)
+    with turns.take("a") as again:
+        assert again
+    with PutTurns(1).take("a") as only:
+        assert only
+
+
+def test_those_without_a_turn_come_again_one_after_the_other() -> None:
+    turns = PutTurns(1, clock=lambda: 100.0)
+    assert [turns.come_again_s("a") for _ in range(101)] == pytest.approx(
+        [1 + at / 100 for at in range(101)]
+    )
+    assert turns.come_again_s("b") == 1
+
+
+async def test_a_bucket_host_that_fails_for_one_owner_is_tried_for_others(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.put_settings = ImagePutSettings(delays_s=(0,) * 9)
+    bench.sender.put_outcomes = [FAILED] * bench.settings.breaker_failures
+    broken = await ended(bench, owner="mallory")
+    async with bench.running(tmp_path):
+        await eventually(lambda: bench.sender.put_outcomes == [])
+        other = await ended(bench)
+        await eventually(lambda: is_over(bench, other))
+        assert not await is_over(bench, broken)

@@ -107,6 +107,7 @@ async def test_a_result_says_of_each_image_what_became_of_it(
         (["https://inside.example.com/s3cret"], "image_put_urls", "not a public address"),
         (["https://nowhere.example.com/s3cret"], "image_put_urls", "does not resolve"),
         (["https://bucket.example.com/" + "x" * 4096], "image_put_urls.0", "longer than 4096"),
+        (["https://bucket.example.com/" + "画" * 1365], "image_put_urls.0", "4096 bytes"),
         ([*urls(1), "https://other.example.com/1"], "image_put_urls", "of one host"),
         (urls(2), "image_put_urls", "are 2, and 1 images are made"),
         (urls(33), "image_put_urls", "up to 32"),

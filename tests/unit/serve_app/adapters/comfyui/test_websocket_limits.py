@@ -80,3 +80,13 @@ async def test_a_socket_ends_with_the_server(edge: Edge) -> None:
 def test_the_server_may_log_an_exception_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("uvicorn.error").error(OSError("address in use"))
     assert "address in use" in caplog.text
+
+
+def test_the_server_logs_no_path_with_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    where = ("127.0.0.1:5", "/key/dk_a_s3cret/ws?token=dk_a_s3cret")
+    logger = logging.getLogger("uvicorn.error")
+    logger.info('%s - "WebSocket %s" [accepted]', *where)
+    logger.info('%s - "WebSocket %s" 403', *where)
+    logger.info('%s - "WebSocket %s" %d', *where, 401)
+    assert "s3cret" not in caplog.text
