@@ -151,8 +151,7 @@ def trajectory(
         kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
         sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
-    needs_uncond, seed = schedule.row.needs_uncond, noise_config.seed
-    calls = _Calls(model, guidance, mask, clean, needs_uncond, generator, seed)
+    calls = _Calls(model, guidance, mask, clean, schedule.row, generator, noise_config.seed)
     end, x0 = yield from _sampled(
         sampling,
         start,
@@ -174,7 +173,7 @@ class _Calls:
     guidance: Guidance
     mask: Mask | None
     clean: Tensor
-    needs_uncond: bool
+    row: Sampler
     generator: torch.Generator
     seed: int
 
@@ -197,7 +196,7 @@ class _Calls:
             uncond=uncond,
             rule=third.rule if third else None,
             third=more[0] if more else (),
-            needs_uncond=self.needs_uncond,
+            needs_uncond=self.row.needs_uncond,
             concat_latent=concat_latent(self.mask, clean) if model.inpaints else None,
             needs_parts=is_self_guided(model),
         )
