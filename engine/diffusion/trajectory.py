@@ -151,7 +151,7 @@ def trajectory(
         kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
         sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
-    calls = _Calls(model, guidance, mask, clean, schedule.row, generator, noise_config.seed)
+    calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond, generator)
     end, x0 = yield from _sampled(
         sampling,
         start,
@@ -173,15 +173,16 @@ class _Calls:
     guidance: Guidance
     mask: Mask | None
     clean: Tensor
-    row: Sampler
+    needs_uncond: bool
     generator: torch.Generator
-    seed: int
 
     def make(self) -> Callable[[Tensor, Tensor], Denoise]:
         """What makes the call for an x and its sigma. Raises EngineError."""
         model, guidance, clean = self.model, self.guidance, self.clean
         third = guidance.third or model.third
-        sized = partial(model.with_size_conditioning, latent=clean, seed=self.seed)
+        sized = partial(
+            model.with_size_conditioning, latent=clean, seed=self.generator.initial_seed()
+        )
         cond, uncond, *more = placed_conditionings(
             sized(guidance.positive, negative=False),
             sized(guidance.negative, negative=True),
@@ -196,7 +197,7 @@ class _Calls:
             uncond=uncond,
             rule=third.rule if third else None,
             third=more[0] if more else (),
-            needs_uncond=self.row.needs_uncond,
+            needs_uncond=self.needs_uncond,
             concat_latent=concat_latent(self.mask, clean) if model.inpaints else None,
             needs_parts=is_self_guided(model),
         )
