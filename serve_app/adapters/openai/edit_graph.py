@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.families.family import Defaults
+from engine.graph.names import AUTOMATIC, resolve
 from events.store.records import Upload
 from serve_app.adapters.graphs import node, whole_cells
 from serve_app.adapters.openai.parameters import EditParameters
+
+_SAMPLER = "Euler"
+_CFG = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,16 @@ class Edit:
     image: Upload
     mask: Upload | None
     """Where it is transparent, the image is made anew."""
+    usual: Defaults
+    """Of the checkpoint's family."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """By which sampler, and how strongly the text guides it."""
+        usual = self.usual
+        sampler, scheduler = resolve(usual.sampler_name or _SAMPLER, usual.scheduler or AUTOMATIC)
+        cfg = self.parameters.cfg_scale or usual.cfg_scale or _CFG
+        return {"sampler_name": sampler, "scheduler": scheduler, "cfg": cfg}
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -57,9 +72,7 @@ def edit_graph(edit: Edit) -> dict[str, Any]:
         model=["checkpoint", 0],
         seed=asked.seed,
         steps=edit.steps,
-        cfg=asked.cfg_scale,
-        sampler_name="euler",
-        scheduler="normal",
+        **edit.sampling,
         positive=["positive", 0],
         negative=["negative", 0],
         latent_image=samples,

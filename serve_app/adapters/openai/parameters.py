@@ -71,7 +71,8 @@ class ImageParameters(BaseModel):
     negative_prompt: Annotated[Text, Field(max_length=_LONGEST_PROMPT)] = ""
     seed: Annotated[int, Field(ge=-1, lt=SEEDS)] = -1
     steps: Annotated[int, Field(ge=1, le=150)] | None = None
-    cfg_scale: Annotated[float, Field(ge=1, le=30)] = 7.0
+    cfg_scale: Annotated[float, Field(ge=1, le=30)] | None = None
+    """None: what is usual for the checkpoint."""
 
     @field_validator("*", mode="before")
     @classmethod

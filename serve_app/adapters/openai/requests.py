@@ -13,6 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
+from engine.families.family import Defaults
+from engine.families.recognition import family_of
+from engine.families.table import TRAITS
+from engine.graph.models_folder import CHECKPOINTS, ModelsFolder
 from events.store.records import ApiKey, Upload
 from events.types import Flavour
 from serve_app.acceptance.generate_request import GenerateRequest
@@ -57,7 +61,7 @@ async def generation(
         "steps": asked.effective_steps(_max_steps(replica, target)),
         "seed": asked.seed,
     }
-    if "cfg_scale" in asked.model_fields_set:
+    if asked.cfg_scale is not None:
         body["cfg_scale"] = asked.cfg_scale
     if asked.sides is not None:
         body["width"], body["height"] = asked.sides
@@ -94,7 +98,8 @@ async def edit(
     if checkpoint is None:
         raise ApiError(400, "checkpoint_unavailable", "There is no checkpoint.")
     steps = asked.effective_steps(_max_steps(replica, target))
-    wanted = Edit(asked, checkpoint, steps, image, mask)
+    usual = await asyncio.to_thread(_usual, replica.services.catalogue.models, checkpoint)
+    wanted = Edit(asked, checkpoint, steps, image, mask, usual)
     if min(wanted.sides) < _MIN_SIDE:
         raise _refused("size", f"The sides of a picture are {_MIN_SIDE} pixels at least.")
     body = {"prompt": edit_graph(wanted)}
@@ -132,6 +137,11 @@ def _wanted(
         traceparent=traceparent_of(request),
     )
     return Wanted(asked, job)
+
+
+def _usual(models: ModelsFolder, checkpoint: str) -> Defaults:
+    family = family_of(models, CHECKPOINTS, checkpoint)
+    return TRAITS[family].defaults if family else Defaults()
 
 
 def _max_steps(replica: Replica, target: Target) -> int:

@@ -113,7 +113,8 @@ def _name_checkpoint(changed: dict[str, Any], models: ModelsFolder) -> None:
 
 
 def _holds(name: str, value: Any, now: dict[str, Any]) -> bool:
-    return now.get(name, _holds) == value or is_neutral_setting(name, value)
+    is_now = name in now and now[name] == value
+    return is_now or is_neutral_setting(name, value)
 
 
 async def _options(replica: Replica, key: ApiKey) -> dict[str, Any]:

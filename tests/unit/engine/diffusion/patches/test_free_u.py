@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,6 @@ from tests.support.engine.workflows import node, text_to_image
 
 SETTINGS = FreeU(1.1, 1.2, 0.9, 0.2)
 NOTHING = FreeU(1.0, 1.0, 1.0, 1.0)
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ from tests.support.engine.workflows import node, text_to_image
 
 CPU = torch.device("cpu")
 SD1 = model_family(Family.SD1)
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def weights(*widths: int, norm: bool = False) -> dict[str, Any]:

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.patches import variants
 from engine.diffusion.patches.self_guidance import SelfAttention, perturb, watch
 from engine.diffusion.patches.variants import variant_of
 from engine.graph.catalogue import Catalogue
 from tests.support.engine.latents import all_latents_and_images
-from tests.support.engine.tiny_unet import answer_of, tiny_unet
+from tests.support.engine.tiny_unet import answer_of
 from tests.support.engine.workflows import node, text_to_image
 
 MIDDLE = "mid_block.attentions.0.transformer_blocks.0.attn1"
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def unet() -> Any:
-    return use_plain_attention(tiny_unet())
 
 
 def latents() -> Tensor:

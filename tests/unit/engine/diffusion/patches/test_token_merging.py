@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.patches.call_draws import CallDraws
 from engine.diffusion.patches.token_merging import Match, TokenMerging, kept_places
 from engine.diffusion.patches.variants import variant_of
 from engine.graph.catalogue import Catalogue
 from tests.support.engine.latents import all_latents_and_images
-from tests.support.engine.tiny_unet import answer_of, tiny_unet
+from tests.support.engine.tiny_unet import answer_of
 from tests.support.engine.workflows import node, text_to_image
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def unet() -> Any:
-    return use_plain_attention(tiny_unet())
 
 
 def drawn_by(seed: int) -> CallDraws:

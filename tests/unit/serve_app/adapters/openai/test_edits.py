@@ -6,8 +6,10 @@ import io
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from tests.support.edge import Edge
 from tests.support.generate_bodies import CHECKPOINT
@@ -73,6 +75,19 @@ async def test_another_size_brings_image_and_mask_to_it(
         sides = graph[id]["inputs"]
         assert (sides["width"], sides["height"], sides["crop"]) == (128, 128, "center")
     assert graph["composite"]["inputs"]["mask"] == ["mask-again", 0]
+
+
+async def test_a_checkpoint_of_another_family_is_asked_as_is_usual_for_it(
+    edge: Edge, client: httpx.AsyncClient, answered: Answered
+) -> None:
+    keys = ("model.diffusion_model.cap_pad_token", "text_encoders.x")
+    folder = edge.services.catalogue.models.root / "checkpoints"
+    save_file({key: np.zeros(1, np.float32) for key in keys}, folder / CHECKPOINT)
+    for own, cfg in (({}, 1.0), ({"cfg_scale": "4"}, 4.0)):
+        graph = await graph_of(edge, await answered(client.post(EDITS, **form(**own)), edge.run))
+        sampler = graph["sampler"]["inputs"]
+        assert (sampler["cfg"], sampler["sampler_name"]) == (cfg, "res_multistep")
+        assert (sampler["scheduler"], sampler["steps"]) == ("simple", 20)
 
 
 async def test_the_same_files_are_one_upload(
