@@ -67,7 +67,8 @@ class LoraFile:
         for change, places in self.changes(known):
             shapes = {name: self._weights.shapes[key] for name, key in change.keys.items()}
             size = row_size(change, shapes, _shape(_weights(module, places)), places)
-            if size is None:
+            # A file that has a layer under several names would cost neighbours as many products.
+            if size is None or any(place.layer in sizes for place in places):
                 return None
             # What comes first of its parts is shared by all places.
             sizes += Counter({place.layer: size // len(places) for place in places})

@@ -41,7 +41,7 @@ def apply(tiny_root: Path, tmp_path: Path) -> Apply:
     model = load_checkpoint(store, TINY).model
 
     def apply(tensors: Mapping[str, Tensor], layer: str = _LINEAR) -> Networks:
-        own = {f"{layer}.{key}": each.clone() for key, each in tensors.items()}
+        own = {f"{layer}.{key}".lstrip("."): each.clone() for key, each in tensors.items()}
         save_file(own, tmp_path / "loras" / "bad.safetensors")
         networks = Networks(model.unet, model.family)
         return with_lora(store, "bad.safetensors", networks, unet_strength=1.0, text_strength=0.0)
@@ -133,3 +133,11 @@ def test_names_and_headers_of_any_length_make_short_sentences(apply: Apply, tmp_
     with pytest.raises(CheckpointUnavailable, match="is damaged") as lying:
         LoraFile(path)
     assert len(str(lying.value)) < 600
+
+
+def test_a_layer_under_several_names_is_merged(apply: Apply, tmp_path: Path) -> None:
+    (one,) = apply(_PAIR).adapters
+    assert one.adapter.layers.keys() == {_LINEAR.removeprefix("unet.")}
+    names = (_LINEAR, _LINEAR.replace("unet", "diffusion_model"))
+    own = {f"{name}.{key}": each.clone() for name in names for key, each in _PAIR.items()}
+    assert apply(own, "").adapters == ()
