@@ -17,8 +17,8 @@ from engine.diffusion.loading.changes.by_row import row_size, row_updates
 from engine.diffusion.loading.changes.change import Change, part_of
 from engine.diffusion.loading.changes.kinds import Tensors, Unfit
 from engine.diffusion.loading.changes.layers import Known, Places
+from engine.diffusion.loading.memory.entries import tensors_of
 from engine.diffusion.loading.memory.streaming import device_of
-from engine.diffusion.loading.store import tensors_of
 from engine.diffusion.loading.weights import Weights
 from engine.errors import CheckpointUnavailable, is_out_of_memory
 from engine.machine_error import is_machine_error
