@@ -175,15 +175,20 @@ def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Fam
 
 
 def _folder_family(mark: Path) -> Family | None:
-    """That of a diffusers folder, by the name of its pipeline, which 1 and 2 of Stable Diffusion
-    share.
+    """That of a diffusers folder, by the names of its transformer and of its pipeline, which 1 and
+    2 of Stable Diffusion share.
     """
+    names = map(_class_name, (mark.parent / "transformer" / "config.json", mark))
+    signs = [(each.pipeline, each.family) for each in FAMILIES if each.pipeline]
+    return next((family for name in names for sign, family in signs if sign in name), None)
+
+
+def _class_name(config: Path) -> str:
+    """The class of diffusers that a configuration is for; empty if it does not say."""
     try:
-        name = str(json.loads(mark.read_text()).get("_class_name"))
-    except (OSError, ValueError, AttributeError):
-        return None
-    signs = ((each.pipeline, each.family) for each in FAMILIES)
-    return next((family for sign, family in signs if sign and sign in name), None)
+        return str(json.loads(config.read_text()).get("_class_name"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
 
 
 _FAMILY_BY_KIND: dict[str, Callable[[Header], Family | None]] = {

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointUnavailable
 
+_SHOWN_CHARS = 300
 _CACHED_HEADERS = 8
 """Enough for the models in use. The header of an SDXL checkpoint takes about a megabyte."""
 
@@ -46,8 +47,9 @@ def read_header(path: Path) -> Header:
         reason = error.strerror or str(error)
         raise CheckpointUnavailable(f"{path.name} cannot be read: {reason}") from error
     except SafetensorError as error:
+        reason = str(error)[:_SHOWN_CHARS]  # it may repeat what the file says, however long
         raise CheckpointUnavailable(
-            f"{path.name} is no safetensors file, or is damaged or cut short: {error}"
+            f"{path.name} is no safetensors file, or is damaged or cut short: {reason}"
         ) from error
 
 

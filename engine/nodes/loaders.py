@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.batcher import Work
 from engine.families.family import ModelName
 from engine.graph import work
-from engine.graph.cost import Estimate, ModelShape
+from engine.graph.cost import Estimate, ModelShape, model_shape
 from engine.graph.declarations import Choice, Float, Link, node
 from engine.graph.models_folder import CHECKPOINTS, LORAS, VAES
 
@@ -30,12 +30,13 @@ def _checkpoint_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((shape, shape, None), work=work.LOAD * (own.load + own.text_load))
 
 
-def _lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((_MERGED, _MERGED), work=work.LOAD)
+def _lora_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    model, clip = (model_shape(inputs[name]).traits.work for name in ("model", "clip"))
+    return Estimate((_MERGED, _MERGED), work=work.LOAD * (model.load + clip.text_load))
 
 
-def _model_lora_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    return Estimate((_MERGED,), work=work.LOAD)
+def _model_lora_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    return Estimate((_MERGED,), work=work.LOAD * model_shape(inputs["model"]).traits.work.load)
 
 
 def load_part_estimate(_inputs: Mapping[str, Any]) -> Estimate:

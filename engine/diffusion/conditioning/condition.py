@@ -12,6 +12,7 @@ from torch.nn import functional
 from engine.diffusion.control.control_net import Control
 from engine.diffusion.images.latents import Mask
 from engine.diffusion.vision.unclip import UnclipImage
+from engine.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +77,28 @@ class Condition:
     """The scale of guidance that a distilled model is told; None: what is usual for it."""
 
     def concatenated(self, other: Condition) -> Condition:
-        """The tokens of both, one after the other."""
+        """The tokens of both, one after the other. Raises EngineError for those of other models."""
+        self._require_alike(other)
         return replace(self, tokens=torch.cat([self.tokens, other.tokens], dim=1))
 
     def averaged(self, other: Condition, weight: float) -> Condition:
         """The mean with the other, where `weight` (0..1) is the weight of this one.
 
-        The tokens of the other are cut, or padded with zeros, to the length of this one.
+        The tokens of the other are cut, or padded with zeros, to the length of this one. Raises
+        EngineError for those of other models.
         """
+        self._require_alike(other)
         length = self.tokens.shape[1]
         missing = max(0, length - other.tokens.shape[1])
         padded = functional.pad(other.tokens[:, :length], (0, 0, 0, missing))
         pooled = other.pooled if self.pooled is None else self.pooled
         if pooled is not None and other.pooled is not None:
+            _require_equal(pooled.shape[-1], other.pooled.shape[-1])
             pooled = pooled * weight + other.pooled * (1.0 - weight)
         return replace(self, tokens=self.tokens * weight + padded * (1.0 - weight), pooled=pooled)
+
+    def _require_alike(self, other: Condition) -> None:
+        _require_equal(self.tokens.shape[-1], other.tokens.shape[-1])
 
     def zeroed_out(self) -> Condition:
         """A condition of the same shape whose values are 0."""
@@ -111,6 +119,13 @@ class Condition:
     def with_percent_range(self, start: float, end: float) -> Condition:
         """The condition limited to a range of the timesteps, in percent (0..1)."""
         return replace(self, percent_range=(start, end))
+
+
+def _require_equal(width: int, other: int) -> None:
+    if width != other:
+        raise EngineError(
+            f"the texts were encoded for different models: one is {width} wide, the other {other}"
+        )
 
 
 Conditioning: TypeAlias = tuple[Condition, ...]

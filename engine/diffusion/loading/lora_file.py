@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.adapters import Update
+from engine.diffusion.device_error import is_device_error
 from engine.diffusion.loading.changes.by_row import row_size, row_updates
 from engine.diffusion.loading.changes.change import Change, part_of
 from engine.diffusion.loading.changes.kinds import Tensors, Unfit
 from engine.diffusion.loading.changes.layers import Known, Places
+from engine.diffusion.loading.memory.entries import tensors_of
 from engine.diffusion.loading.memory.streaming import device_of
 from engine.diffusion.loading.weights import Weights
 from engine.errors import CheckpointUnavailable, is_out_of_memory
+from engine.machine_error import is_machine_error
 
 _FOREIGN = {
     ".a1.weight": "a GLoRA",
@@ -27,6 +30,7 @@ _FOREIGN = {
     ".boft_R": "a BOFT that turns the inputs of layers",
     ".vera_lambda_": "a VeRA",
 }
+_SHOWN_CHARS = 120
 Read: TypeAlias = Callable[[Change, torch.device], Tensors]
 
 
@@ -64,7 +68,8 @@ class LoraFile:
         for change, places in self.changes(known):
             shapes = {name: self._weights.shapes[key] for name, key in change.keys.items()}
             size = row_size(change, shapes, _shape(_weights(module, places)), places)
-            if size is None:
+            # A file that has a layer under several names would cost neighbours as many products.
+            if size is None or any(place.layer in sizes for place in places):
                 return None
             # What comes first of its parts is shared by all places.
             sizes += Counter({place.layer: size // len(places) for place in places})
@@ -78,6 +83,7 @@ class LoraFile:
                 tensors = read(change, device_of(module))
                 with self.fitting(change, _shape(weights)):
                     updates = row_updates(change, tensors, weights, places)
+                self.require_finite(change, tensors_of(updates))
                 for place, update in zip(places, updates, strict=True):
                     yield place.layer, update
 
@@ -101,11 +107,22 @@ class LoraFile:
         except (Unfit, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
                 raise
-            own = [f"{name} {self._weights.shapes[key]}" for name, key in change.keys.items()]
+            if is_device_error(error) or is_machine_error(error):
+                raise
+            shapes = {name: str(self._weights.shapes[key]) for name, key in change.keys.items()}
+            own = [f"{name} {_shown(each)}" for name, each in shapes.items()]
             raise CheckpointUnavailable(
-                f"{self.name}: the {change.title} of {change.layer} does not fit this model: "
-                f"it has {', '.join(own)}, and the weight is {tuple(shape)}"
+                f"{self.name}: the {change.title} of {_shown(change.layer)} does not fit this "
+                f"model: it has {', '.join(own)}, and the weight is {tuple(shape)}"
             ) from error
+
+    def require_finite(self, change: Change, made: Iterable[Tensor]) -> None:
+        """Raises CheckpointUnavailable where what was made of a change has other than numbers."""
+        if not all(bool(each.isfinite().all()) for each in made):
+            raise CheckpointUnavailable(
+                f"{self.name}: the {change.title} of {_shown(change.layer)} makes infinite weights "
+                "or none: its alpha or its other tensors are damaged or far too large"
+            )
 
     def _refuse_foreign(self, key: str) -> None:
         for mark, kind in _FOREIGN.items():
@@ -117,9 +134,14 @@ class LoraFile:
     def _require_whole(self, change: Change) -> None:
         if missing := change.missing:
             raise CheckpointUnavailable(
-                f"{self.name} is damaged: {change.layer} has {', '.join(sorted(change.keys))}, and "
-                f"lacks {' and '.join(sorted(missing))}"
+                f"{self.name} is damaged: {_shown(change.layer)} has "
+                f"{', '.join(sorted(change.keys))}, and lacks {' and '.join(sorted(missing))}"
             )
+
+
+def _shown(text: str) -> str:
+    """What a file says, which may be as long as its header."""
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _weights(module: nn.Module, places: Places) -> list[Tensor]:

@@ -148,6 +148,7 @@ def _differences(
                 tensors = read(change, whole.device)
                 with file.fitting(change, whole.shape):
                     difference = change.difference(part, tensors, whole, strength)
+                file.require_finite(change, [difference])
                 for place, name in zip(places, names, strict=True):
                     yield name, place.own(difference)
 

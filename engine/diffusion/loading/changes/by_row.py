@@ -28,6 +28,10 @@ _SIMPLE: Mapping[str, frozenset[str]] = {
 }
 """What a change of each kind may have, beside alpha, to be added by row."""
 
+_MOST_BETWEEN = 2
+"""What is between the two products of a Kronecker product may be so many times as wide as the
+layer. Some factors that are small make it as large as the weight, for each token of a call."""
+
 
 def row_size(
     change: Change, shapes: Mapping[str, Sequence[int]], weight: torch.Size, places: Places
@@ -41,13 +45,15 @@ def row_size(
         return None
     own = {name: (*shapes[name], 1, 1) for name in change.keys}
     if kind is LORA:
-        return own["down"][0] * _sides(weight)
+        return own.get("mid", own["down"])[0] * _sides(weight)
     if kind is LOHA:
         return own["hada_w1_b"][0] * own["hada_w2_b"][0] * _sides(weight)
     rows, columns = (own[name][side] for side, name in enumerate(_of_factor(own, "lokr_w2")))
     if len(weight) > 2 or not all(_is_aligned(place, rows) for place in places):
         return None
     first = [own[name][side] for side, name in enumerate(_of_factor(own, "lokr_w1"))]
+    if first[1] * rows > _MOST_BETWEEN * max(weight):
+        return None
     return rows * columns + math.prod(first)
 
 

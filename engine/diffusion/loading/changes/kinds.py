@@ -76,6 +76,7 @@ def _require_low_rank(tensors: Tensors, shape: torch.Size) -> None:
     _require(up.ndim >= 2, down.ndim >= 2, mid.ndim == len(shape) > 2)
     _require((len(up), down.shape[1]) == tuple(shape[:2]), mid.shape[2:] == shape[2:])
     _require(up.numel() == len(up) * len(mid), down.numel() == mid.shape[1] * down.shape[1] > 0)
+    _require_core(mid, shape)
 
 
 def _hadamard(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
@@ -97,6 +98,7 @@ def _product_or_tucker(
         return (a.flatten(1) @ b.flatten(1)).reshape(weight.shape)
     _require(a.ndim == b.ndim == 2, t.ndim == weight.ndim > 2)
     _require((a.shape[1], b.shape[1], *t.shape[2:]) == tuple(weight.shape))
+    _require_core(t, weight.shape)
     return torch.einsum("ij...,ip,jr->pr...", t, a, b)
 
 
@@ -124,7 +126,7 @@ def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tens
     _require(first.ndim == 2, 2 <= second.ndim <= len(shape))
     _require(len(first) * len(second) == shape[0])
     _require(first.numel() * second.numel() == shape.numel())
-    halves = [tensors[name] for name in ("lokr_w2_b", "lokr_w1_b") if name in tensors]
+    halves = [tensors[f"{name}_b"] for name in ("lokr_w2", "lokr_w1") if name not in tensors]
     # Two whole factors have no rank that alpha could be a multiple of.
     return first, _scaled(second, tensors, len(halves[0]), 1.0) if halves else second
 
@@ -137,6 +139,7 @@ def _factor(tensors: Tensors, name: str, shape: torch.Size) -> Tensor:
     if name == "lokr_w2" and (core := tensors.get("lokr_t2")) is not None:
         _require(a.ndim == b.ndim == 2, core.ndim > 2)
         _require(a.shape[1] <= shape[0], b.shape[1] <= shape[1], core.shape[2:] == shape[2:])
+        _require_core(core, shape)
         return torch.einsum("ij...,ip,jr->pr...", core, a, b)
     _require(a.ndim == 2, b.ndim >= 2)
     _require(len(a) <= shape[0], math.prod(b.shape[1:]) <= math.prod(shape[1:]))
@@ -145,7 +148,7 @@ def _factor(tensors: Tensors, name: str, shape: torch.Size) -> Tensor:
 
 def _rotation(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
     blocks = tensors["oft_blocks"]
-    _require(3 <= blocks.ndim <= 4)
+    _require(3 <= blocks.ndim <= 4, blocks.numel() > 0)
     _require(
         blocks.shape[-1] == blocks.shape[-2], blocks.shape[-3] * blocks.shape[-1] == len(weight)
     )
@@ -206,6 +209,7 @@ def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Ten
     """
     changed = weight + difference
     axis = 0 if magnitude.ndim < 2 or len(magnitude) == len(weight) else 1
+    _require(axis < weight.ndim)
     _require(magnitude.numel() == weight.shape[axis])
     others = [at for at in range(weight.ndim) if at != axis]
     lengths = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
@@ -221,7 +225,16 @@ def _require_product(up: Tensor, down: Tensor, shape: torch.Size) -> None:
     _require(down[0].numel() == math.prod(shape[1:]))
 
 
+def _require_core(core: Tensor, shape: torch.Size) -> None:
+    """That the ranks of a core in Tucker's form are no larger than the sides of the weight.
+
+    What is between its products would else be as large as a file of small tensors likes.
+    """
+    _require(core.numel() > 0, max(core.shape[:2]) <= max(shape[:2]))
+
+
 def _scaled(product: Tensor, tensors: Tensors, rank: int, strength: float) -> Tensor:
+    _require(rank > 0)
     return product * (strength * _alpha(tensors, rank) / rank)
 
 

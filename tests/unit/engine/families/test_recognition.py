@@ -92,6 +92,27 @@ def test_a_folders_family_is_told_from_its_pipeline(
     assert family_of(ModelsFolder(tmp_path), "checkpoints", "x") == family
 
 
+@pytest.mark.parametrize(
+    "pipeline", ["DiffusionPipeline", "StableDiffusionXLPipeline", "[" * 10**5]
+)
+def test_a_folders_transformer_tells_its_family_whatever_the_pipeline_is_called(
+    pipeline: str, tmp_path: Path
+) -> None:
+    transformer = tmp_path / "checkpoints" / "x" / "transformer"
+    transformer.mkdir(parents=True)
+    mark = f'{{"_class_name": "{pipeline}"}}' if pipeline.isalpha() else pipeline
+    (transformer.parent / "model_index.json").write_text(mark)
+    assert family_of(ModelsFolder(tmp_path), "checkpoints", "x") == (
+        Family.SDXL if "XL" in pipeline else None
+    )
+    for name, family in (("Flux", Family.FLUX), ("ZImage", Family.Z_IMAGE)):
+        config = f'{{"_class_name": "{name}Transformer2DModel"}}'
+        (transformer / "config.json").write_text(config)
+        (transformer.parent / "model_index.json").write_text(f"{mark} ")
+        os.utime(transformer.parent / "model_index.json", ns=(0, len(name)))
+        assert family_of(ModelsFolder(tmp_path), "checkpoints", "x") == family
+
+
 def test_what_is_no_file_is_said_to_be_none(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.safetensors"
     os.mkfifo(pipe)

@@ -30,6 +30,7 @@ _FILES = {
     "text_encoders/tiny-qwen3": (),
     "text_encoders/tiny-t5xxl": (),
     "text_encoders/tiny-clip-l": (),
+    "loras/x": (),
     "vae/tiny-ae": (),
     "vae/tiny-flux-ae": (),
     "checkpoints/sd1": ("x", "first_stage_model.x", "cond_stage_model.transformer.x"),
@@ -96,6 +97,19 @@ def test_what_lies_between_loader_and_sampler_changes_no_cost(catalogue: Catalog
     for each in ("4", "5"):
         stopped[each]["inputs"]["clip"] = ["20", 0]
     assert cost_of(stopped, catalogue).work == before
+
+
+def test_a_lora_costs_what_the_models_do_that_it_changes(catalogue: Catalogue) -> None:
+    own, before = TRAITS[Family.FLUX].work, cost_of(flux_graph(steps=4), catalogue).work
+    for name, more in (("LoraLoader", own.load + own.text_load), ("LoraLoaderModelOnly", own.load)):
+        graph = flux_graph(steps=4)
+        inputs: dict[str, Any] = {"model": ["1", 0], "lora_name": "x.safetensors"}
+        inputs["strength_model"] = 1.0
+        if name == "LoraLoader":
+            inputs |= {"clip": ["2", 0], "strength_clip": 1.0}
+        graph["20"] = node(name, **inputs)
+        graph["7"]["inputs"]["model"] = ["20", 0]
+        assert cost_of(graph, catalogue).work - before == pytest.approx(work.LOAD * more)
 
 
 def test_a_network_whose_header_cannot_be_read_costs_as_the_costliest(catalogue: Catalogue) -> None:

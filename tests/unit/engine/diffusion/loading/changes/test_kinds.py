@@ -225,7 +225,9 @@ def test_a_difference_is_added_as_it_is(name: str) -> None:
         {"up": (OUT, 2), "down": (2, IN), "alpha": (2,)},
         {"up": (OUT, 2), "down": (2, IN), "dora_scale": (5, 1)},
         {"hada_w1_a": (OUT, 2), "hada_w1_b": (2, IN), "hada_w2_a": (OUT, 2), "hada_w2_b": (3, IN)},
+        {"hada_w1_a": (OUT, 0), "hada_w1_b": (0, IN), "hada_w2_a": (OUT, 1), "hada_w2_b": (1, IN)},
         {"lokr_w1": (3, 2), "lokr_w2": (4, 5)},
+        {"lokr_w1": (3, 2), "lokr_w2_a": (4, 0), "lokr_w2_b": (0, 4)},
         {"lokr_w1": (2,), "lokr_w2": (4, 4)},
         {"lokr_w1": (3, 2), "lokr_w2_a": (10**6, 1), "lokr_w2_b": (1, 10**6)},
         {
@@ -238,6 +240,7 @@ def test_a_difference_is_added_as_it_is(name: str) -> None:
         {"lokr_w1": (3, 2), "lokr_w2_a": (4, 2), "lokr_w2_b": (1, 4)},
         {"oft_blocks": (3, 4, 5)},
         {"oft_blocks": (12,)},
+        {"oft_blocks": (0, 3, 4, 4)},
         {"oft_blocks": (2, 4, 4)},
         {"oft_blocks": (9, 4, 3, 3)},
         {"oft_blocks": (3, 4, 4), "rescale": (5,)},
@@ -249,3 +252,30 @@ def test_tensors_of_wrong_sizes_are_unfit(shapes: Mapping[str, Any]) -> None:
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
     with pytest.raises((Unfit, RuntimeError)):
         difference(tensors, drawn(OUT, IN))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"up": (OUT, 1), "down": (10**6, IN), "mid": (1, 10**6, *KERNEL)},
+        {"up": (OUT, 99), "down": (1, IN), "mid": (99, 1, *KERNEL)},
+        {
+            "hada_w1_a": (1, OUT),
+            "hada_w1_b": (10**6, IN),
+            "hada_t1": (1, 10**6, *KERNEL),
+            "hada_w2_a": (OUT, 1),
+            "hada_w2_b": (1, IN * 9),
+        },
+        {
+            "lokr_w1": (1, 1),
+            "lokr_w2_a": (1, OUT),
+            "lokr_w2_b": (10**6, IN),
+            "lokr_t2": (1, 10**6, *KERNEL),
+        },
+    ],
+    ids=str,
+)
+def test_no_core_has_larger_ranks_than_the_weight_has_sides(shapes: Mapping[str, Any]) -> None:
+    tensors = {name: torch.ones(1).expand(shape) for name, shape in shapes.items()}
+    with pytest.raises(Unfit):
+        difference(tensors, drawn(OUT, IN, *KERNEL))
