@@ -5,7 +5,8 @@ one before it was taken or given up. Those before the end wait for their receive
 ended for `DARKROOM_CALLBACK_BEFORE_END_S`, whatever their pauses and its breaker say, so that they
 hold up the end for so long at most. That they are given up then is not recorded: it follows from
 the first event about the end. Directly before the end, images are put where the caller said, which
-holds it up for `DARKROOM_IMAGE_PUT_LONGEST_S` at most; that they are given up is recorded.
+holds it up for `DARKROOM_IMAGE_PUT_LONGEST_S` at most, without the time in which no role ran; that
+they are given up is recorded.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Deliverer:
             most_images=settings.max_images,
             before_end_s=settings.before_end_s,
             puts_s=image_puts.settings.longest_s,
+            since=utc_now(),
         )
         self._settings = settings
         self._metrics = metrics
@@ -165,9 +167,19 @@ class Deliverer:
         target = self._sender.target(url)
         if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
             return await self._follow(arrival, due, _NOT_ALLOWED)
-        if isinstance(due.what, ImagePut) and self._image_puts.turns.locked():
-            pause = timedelta(seconds=random.uniform(*_BUSY_S))
-            return await self._park(arrival, due, utc_now() + pause)
+        if not isinstance(due.what, ImagePut):
+            return await self._take_turn(arrival, due, url, target)
+        with self._image_puts.place(job.submitted.owner) as is_free:
+            if is_free:
+                return await self._take_turn(arrival, due, url, target)
+        pause = timedelta(seconds=random.uniform(*_BUSY_S))
+        return await self._park(arrival, due, utc_now() + pause)
+
+    async def _take_turn(
+        self, arrival: Arrival, due: Due, url: str, target: Target | None
+    ) -> datetime | _Told | None:
+        """At the receiver. See `come_to_end`."""
+        job = due.job
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
         # What is not dialled needs no turn of its own, and an address may be a secret.
         receiver = _receiver(target) if target else job.id
@@ -216,8 +228,7 @@ class Deliverer:
 
     async def _send(self, due: Due, url: str, secrets: Sequence[str]) -> SendResult:
         if isinstance(due.what, ImagePut):
-            async with self._image_puts.turns:
-                return await self._image_puts.send(url, due.what.image)
+            return await self._image_puts.send(url, due.what.image)
         body = due.what.body(self._url_for, due.delivery)
         headers = webhook_headers(
             due.job.id,

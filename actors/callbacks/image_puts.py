@@ -6,8 +6,9 @@ memory and no image.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from actors.callbacks.sender import Sender
@@ -32,7 +33,8 @@ class ImagePuts:
         self._images = images
         self._secret = secret
         self.settings = settings
-        self.turns = asyncio.Semaphore(settings.in_flight)
+        self._under_way: Counter[str] = Counter()
+        """How many images are being put, by owner."""
 
     def url(self, put: ImagePut) -> str | None:
         """Its address; None where this service cannot read it any more."""
@@ -40,6 +42,23 @@ class ImagePuts:
             return unsealed(self._secret, put.sealed)
         except SealBroken:
             return None
+
+    @contextmanager
+    def place(self, owner: str) -> Iterator[bool]:
+        """Hold a place for one try; False if so many are made already.
+
+        Half of all places are for other owners: receivers of one may be many, and each slow.
+        """
+        most = self.settings.in_flight
+        is_free = self._under_way.total() < most
+        is_free &= self._under_way[owner] < max(1, most // 2)
+        self._under_way[owner] += is_free
+        try:
+            yield is_free
+        finally:
+            self._under_way[owner] -= is_free
+            if not self._under_way[owner]:
+                del self._under_way[owner]
 
     async def send(self, url: str, image: ImageStored) -> SendResult:
         """One try. Raises ImageStoreUnavailable."""

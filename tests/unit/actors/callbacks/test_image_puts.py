@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from actors.callbacks.image_puts import ImagePuts
 from events.decisions import Command, Complete, FailAttempt, Start, StoreImage, Submit
 from events.delivery import fold_delivery
 from events.delivery_policy import SendResult
@@ -19,8 +21,9 @@ from events.store.records import KeyLimits, Scope
 from events.types import CallbackAttempted, CallbackDelivered
 from serve_app.access.api_keys import mint
 from settings.callbacks import ImagePutSettings
+from storage.images import ImageStore
 from storage.sealing import sealed
-from tests.support.callbacks.bench import SECRET, TAKEN, Bench
+from tests.support.callbacks.bench import SECRET, TAKEN, Bench, RecordingSender
 from tests.support.events import image, submitted
 from tests.support.polling import eventually
 
@@ -28,6 +31,7 @@ HOOK = "http://127.0.0.1/hook"
 URLS = [f"http://127.0.0.1/bucket/{at}.png?signature=s3cret-{at}" for at in range(3)]
 START = Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
 END = Complete("a", images=2)
+FEW = ImagePutSettings(in_flight=4)
 FAILED = SendResult(latency_s=0.1, status=503)
 FORBIDDEN = SendResult(latency_s=0.1, status=403)
 LARGE = bytes(range(256)) * 3000
@@ -45,10 +49,11 @@ async def ended(
     secret: bytes = SECRET,
     images: int = 2,
     end: Command = END,
+    at: datetime | None = None,
     **asked: Any,
 ) -> str:
     """A job that has ended with images, whose delivery is due."""
-    job_id, writer = new_id(), JobWriter(bench.jobs)
+    job_id, writer = new_id(), JobWriter(bench.jobs, now=lambda: at or utc_now())
     addresses = tuple(sealed(secret, url) for url in urls)
     await writer.submit(job_id, Submit(submitted(image_puts=addresses, images=images, **asked)))
     stored = []
@@ -153,6 +158,23 @@ async def test_a_bucket_that_is_down_holds_up_the_end_for_so_long_at_most(
     puts = [each.put for each in await told(bench, job_id)]
     assert {each and each.status for each in puts} == {Status.FAILED}
     assert "within 0.5 s after the end" in str(puts[1])
+
+
+async def test_the_time_in_which_no_role_ran_is_not_counted(bench: Bench, tmp_path: Path) -> None:
+    job_id = await ended(bench, at=utc_now() - timedelta(hours=1))
+    async with bench.running(tmp_path):
+        await eventually(lambda: is_over(bench, job_id))
+    assert list(bench.sender.put_at) == URLS[:2]
+
+
+async def test_one_owner_takes_half_of_the_turns_at_most() -> None:
+    puts = ImagePuts(RecordingSender(), ImageStore("memory://"), secret=SECRET, settings=FEW)
+    with puts.place("a") as first, puts.place("a") as second, puts.place("a") as third:
+        assert (first, second, third) == (True, True, False)
+        with puts.place("b") as fourth, puts.place("b") as fifth, puts.place("c") as sixth:
+            assert (fourth, fifth, sixth) == (True, True, False)
+    with puts.place("a") as again:
+        assert again
 
 
 async def test_a_job_that_failed_has_the_images_put_that_there_are(
