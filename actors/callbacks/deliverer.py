@@ -158,6 +158,11 @@ class Deliverer:
         now = fold(await self._jobs.read(due.job.id))
         return AT_ONCE if now is not None and now.end is not None else None
 
+    async def _wait_for_place(self, arrival: Arrival, due: Due) -> datetime | None:
+        """See `_park`."""
+        pause = timedelta(seconds=random.uniform(*_BUSY_S))
+        return await self._park(arrival, due, utc_now() + pause)
+
     async def _work(self, arrival: Arrival, due: Due) -> datetime | _Told | None:
         """Tell it, unless it is not its turn. See `come_to_end`."""
         job = due.job
@@ -167,25 +172,16 @@ class Deliverer:
         target = self._sender.target(url)
         if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
             return await self._follow(arrival, due, _NOT_ALLOWED)
-        if not isinstance(due.what, ImagePut):
-            return await self._take_turn(arrival, due, url, target)
-        with self._image_puts.place(job.submitted.owner) as is_free:
-            if is_free:
-                return await self._take_turn(arrival, due, url, target)
-        pause = timedelta(seconds=random.uniform(*_BUSY_S))
-        return await self._park(arrival, due, utc_now() + pause)
-
-    async def _take_turn(
-        self, arrival: Arrival, due: Due, url: str, target: Target | None
-    ) -> datetime | _Told | None:
-        """At the receiver. See `come_to_end`."""
-        job = due.job
+        if isinstance(due.what, ImagePut) and not self._image_puts.is_free(job.submitted.owner):
+            return await self._wait_for_place(arrival, due)
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
         # What is not dialled needs no turn of its own, and an address may be a secret.
         receiver = _receiver(target) if target else job.id
         async with self.hosts.turn(receiver, job.id) as turn:
             result = None if turn.wait_s else await self._send(due, url, secrets)
             turn.answered = None if result is None else result.answered
+        if result is None and not turn.wait_s:
+            return await self._wait_for_place(arrival, due)
         if result is None:
             turn_at = utc_now() + timedelta(seconds=turn.wait_s)
             is_noted = turn.is_withheld and due.about is None
@@ -226,9 +222,11 @@ class Deliverer:
         asked_again = (await self._writer.load(due.job.id)).position != delivery.position
         return AT_ONCE if asked_again else None
 
-    async def _send(self, due: Due, url: str, secrets: Sequence[str]) -> SendResult:
+    async def _send(self, due: Due, url: str, secrets: Sequence[str]) -> SendResult | None:
+        """None if so many images are being put already."""
         if isinstance(due.what, ImagePut):
-            return await self._image_puts.send(url, due.what.image)
+            with self._image_puts.place(due.job.submitted.owner) as is_free:
+                return await self._image_puts.send(url, due.what.image) if is_free else None
         body = due.what.body(self._url_for, due.delivery)
         headers = webhook_headers(
             due.job.id,

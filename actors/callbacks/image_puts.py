@@ -43,15 +43,19 @@ class ImagePuts:
         except SealBroken:
             return None
 
-    @contextmanager
-    def place(self, owner: str) -> Iterator[bool]:
-        """Hold a place for one try; False if so many are made already.
+    def is_free(self, owner: str) -> bool:
+        """Whether there is a place for one try.
 
         Half of all places are for other owners: receivers of one may be many, and each slow.
         """
         most = self.settings.in_flight
-        is_free = self._under_way.total() < most
-        is_free &= self._under_way[owner] < max(1, most // 2)
+        is_within = self._under_way[owner] < max(1, most // 2)
+        return is_within and self._under_way.total() < most
+
+    @contextmanager
+    def place(self, owner: str) -> Iterator[bool]:
+        """Hold a place for one try; False if there is none."""
+        is_free = self.is_free(owner)
         self._under_way[owner] += is_free
         try:
             yield is_free
