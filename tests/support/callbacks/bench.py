@@ -57,6 +57,11 @@ class RecordingSender(Sender):
         """What was put, by its address, with its headers."""
         self.put_outcomes: list[SendResult] = []
         """As `outcomes`; what fails is not put."""
+        self.hanging: set[str] = set()
+        """Addresses whose receivers take what is put, and answer when `answers` is set."""
+        self.answers = asyncio.Event()
+        self.begun: set[str] = set()
+        """Where something was begun to be put."""
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         if "hostile" in url:
@@ -80,6 +85,9 @@ class RecordingSender(Sender):
         timeout_s: float,
     ) -> SendResult:
         assert timeout_s
+        self.begun.add(url)
+        if url in self.hanging:
+            await self.answers.wait()
         data = b"".join([part async for part in content])
         outcome = self.put_outcomes.pop(0) if self.put_outcomes else TAKEN
         if outcome.is_taken:

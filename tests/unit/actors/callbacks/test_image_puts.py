@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,23 @@ async def test_one_owner_takes_half_of_the_turns_at_most() -> None:
             assert (fourth, fifth, sixth) == (True, True, False)
     with puts.place("a") as again:
         assert again
+
+
+async def test_the_slow_receivers_of_one_owner_leave_room_for_the_others(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.put_settings = FEW
+    slow = [f"http://127.0.0.1:{port}/0" for port in range(2000, 2004)]
+    bench.sender.hanging = set(slow)
+    theirs = [await ended(bench, urls=[url], images=1) for url in slow]
+    mine = await ended(bench, owner="bob", urls=URLS[:1], images=1)
+    async with bench.running(tmp_path):
+        await eventually(lambda: is_over(bench, mine))
+        assert len(bench.sender.begun & bench.sender.hanging) == 2
+        bench.sender.answers.set()
+        for job_id in theirs:
+            await eventually(partial(is_over, bench, job_id))
+    assert bench.sender.put_at.keys() == {*slow, URLS[0]}
 
 
 async def test_a_job_that_failed_has_the_images_put_that_there_are(
