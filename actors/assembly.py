@@ -200,6 +200,7 @@ def device_options(settings: EngineSettings, endpoint: Endpoint, *, device: str)
         text_cache_bytes=settings.text_cache_bytes,
         step_seed_offset=settings.step_seed_offset,
         preview_period_s=settings.preview_period_s,
+        weight_streaming=settings.weight_streaming,
         unets=UnetOptions(
             precision=endpoint.precision or "auto",
             channels_last=bool(endpoint.channels_last),

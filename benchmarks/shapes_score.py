@@ -1,10 +1,11 @@
-"""Scores how well `darkroom-shapes` draws what a prompt asks for, through the engine.
+"""Scores how well `darkroom-shapes`, or another that learnt the same, draws what a prompt asks for,
+through the engine.
 
 The combinations of shape, colour and background are held out of the training, and captions and
 seeds are new. A judge without a network recognises what is on a picture. The first table says how
 often it is right about pictures that were drawn from scenes.
 
-usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 8]
+usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 8] [--checkpoint FILE]
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.report import console, print_hardware, print_table
+from engine.families.family import Family
+from engine.families.recognition import checkpoint_family
 from engine.graph.names import SAMPLERS, SCHEDULERS
+from engine.graph.safetensors_header import read_header
+from engine.webui.sampler_names import follows_timesteps
 from training.shapes.captions import full_caption
 from training.shapes.drawing import draw
 from training.shapes.export import CHECKPOINT
@@ -69,6 +74,7 @@ def main() -> None:
     )
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     args = parser.parse_args()
+    is_flow = checkpoint_family(read_header(args.checkpoint)) is Family.Z_IMAGE
     print_hardware()
     tasks = {name: _task(counts, args.prompts) for name, counts in CLASSES.items()}
     _report_judge(tasks)
@@ -76,10 +82,10 @@ def main() -> None:
         _report_classes(studio, tasks)
         one = tasks["one shape"]
         for name, task in tasks.items():
-            _report_guidance(studio, name, task)
+            _report_guidance(studio, name, task, GUIDANCE[:2] if is_flow else GUIDANCE)
         _report_negative(studio, args.prompts)
         if args.per_sampler:
-            _report_samplers(studio, one.first(args.per_sampler))
+            _report_samplers(studio, one.first(args.per_sampler), is_flow=is_flow)
         _report_single(studio, one)
 
 
@@ -137,15 +143,19 @@ def _of_shape(scenes: Scenes, scores: Sequence[Score], shape: int) -> list[float
     return [scores[int(row)].shapes for row in rows] or [float("nan")]
 
 
-def _report_guidance(studio: Studio, name: str, task: Task) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "cfg 5": {},
-        "cfg 1": {"cfg_scale": 1.0},
-        "cfg 5, clip_skip 2": {"clip_skip": 2},
-    }
+GUIDANCE: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("cfg 5", {}),
+    ("cfg 1", {"cfg_scale": 1.0}),
+    ("cfg 5, clip_skip 2", {"clip_skip": 2}),  # no language model is read at another layer
+)
+
+
+def _report_guidance(
+    studio: Studio, name: str, task: Task, settings: Sequence[tuple[str, Mapping[str, Any]]]
+) -> None:
     rows = []
     usual: Pictures | None = None
-    for label, more in settings.items():
+    for label, more in settings:
         pictures = studio.generate(task.requests(**more))
         usual = pictures if usual is None else usual
         unlike = mean(float((a != b).any()) for a, b in zip(usual, pictures, strict=True))
@@ -177,9 +187,11 @@ def _has(picture: Pictures, colour: str) -> float:
     return float(bool(patches) and COLOUR_NAMES[patches[0].colour] == colour)
 
 
-def _report_samplers(studio: Studio, task: Task) -> None:
+def _report_samplers(studio: Studio, task: Task, *, is_flow: bool) -> None:
     rows = []
     for sampler in SAMPLERS:
+        if is_flow and follows_timesteps(sampler):
+            continue
         for scheduler in SCHEDULERS:
             names = {"sampler_name": sampler.label, "scheduler": scheduler.label}
             scores = task.scores(studio.generate(task.requests(**names)))

@@ -110,8 +110,8 @@ class Batcher:
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
     activity: ActivityMonitor = field(default_factory=ActivityMonitor)
-    free_memory: Callable[[], bool] = lambda: False
-    """Drops what no run uses when memory ran out; returns whether there was anything."""
+    free_memory: Callable[[Stage | None], bool] = lambda _stage: False
+    """Makes memory free when it ran out in a call of that stage; returns whether there was any."""
     _queue: list[_Waiting] = field(default_factory=list)
     _calls_ahead: int = 0
     """How many calls in a row have gone ahead of the queue."""
@@ -212,7 +212,7 @@ class Batcher:
             with self.limits.measured(key, rows):
                 return _results(requests)
         except BaseException as error:  # noqa: BLE001 - its run ends with it, see `_advance`
-            if isinstance(error, OutOfMemory) and self.free_memory():
+            if isinstance(error, OutOfMemory) and self.free_memory(requests[0].stage):
                 return []
             if len(group) == 1:
                 return [_of_a_run(error)]

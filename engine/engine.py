@@ -235,8 +235,9 @@ class Engine:
         self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_alone: bool
     ) -> None:
         assert self._device is not None
+        preview = self._on_preview(run)
         context = self._device.context(
-            run.limits, run.report_steps, input_files, on_preview=self._on_preview(run)
+            run.limits, run.report_steps, input_files, on_preview=preview, on_note=run.note
         )
         execution = execute(
             run.graph,

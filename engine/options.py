@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+WeightStreaming: TypeAlias = Literal["auto", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,6 @@ class DeviceOptions:
     preview_period_s: float = 1.0
     """Of each run that is to have previews, one is made in that time at most."""
     unets: UnetOptions = UnetOptions()
+    weight_streaming: WeightStreaming = "auto"
+    """Whether networks of transformers and language models that do not fit on a GPU are streamed to
+    it layer by layer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -49,6 +50,14 @@ class LatentReady:
     seed: int | None
 
 
+class Note(StrEnum):
+    """What a run did otherwise than it was asked to, of which it still made its results."""
+
+    VAE_TILED = "vae_tiled"
+    """Memory ran out, so an image was decoded or encoded tile by tile. Its pixels differ a little
+    from those of the whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The run has succeeded. `images` counts its images and its batches of latents."""
@@ -62,6 +71,7 @@ class Finished:
     """Of its samplers."""
     beside: tuple[str, ...] = field(default=(), compare=False)
     """The names of runs that shared device calls with it; see `StageClock`."""
+    notes: tuple[Note, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

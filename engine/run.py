@@ -15,6 +15,7 @@ from engine.reports import (
     Finished,
     ImageReady,
     LatentReady,
+    Note,
     Progress,
     SavedLatent,
 )
@@ -63,6 +64,7 @@ class Run:
         self._steps_done = 0
         self._total_steps = graph.total_steps
         self._images_reported = 0
+        self._notes: dict[Note, None] = {}
         self._ended = False
 
     def cancel(self) -> None:
@@ -93,6 +95,10 @@ class Run:
         self._node = node
         if self._progress_period_s and (now := self._now()) >= self._next_node_at:
             self._report_progress(now)
+
+    def note(self, note: Note) -> None:
+        """What is said of it at its end."""
+        self._notes[note] = None
 
     def report_preview(self, jpeg: bytes) -> None:
         """Report what its picture looks like so far."""
@@ -140,6 +146,7 @@ class Run:
             None if rows is None else round(rows, 2),
             steps=self._steps_done,
             beside=tuple(sorted(self.stages.beside - {self.stages.name}))[:MOST_BESIDE],
+            notes=tuple(self._notes),
         )
 
     def _report(self, event: EngineEvent) -> None:

@@ -108,6 +108,7 @@ class Complete:
     images: int
     timing: Timing | None = None
     beside: tuple[str, ...] | None = None
+    notes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +285,8 @@ def _write(
                 blame = None  # no other job was there
             attempt = job.attempts
             return (AttemptFailed(attempt=attempt, message=message, blame=blame, code=code),)
-        case Complete(images=images, timing=timing, beside=beside):
-            return (Completed(images=images, timing=timing, beside=beside),)
+        case Complete(images=images, timing=timing, beside=beside, notes=notes):
+            return (Completed(images=images, timing=timing, beside=beside, notes=notes),)
         case ConfirmCancel():
             return (Cancelled(),)
         case _ as never:

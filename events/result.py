@@ -158,6 +158,13 @@ class ResultResponse(BaseModel):
         default=None,
         description="The failed job that this one repeats, submitted again by an administrator",
     )
+    notes: tuple[str, ...] | None = Field(
+        default=None,
+        description="What was done otherwise than asked: `vae_tiled`, where memory ran out and an "
+        "image was decoded or encoded tile by tile, so that its pixels differ a little; later "
+        "versions may have more",
+        examples=[["vae_tiled"]],
+    )
 
     def body(self) -> bytes:
         """The bytes that are answered and delivered: members without a value are left out."""
@@ -216,6 +223,7 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
         started_at=job.started_at,
         ended_at=job.ended_at,
         retry_of=job.submitted.retry_of,
+        notes=job.end.notes if isinstance(job.end, Completed) else None,
     )
 
 

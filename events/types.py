@@ -195,6 +195,7 @@ class Completed(JobEvent):
     """None where nothing had to be run any more, and in events of older versions."""
     beside: tuple[str, ...] | None = None
     """The spans of attempts that shared device calls, `<trace>-<span>`; None without any traced."""
+    notes: tuple[str, ...] | None = None  # what was done otherwise than asked
 
 
 class Failed(JobEvent):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 from pydantic_settings import SettingsConfigDict
@@ -21,6 +21,9 @@ class EngineSettings(Group):
     """How much memory one engine uses to keep models."""
     text_cache_bytes: PositiveInt = 128 * 1024**2
     """How much memory one engine uses to keep encoded texts, in addition to the models."""
+    weight_streaming: Literal["auto", "off"] = "auto"
+    """Whether the weights of transformers and language models that do not fit on a GPU are kept in
+    the machine's memory and streamed to it layer by layer (`auto`), or their jobs fail (`off`)."""
     job_memory_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
     """How much memory the images, latents and texts of all jobs on one engine may need together, as
     their costs say; a job that does not fit waits, and 0 is any number. Models and their calls are

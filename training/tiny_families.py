@@ -89,9 +89,26 @@ FAMILIES: dict[Family, Tiny] = {
 }
 
 
-def write_family(family: Family, single: Path, folder: Path) -> None:
-    """Write the same weights as a single file, with configurations beside it, and as a folder."""
-    tiny = FAMILIES[family]
+UNCLIP_WIDTH = 24
+"""That of what CLIP says of an image."""
+UNCLIP = Tiny(
+    {
+        **_UNET,
+        "class_embed_type": "projection",
+        "projection_class_embeddings_input_dim": 2 * UNCLIP_WIDTH,
+    },
+    {"text_encoder": _OPEN},
+    prediction="v_prediction",
+)
+"""A Stable Diffusion 2 that takes an image beside the text."""
+
+
+def write_family(family: Family, single: Path, folder: Path, tiny: Tiny | None = None) -> None:
+    """Write the same weights as a single file, with configurations beside it, and as a folder.
+
+    `tiny` is another checkpoint of that family than the usual one.
+    """
+    tiny = tiny or FAMILIES[family]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         unet = _rounded(stronger_prompt(UNet2DConditionModel(**tiny.unet)))

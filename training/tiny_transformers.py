@@ -90,13 +90,14 @@ CLIP_L: dict[str, Any] = {**TEXT_ENCODER, "num_attention_heads": 1, "num_hidden_
 _CHAT_TOKENS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 
 
-def write_z_image(root: Path) -> dict[str, Any]:
+def write_z_image(root: Path, *, layers: int = 2) -> dict[str, Any]:
     """Write a tiny Z-Image below the models folder `root`; returns its modules by their roles."""
+    sizes = {**QWEN3, "num_hidden_layers": layers + 1}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         made = {
-            "transformer": _livelier(ZImageTransformer2DModel(**Z_IMAGE)),
-            "text_encoder": _livelier(Qwen3Model(Qwen3Config(**QWEN3))),
+            "transformer": _livelier(ZImageTransformer2DModel(**{**Z_IMAGE, "n_layers": layers})),
+            "text_encoder": _livelier(Qwen3Model(Qwen3Config(**sizes))),
             "vae": AutoencoderKL(**VAE).eval(),
         }
     tokenizer = byte_tokenizer()

@@ -215,8 +215,8 @@ class Attempt:
         """The attempt before this one died between its last image and its end."""
         return 0 < self._job.submitted.images <= len(self._job.images)
 
-    async def _complete(self, timing: Timing | None = None, beside: tuple[str, ...] = ()) -> None:
-        await self._write(Complete(self._actor, len(self._job.images), timing, beside or None))
+    async def _complete(self, timing: Timing | None = None, **said: Any) -> None:
+        await self._write(Complete(self._actor, len(self._job.images), timing, **said))
 
     async def _take(self, event: EngineEvent, plan: Plan, mark: RunMark) -> None:
         match event:
@@ -226,10 +226,11 @@ class Attempt:
                 began = time.perf_counter()
                 await self._store(event, plan)
                 self._store_s += time.perf_counter() - began
-            case Finished(stage_s=stage_s, rows_per_call=rows, steps=steps, beside=beside):
+            case Finished(stage_s=stage_s, rows_per_call=rows, steps=steps):
                 stages = {**stage_s, "store": round(self._store_s, 4)}
                 timing = Timing(stage_s=stages, rows_per_call=rows, steps=steps or None)
-                await self._complete(timing if stage_s else None, beside)
+                said = {"beside": event.beside or None, "notes": event.notes or None}
+                await self._complete(timing if stage_s else None, **said)
             case Errored(error=ModelsUnavailable() | MachineFailed() as error):
                 raise error
             case Errored(error=DeviceFailed() | OutOfMemory(beside_others=True) as error):
@@ -275,8 +276,6 @@ class Attempt:
         outcome = await self._writer.execute(command, self._job)
         assert outcome.job is not None
         self._job = outcome.job
-
-    # The lease.
 
     async def _hold_lease(self, lease: Lease, is_silent: Callable[[], bool]) -> Loss:
         return await lease.keep(self._job, is_silent=is_silent, seconds_left=self._seconds_left)

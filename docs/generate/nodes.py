@@ -59,6 +59,8 @@ def _type(declared: Input) -> str:
             values = [f"`{value}`" for value in declared.values[:_SHOWN_VALUES]]
             more = len(declared.values) - len(values)
             return ", ".join(values) + (f" and {more} more" if more else "")
+        case InputFile(is_text=True):
+            return "base64, or the name of an uploaded image"
         case InputFile():
             return f"the name of an uploaded {declared.kind}"
         case _:

@@ -22,10 +22,10 @@ from engine.diffusion.images.latent_operations import LatentOperations
 from engine.diffusion.images.latent_previews import show_estimate
 from engine.diffusion.images.latents import Images, Latent, Mask
 from engine.diffusion.images.operations import ImageOperations
+from engine.diffusion.images.tiled_vae import decoded_within_memory, encoded_within_memory
 from engine.diffusion.images.upscale_models import read_upscale_model, upscaled
 from engine.diffusion.images.upscale_networks import UpscaleNetwork
-from engine.diffusion.images.vae import Decode, Vae, cropped, prepared_for_inpainting
-from engine.diffusion.images.vae import Encode as EncodeImage
+from engine.diffusion.images.vae import Vae, prepared_for_inpainting
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint, load_vae
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import Load, ModelStore, Read
@@ -33,7 +33,7 @@ from engine.diffusion.model import Model
 from engine.diffusion.previews import RunPreviews
 from engine.diffusion.samplers import schedules
 from engine.diffusion.text import webui as webui_text
-from engine.diffusion.text.encoding import Clip, chunks_of, encode_each, padded_to_length
+from engine.diffusion.text.encoding import Clip, encode_pair
 from engine.diffusion.text.webui import Clips, Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
@@ -42,10 +42,11 @@ from engine.diffusion.trajectory import (
     SamplerSchedule,
     trajectory,
 )
+from engine.diffusion.vision.operations import VisionOperations
 from engine.errors import InputFileUnavailable
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS, LORAS, UPSCALE_MODELS, VAES
-from engine.reports import PassedSigmas, SavedLatent
+from engine.reports import Note, PassedSigmas, SavedLatent
 from engine.webui.sampler_names import SAMPLER_OF
 
 T = TypeVar("T")
@@ -54,7 +55,8 @@ T = TypeVar("T")
 class Context:
     """One run's access to models, device and files; `on_steps` gets the count of new sampler steps.
 
-    `images` and `latents` have the operations on images and latents, within `limits`.
+    `images` and `latents` have the operations on images and latents, within `limits`; `vision` has
+    those with pictures in the place of texts.
     """
 
     def __init__(
@@ -66,14 +68,17 @@ class Context:
         limits: Limits,
         step_seed_offset: int = 0,
         previews: RunPreviews | None = None,
+        on_note: Callable[[Note], None] = lambda _note: None,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
+        self._on_note = on_note
         self._previews = previews
         self._input_files = input_files
         self._limits = limits
         self.images = ImageOperations(limits)
         self.latents = LatentOperations(limits)
+        self.vision = VisionOperations(store)
         self._step_seed_offset = step_seed_offset
 
     @property
@@ -82,8 +87,8 @@ class Context:
         return self._store.device
 
     def free_memory(self) -> bool:
-        """Drop what no run uses, because memory ran out. Returns whether there was anything."""
-        return self._store.free_unused()
+        """Make more memory free after it ran out; see `ModelStore.free_memory`."""
+        return self._store.free_memory()
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""
@@ -102,6 +107,10 @@ class Context:
         """What `make` makes of models with the store, once for all runs that wait for `key`."""
         made: T = yield Load(("made", key), lambda: make(self._store))
         return made
+
+    def model_names(self, kind: str) -> tuple[str, ...]:
+        """The names of the models in a folder, sorted."""
+        return self._store.models.names(kind)
 
     def input_file(self, name: str) -> bytes:
         """The file of that name that came with the job. Raises InputFileUnavailable."""
@@ -163,12 +172,7 @@ class Context:
         self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]
     ) -> Work[Conditioning]:
         """The conditioning of a prompt for each of SDXL's text encoders."""
-        prompts = [second if each.spec.has_projection else first for each in clip.encoders]
-        texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
-        length = max(map(len, texts))
-        found = yield from encode_each(clip, [padded_to_length(each, length) for each in texts])
-        sizes = tuple(map(float, size_conditioning))
-        return tuple(replace(each, size_conditioning=sizes) for each in found)
+        return encode_pair(clip, first, second, size_conditioning)
 
     def encode_webui(
         self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
@@ -259,19 +263,12 @@ class Context:
         return partial(show_estimate, self._previews, model.family.traits, self._store.previews)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
-        """The images of a latent, decoded one after the other."""
-        images: list[Images] = []
-        for samples in latent.samples.split(1):
-            # Only the first goes ahead: others take steps between the images of a batch.
-            images.append((yield Decode(vae, samples, goes_ahead=not images)))
-        return torch.cat(images)
+        """The images of a latent; tile by tile where memory runs out, which is noted."""
+        return decoded_within_memory(vae, latent, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
-        """The latent of images, cropped (see `cropped`) and encoded one after the other."""
-        samples: list[Tensor] = []
-        for image in cropped(images).split(1):
-            samples.append((yield EncodeImage(vae, image, goes_ahead=not samples)))
-        return Latent(torch.cat(samples))
+        """The latent of images, cropped (see `cropped`); tile by tile where memory runs out."""
+        return encoded_within_memory(vae, images, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_for_inpainting(
         self, vae: Vae, images: Images, mask: Mask, *, grow_by: int

@@ -22,6 +22,7 @@ from engine.diffusion.families.family import Call, CallRows
 from engine.diffusion.model import Model
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.vision.row_prompts import placed_prompts
 from engine.stages import Stage
 
 _MAX_REPEATS = 4
@@ -189,8 +190,15 @@ class _Row:
         """What the network's call needs of it, but for latents and sigma."""
         sigma = self.request.level
         controls = [each for each in self.condition.controls if each.applies_at(sigma, levels)]
+        own = self.request.model.image_prompts
+        prompts = [each for each in own if each.applies_at(sigma, levels)]
         return CallRows(
-            len(self.x), self.condition, controls, self.adapters, concat_latent=self.concat_latent
+            len(self.x),
+            self.condition,
+            controls,
+            self.adapters,
+            concat_latent=self.concat_latent,
+            prompts=placed_prompts(prompts, self.placed, self.request.x),
         )
 
 
@@ -238,6 +246,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
         [row.in_call(model.levels) for row in rows],
         length,
     )
+    if told := getattr(model.unet, "drawn_rows", None):
+        told.tell([row.request.model.draws for row in rows], sizes, x)
     output = model.family.output(model.unet, call).float()
     if watched := getattr(model.unet, "watched", None):
         attended = model.unet.get_submodule(watched).attended

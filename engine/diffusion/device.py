@@ -10,13 +10,16 @@ import torch
 from engine.activity import ModelUse
 from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
+from engine.diffusion.loading.memory.streaming import Room
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.memory_probe import memory_probe_of
+from engine.diffusion.memory_probe import HostMemoryProbe, memory_probe_of
 from engine.diffusion.previews import Previewer, RunPreviews
 from engine.errors import Cancelled, DeviceFailed, TooLarge
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
+from engine.reports import Note
+from engine.stages import Stage
 
 
 class Device:
@@ -33,6 +36,7 @@ class Device:
             options.cache_bytes,
             text_cache_bytes=options.text_cache_bytes,
             unets=options.unets,
+            room=self._room() if options.weight_streaming == "auto" else None,
         )
 
     def diagnosed(self, error: Exception) -> Exception:
@@ -46,9 +50,19 @@ class Device:
     def model_use(self) -> ModelUse:
         return self._store.use
 
-    def free_memory(self) -> bool:
-        """Drop what no run uses, because memory ran out. Returns whether there was anything."""
-        return self._store.free_unused()
+    def _room(self) -> Room | None:
+        """What is free on a GPU; on a CPU all weights are where they are needed."""
+        probe = self.memory_probe
+        if self._device.type != "cuda" or probe is None:
+            return None
+        return Room(probe.available_bytes, HostMemoryProbe().available_bytes)
+
+    def free_memory(self, stage: Stage | None = None) -> bool:
+        """Make more memory free after it ran out in a call of that stage.
+
+        See `ModelStore.free_memory`. For a VAE no model is streamed: it can work tile by tile.
+        """
+        return self._store.free_memory(may_stream=stage is not Stage.VAE)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -65,6 +79,7 @@ class Device:
         input_files: Mapping[str, bytes],
         *,
         on_preview: Callable[[bytes], None] | None = None,
+        on_note: Callable[[Note], None] = lambda _note: None,
     ) -> Context:
         """The access of one run to the device; `on_steps` gets the number of new sampler steps.
 
@@ -75,6 +90,7 @@ class Device:
         return Context(
             self._store,
             on_steps=on_steps,
+            on_note=on_note,
             input_files=input_files,
             previews=on_preview and RunPreviews(self._previewer, on_preview),
             limits=limits,

@@ -13,9 +13,14 @@ from engine.diffusion.conditioning.condition import Conditioning
 from engine.diffusion.conditioning.guidance_rules import Third
 from engine.diffusion.families.family import ModelFamily
 from engine.diffusion.families.flow_levels import flow_levels
+from engine.diffusion.loading.memory.streaming import device_of
+from engine.diffusion.patches.call_draws import CallDraws
 from engine.diffusion.patches.deep_shrink import DeepShrink
+from engine.diffusion.patches.hyper_tile import HyperTile
 from engine.diffusion.patches.self_guidance import SelfAttention
+from engine.diffusion.patches.token_merging import TokenMerging
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
+from engine.diffusion.vision.attended import ImagePrompt
 from engine.errors import EngineError
 
 Prediction: TypeAlias = Literal[
@@ -56,6 +61,10 @@ class Model:
     third: Third | None = None
     """What guides beside both conditionings of a sampler."""
     shrink: DeepShrink | None = None
+    fewer: HyperTile | TokenMerging | None = None
+    """How self-attention does less."""
+    draws: CallDraws | None = None
+    """What that draws in the next call."""
     perturbed_attention: float = 0.0
     """The scale of perturbed-attention guidance."""
     perturbed_unet: Any = None
@@ -66,10 +75,12 @@ class Model:
     """What is subtracted from a latent before it is scaled."""
     soft_mask: float | None = None
     """How far the greys of a mask say in which steps a place is sampled: see `MaskSteps`."""
+    image_prompts: tuple[ImagePrompt, ...] = ()
+    """What its rows of a call attend to beside their texts."""
 
     @property
     def device(self) -> torch.device:
-        return self._weight.device
+        return device_of(self.unet)
 
     @property
     def inpaints(self) -> bool:
@@ -106,13 +117,9 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weight.dtype
-
-    @property
-    def _weight(self) -> Tensor:
-        """The first weight. The properties of diffusers look at all weights: a millisecond."""
+        # The properties of diffusers look at all weights: a millisecond.
         weight: Tensor = next(self.unet.parameters())
-        return weight
+        return weight.dtype
 
     def timestep_of(self, sigma: float) -> float:
         """The timestep that the network gets for a sigma."""
@@ -156,13 +163,15 @@ class Model:
         return x * _SIGMA_DATA**2 / spread + x0 * time / spread.sqrt()
 
     def with_size_conditioning(
-        self, conditioning: Conditioning, latent: Tensor, *, negative: bool
+        self, conditioning: Conditioning, latent: Tensor, *, negative: bool, seed: int
     ) -> Conditioning:
         """The conditioning with the size of `latent` (batch, channels, h, w), not cropped, for
-        those texts that have no size conditioning and families that take one.
+        those texts that have no size conditioning and families that take one. What is made of its
+        images gets the noise of `seed`.
 
         Raises EngineError for a text that was encoded for another model.
         """
         for each in conditioning:
             self.family.require_own(self.unet, each)
-        return self.family.with_size_conditioning(conditioning, latent, negative=negative)
+        told = tuple(self.family.told_of_images(self.unet, each, seed) for each in conditioning)
+        return self.family.with_size_conditioning(told, latent, negative=negative)

@@ -151,7 +151,7 @@ def trajectory(
         kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
         sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
-    calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond)
+    calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond, generator)
     end, x0 = yield from _sampled(
         sampling,
         start,
@@ -174,12 +174,15 @@ class _Calls:
     mask: Mask | None
     clean: Tensor
     needs_uncond: bool
+    generator: torch.Generator
 
     def make(self) -> Callable[[Tensor, Tensor], Denoise]:
         """What makes the call for an x and its sigma. Raises EngineError."""
         model, guidance, clean = self.model, self.guidance, self.clean
         third = guidance.third or model.third
-        sized = partial(model.with_size_conditioning, latent=clean)
+        sized = partial(
+            model.with_size_conditioning, latent=clean, seed=self.generator.initial_seed()
+        )
         cond, uncond, *more = placed_conditionings(
             sized(guidance.positive, negative=False),
             sized(guidance.negative, negative=True),
@@ -187,7 +190,7 @@ class _Calls:
             model.levels,
             more=[sized(third.conditioning, negative=True)] if third else (),
         )
-        model_at = patched_by_sigma(model)
+        model_at = patched_by_sigma(model, self.generator)
         made = partial(
             Denoise,
             cond=cond,

@@ -20,7 +20,7 @@ from engine.graph.declarations import VALUE_TYPES, NodeType, gather_nodes
 from engine.nodes import NODE_TYPES
 
 GROUP = "darkroom.nodes"
-API_VERSION = (1, 0)
+API_VERSION = (1, 1)
 """Of what a package of nodes may rely on. The first number grows with what is taken away or means
 something else, the second with what is added."""
 _RESERVED = frozenset({"*", "COMBO", "GUIDER"})

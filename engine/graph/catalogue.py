@@ -79,6 +79,8 @@ class Catalogue:
         match declared:
             case Choice():
                 return [list(self.choices(declared)), options]
+            case InputFile(is_text=True):
+                return ["STRING", options]
             case InputFile():
                 return [list(input_files), options]
             case _:
@@ -116,6 +118,8 @@ def _options(declared: Input) -> dict[str, Any]:
             options = {"default": declared.default, "multiline": declared.multiline}
         case Boolean():
             options = {"default": declared.default}
+        case InputFile(is_text=True):
+            options = {"default": "", "multiline": False}
         case InputFile(kind="image"):
             options = {"image_upload": True}  # makes ComfyUI's front end offer an upload
         case Choice() | Link() | InputFile():

@@ -193,10 +193,16 @@ class ModelShape:
     """Where it is not known, one that costs as much."""
     filters: int = 0
     """So often what its layers pass on is filtered. Each one is a copy of all layers."""
+    held_bytes: int = 0
+    """The size of what it attends to beside texts."""
 
     @property
     def size_bytes(self) -> int:
-        return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES)
+        return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES + self.held_bytes)
+
+    def holding(self, size_bytes: int) -> ModelShape:
+        """The model with so many more bytes that belong to it."""
+        return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
 
     @property
     def traits(self) -> Traits:
@@ -204,9 +210,10 @@ class ModelShape:
 
     @property
     def costs_more(self) -> bool:
-        """Whether sampling or encoding with it does."""
+        """Whether sampling or encoding with it does, or what it holds."""
         has_more = self.more_calls > 0 or self.filters > 0 or self.third is not None
-        return has_more or self.traits.work != TRAITS[Family.SD1].work
+        costs = self.traits.work != TRAITS[Family.SD1].work or self.held_bytes > 0
+        return has_more or costs
 
     def sampled(self, latent: LatentShape) -> LatentShape:
         """What it makes of a latent, whose channels an empty one gets from it."""
@@ -239,17 +246,8 @@ class Scalar:
     """As far as it is known: the run holds it against the range of the input that it comes to."""
 
 
-Shape: TypeAlias = (
-    BatchShape
-    | ConditioningShape
-    | SigmasShape
-    | GuiderShape
-    | ModelShape
-    | Scalar
-    | str
-    | int
-    | None
-)
+_Sized: TypeAlias = BatchShape | ConditioningShape | SigmasShape | GuiderShape | ModelShape
+Shape: TypeAlias = _Sized | Scalar | str | int | None
 """What an output is. A sampler is its name, an upscale model its factor, another model None."""
 
 

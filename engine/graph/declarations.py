@@ -43,6 +43,11 @@ class Float:
 
 
 @dataclass(frozen=True, slots=True)
+class AnyNumber(Float):
+    """The same, where whole numbers and truth values stay what they are, by links too."""
+
+
+@dataclass(frozen=True, slots=True)
 class String:
     """A text."""
 
@@ -85,6 +90,8 @@ class InputFile:
     """The name of a file that comes with the job. `Context.input_file` returns its bytes."""
 
     kind: Literal["image", "latent"] = "image"
+    is_text: bool = False
+    """Editors ask for it as a text, for it is mostly sent in base64."""
     tooltip: str = ""
 
 
@@ -207,6 +214,8 @@ def type_name(declared: Input) -> str:
     match declared:
         case Int():
             return "INT"
+        case AnyNumber():
+            return "FLOAT,INT,BOOLEAN"
         case Float():
             return "FLOAT"
         case String():

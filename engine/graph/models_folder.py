@@ -8,6 +8,7 @@ root/checkpoints/name.config/         sizes of name.safetensors where they are n
 root/loras/, vae/, controlnet/, ...    the other kinds, in the same way
 root/diffusion_models/, or unet/       networks without their text encoders and VAE
 root/text_encoders/, or clip/          text encoders
+root/hypernetworks/name.pt             hypernetworks
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ UPSCALE_MODELS = "upscale_models"
 LORAS = "loras"
 VAES = "vae"
 EMBEDDINGS = "embeddings"
+HYPERNETWORKS = "hypernetworks"
 DIFFUSION_MODELS = "diffusion_models"
 TEXT_ENCODERS = "text_encoders"
+CLIP_VISIONS = "clip_vision"
 _OLD_FOLDERS = {DIFFUSION_MODELS: "unet", TEXT_ENCODERS: "clip"}
 """Where models of a kind lie as well, by the names that ComfyUI had first."""
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
+_OTHER_SUFFIXES = {HYPERNETWORKS: ".pt"}
+"""Kinds that there are in another format alone. Their readers take tensors and no code."""
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 FOLDER_MARK = "model_index.json"
 
@@ -144,7 +149,7 @@ def _models_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
     if not _is_kind(kind):
         return
     for folder in _folders(root, kind):
-        for path in _models_below(folder):
+        for path in _models_below(folder, _OTHER_SUFFIXES.get(kind, _MODEL_SUFFIX)):
             yield path.relative_to(folder).as_posix(), path
 
 
@@ -170,7 +175,7 @@ def _pickled_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
         folders.append((root, "*"))
     for folder, pattern in folders:
         for path in folder.glob(pattern):
-            if path.suffix in _PICKLED:
+            if path.suffix in _PICKLED and path.suffix != _OTHER_SUFFIXES.get(kind):
                 yield path.relative_to(folder).as_posix(), path
 
 
@@ -192,13 +197,13 @@ def _models_at_top(root: Path) -> Iterator[tuple[str, Path]]:
             yield path.name, path
 
 
-def _models_below(folder: Path) -> Iterator[Path]:
+def _models_below(folder: Path, suffix: str) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, onerror=_raise_passing):
         here = Path(parent)
         models = {name for name in folders if _is_model_folder(here / name)}
         folders[:] = [n for n in folders if n not in models and not n.endswith(CONFIG_SUFFIX)]
         yield from (here / name for name in models)
-        yield from (here / name for name in files if _is_model_file(name))
+        yield from (here / name for name in files if _is_model_file(name, suffix))
 
 
 def _raise_passing(error: OSError) -> None:
@@ -207,8 +212,8 @@ def _raise_passing(error: OSError) -> None:
         raise error
 
 
-def _is_model_file(name: str) -> bool:
-    return name.endswith(_MODEL_SUFFIX) and not name.startswith(".")
+def _is_model_file(name: str, suffix: str = _MODEL_SUFFIX) -> bool:
+    return name.endswith(suffix) and not name.startswith(".")
 
 
 def _is_model_folder(path: Path) -> bool:

@@ -22,6 +22,8 @@ ENCODE = 1.0
 """A megapixel encoded by a VAE."""
 UPSCALE = 8.0
 """A megapixel given to an upscale model."""
+VISION = 0.3
+"""An image encoded by a CLIP vision model."""
 CHUNK = 0.02
 """A chunk of a text, of 77 tokens, encoded."""
 LOAD = 20.0

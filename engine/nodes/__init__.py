@@ -5,14 +5,17 @@ To add a node, declare it with `@node` in one of the modules. A new module is li
 
 from engine.graph.declarations import gather_nodes
 from engine.nodes import (
+    attention_patches,
     conditioning,
     control,
     families,
     loaders,
+    maths,
     merging,
     model_patches,
     text,
     values,
+    vision,
 )
 from engine.nodes.images import (
     compositing,
@@ -21,6 +24,7 @@ from engine.nodes.images import (
     image,
     mask,
     mask_operations,
+    sent_images,
     transforms,
     upscale_model,
 )
@@ -36,7 +40,9 @@ NODE_TYPES = gather_nodes(
     text,
     conditioning,
     control,
+    vision,
     model_patches,
+    attention_patches,
     merging,
     sampling,
     custom_sampling,
@@ -54,8 +60,10 @@ NODE_TYPES = gather_nodes(
     compositing,
     filters,
     files,
+    sent_images,
     upscale_model,
     values,
+    maths,
     webui_text,
     sampler,
     hires,

@@ -55,7 +55,8 @@ def _self_attention_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return _more_calls(inputs, 2)
 
 
-def _filtered_estimate(inputs: Mapping[str, Any]) -> Estimate:
+def filtered_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    """That of a UNet with layers of its own, which do more than those that they stand for."""
     model = model_shape(inputs["model"])
     return Estimate((replace(model, filters=model.filters + 1),), work=work.LOAD_PART)
 
@@ -79,7 +80,7 @@ def _free_u_inputs(b1: float, b2: float) -> dict[str, Link | Float]:
     inputs=_free_u_inputs(1.1, 1.2),
     outputs=("MODEL",),
     category="model_patches/unet",
-    estimate=_filtered_estimate,
+    estimate=filtered_estimate,
 )
 def free_u(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
@@ -95,7 +96,7 @@ def free_u(
     inputs=_free_u_inputs(1.3, 1.4),
     outputs=("MODEL",),
     category="model_patches/unet",
-    estimate=_filtered_estimate,
+    estimate=filtered_estimate,
 )
 def free_u_v2(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float

@@ -31,6 +31,20 @@ def primitive_int(context: Context, value: int) -> tuple[int]:
 
 
 @node(
+    "SeedNode",
+    inputs={"seed": Int(0, min=0, max=_MOST, tooltip="A negative one is drawn.")},
+    outputs=("INT",),
+    output_names=("seed",),
+    category="utils/primitive",
+    display_name="Seed",
+    is_pure=True,
+)
+def seed_node(context: Context, seed: int) -> tuple[int]:
+    """A seed for several nodes."""
+    return (seed,)
+
+
+@node(
     "PrimitiveFloat",
     inputs={"value": Float(0.0, min=-_MOST, max=_MOST, step=0.1)},
     outputs=("FLOAT",),

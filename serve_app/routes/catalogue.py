@@ -16,6 +16,7 @@ from engine.graph.models_folder import (
     CHECKPOINTS,
     DIFFUSION_MODELS,
     EMBEDDINGS,
+    HYPERNETWORKS,
     LORAS,
     TEXT_ENCODERS,
     VAES,
@@ -38,6 +39,7 @@ KINDS = (
     "controlnet",
     EMBEDDINGS,
     "upscale_models",
+    HYPERNETWORKS,
 )
 
 _LISTED_UPLOADS = 1000

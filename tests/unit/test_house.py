@@ -37,7 +37,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 @cache
 def files() -> list[Path]:
     """Every Python file of ours, by its path from the root."""
-    rooms = (*PACKAGES, "benchmarks", "client", "docs", "examples", "tests")
+    rooms = (*PACKAGES, "benchmarks", "client", "docs", "examples", "packages", "tests")
     return sorted(path.relative_to(ROOT) for room in rooms for path in (ROOT / room).rglob("*.py"))
 
 

@@ -57,18 +57,18 @@ class CaptionClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = small_encoder()
-        classes = sum(_CLASSES)
+        classes = sum(CLASSES)
         self.heads = nn.ModuleList(nn.Linear(CONFIG["hidden_size"], classes) for _ in range(2))
 
     def forward(self, rows: Tensor) -> list[tuple[Tensor, ...]]:
         """The logits of each property, once for each of the two layers."""
         return [
-            head(encoded[:, -1]).split(_CLASSES, dim=1)
+            head(encoded[:, -1]).split(CLASSES, dim=1)
             for head, encoded in zip(self.heads, encode(self.encoder, rows), strict=True)
         ]
 
 
-_CLASSES = (
+CLASSES = (
     MOST_SHAPES,
     *(len(SHAPE_NAMES) + 1,) * MOST_SHAPES,
     *(len(COLOUR_NAMES) + 1,) * MOST_SHAPES,
@@ -77,7 +77,7 @@ _CLASSES = (
     len(Size),
     ANYWHERE + 1,
 )
-"""The number of classes of each property of a scene, in the order of `_labels`."""
+"""The number of classes of each property of a scene, in the order of `labels_of`."""
 
 
 def small_encoder() -> CLIPTextModel:
@@ -135,14 +135,14 @@ def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
         losses = [
             functional.cross_entropy(logits, labels)
             for layer in classifier(rows)
-            for logits, labels in zip(layer, _labels(scenes), strict=True)
+            for logits, labels in zip(layer, labels_of(scenes), strict=True)
         ]
         return torch.stack(losses).mean()
 
     def scores_of() -> dict[str, float]:
         right = [
             (logits.argmax(dim=1) == labels).float().mean()
-            for logits, labels in zip(classifier(test_rows)[0], _labels(test), strict=True)
+            for logits, labels in zip(classifier(test_rows)[0], labels_of(test), strict=True)
         ]
         return {"right": float(torch.stack(right).mean()), "worst": float(min(right))}
 
@@ -152,7 +152,7 @@ def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
     return classifier.encoder
 
 
-def _labels(scenes: Scenes) -> list[Tensor]:
+def labels_of(scenes: Scenes) -> list[Tensor]:
     """The class of each property of each scene; each tensor is (n,)."""
     present = np.arange(MOST_SHAPES) < scenes.count[:, None]
     shapes = np.where(present, scenes.shapes, len(SHAPE_NAMES))

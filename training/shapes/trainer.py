@@ -37,8 +37,12 @@ class Trainer:
     """The highest learning rate by the prefix of a parameter's name; the longest prefix counts."""
     save_s: float = field(default=60.0, kw_only=True)
     """Seconds between two saves of the state, at each of which the journal gets a line."""
+    cpu_budget_s: float = field(default=math.inf, kw_only=True)
+    """The CPU time, of all threads, after which it ends even before `steps`. The learning rate
+    falls by what is nearer to its end: steps or CPU time."""
     _step: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
+    _cpu_s: float = field(default=0.0, init=False)
     _ema: dict[str, Tensor] = field(default_factory=dict, init=False)
     """An exponential moving average of the weights."""
     _losses: list[float] = field(default_factory=list, init=False)
@@ -58,18 +62,25 @@ class Trainer:
         )
         self._ema = {name: each.clone() for name, each in self.model.state_dict().items()}
         self._resume(optimizer)
-        saved = began = time.monotonic()
+        began, cpu_began = time.monotonic(), time.process_time()
         with _bar() as bar:
             task = bar.add_task(self.name, total=self.steps, completed=self._step, loss=math.nan)
-            while self._step < self.steps:
+            while self._progress < 1:
                 self._losses.append(self._train_step(optimizer, loss_of))
                 bar.update(task, completed=self._step, loss=self._losses[-1])
-                if time.monotonic() - saved > self.save_s or self._step == self.steps:
+                cpu_ended = time.process_time()
+                self._cpu_s += cpu_ended - cpu_began
+                cpu_began = cpu_ended
+                if time.monotonic() - began > self.save_s or self._progress >= 1:
                     self._seconds += time.monotonic() - began
                     self._save(optimizer)
                     self._log(bar.console, scores_of)
-                    saved = began = time.monotonic()
+                    began = time.monotonic()
         self.model.load_state_dict(self._ema)
+
+    @property
+    def _progress(self) -> float:
+        return max(self._step / self.steps, self._cpu_s / self.cpu_budget_s)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         groups: dict[str, dict[str, Any]] = {
@@ -101,7 +112,7 @@ class Trainer:
     def _rate_factor(self) -> float:
         """Rises linearly while warming up, and falls along half a cosine."""
         warm_up = min(1.0, (self._step + 1) / _WARM_UP_STEPS)
-        cosine = (1 + math.cos(math.pi * self._step / self.steps)) / 2
+        cosine = (1 + math.cos(math.pi * min(1.0, self._progress))) / 2
         return warm_up * (_FINAL_RATE_FACTOR + (1 - _FINAL_RATE_FACTOR) * cosine)
 
     @property
@@ -114,7 +125,7 @@ class Trainer:
             self.model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             self._ema, self._step = state["average"], state["step"]
-            self._seconds = state["seconds"]
+            self._seconds, self._cpu_s = state["seconds"], state["cpu_s"]
 
     def _save(self, optimizer: torch.optim.Optimizer) -> None:
         state = {
@@ -123,6 +134,7 @@ class Trainer:
             "optimizer": optimizer.state_dict(),
             "step": self._step,
             "seconds": self._seconds,
+            "cpu_s": self._cpu_s,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         # It is renamed when it is complete, so that a stop in between loses nothing.
@@ -134,6 +146,7 @@ class Trainer:
         entry = {
             "step": self._step,
             "seconds": round(self._seconds, 1),
+            "cpu_s": round(self._cpu_s, 1),
             "loss": round(sum(self._losses) / max(1, len(self._losses)), 5),
         }
         self._losses.clear()

@@ -55,7 +55,7 @@ def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
 
     def loss_of(step: int) -> Tensor:
         rng = np.random.default_rng((seed, 2, step))
-        return _loss(vae, _to_tensor(draw(draw_scenes(rng, _BATCH_SIZE, textured=0.1), rng)), step)
+        return _loss(vae, to_tensor(draw(draw_scenes(rng, _BATCH_SIZE, textured=0.1), rng)), step)
 
     def scores_of() -> dict[str, float]:
         return {"psnr_db": psnr(vae.decode(vae.encode(test).latent_dist.mode()).sample, test)}
@@ -63,16 +63,16 @@ def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
     trainer = Trainer(_NAME, folder, vae, steps=steps, learning_rates={"": _LEARNING_RATE})
     trainer.run(loss_of, scores_of)
     scenes = draw_scenes(np.random.default_rng((seed, 3)), _SCALING_PICTURES)
-    _scale_latents(vae, latents_of(vae, scenes, seed))
+    scale_latents(vae, latents_of(vae, scenes, seed), std=1 / SCALING_FACTOR)
     return vae.eval().requires_grad_(False)
 
 
 def pictures(scenes: Scenes, seed: int) -> Tensor:
     """(n, 3, 64, 64) of -1..1: the pictures of scenes."""
-    return _to_tensor(draw(scenes, np.random.default_rng((seed, 4))))
+    return to_tensor(draw(scenes, np.random.default_rng((seed, 4))))
 
 
-def _to_tensor(drawn: np.ndarray[Any, Any]) -> Tensor:
+def to_tensor(drawn: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(drawn).movedim(-1, 1).contiguous() * 2 - 1
 
 
@@ -97,7 +97,7 @@ def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
     decoded = vae.decode(encoding.sample(torch.Generator().manual_seed(step))).sample
     error = decoded - batch
     errors = error.abs() + _SQUARED_ERROR_WEIGHT * error.square()
-    loss = (_pixel_weights(batch) * errors).mean() + _KL_WEIGHT * encoding.kl().mean()
+    loss = (pixel_weights(batch) * errors).mean() + _KL_WEIGHT * encoding.kl().mean()
     if step < _HINT_STEPS:
         loss = loss + (1 - step / _HINT_STEPS) * _hint_loss(encoding.mean, batch)
     return loss
@@ -112,7 +112,7 @@ def _hint_loss(latents: Tensor, batch: Tensor) -> Tensor:
     return functional.mse_loss(latents[:, : small.shape[1]], small)
 
 
-def _pixel_weights(batch: Tensor) -> Tensor:
+def pixel_weights(batch: Tensor) -> Tensor:
     """(n, 1, h, w) with a mean of 1."""
     padded = functional.pad(batch, (1, 1, 1, 1), mode="replicate")
     highest = functional.max_pool2d(padded, 3, stride=1)
@@ -122,18 +122,19 @@ def _pixel_weights(batch: Tensor) -> Tensor:
     return weights / weights.mean()
 
 
-def _scale_latents(vae: AutoencoderKL, latents: Tensor) -> None:
-    """Give each latent channel a mean of 0 and, after SCALING_FACTOR, a variance of 1.
+def scale_latents(vae: AutoencoderKL, latents: Tensor, *, std: float, mean: float = 0.0) -> None:
+    """Give each latent channel that mean and that standard deviation.
 
     The two 1x1 convolutions around the latents are changed, so the pictures stay the same.
     """
     channels = latents.shape[1]
-    mean = latents.mean(dim=(0, 2, 3))
-    unit = latents.std(dim=(0, 2, 3)) * SCALING_FACTOR
+    before = latents.mean(dim=(0, 2, 3))
+    unit = latents.std(dim=(0, 2, 3)) / std
     into, out_of = vae.quant_conv, vae.post_quant_conv
     with torch.no_grad():
         into.weight[:channels] /= unit[:, None, None, None]
-        into.bias[:channels] = (into.bias[:channels] - mean) / unit
+        into.bias[:channels] = (into.bias[:channels] - before) / unit + mean
         into.bias[channels:] -= 2 * unit.log()
-        out_of.bias += (out_of.weight[:, :, 0, 0] * mean).sum(dim=1)
+        out_of.bias += (out_of.weight[:, :, 0, 0] * before).sum(dim=1)
         out_of.weight *= unit[:, None, None]
+        out_of.bias -= out_of.weight[:, :, 0, 0].sum(dim=1) * mean

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engine.diffusion.control.control_net import Control
 from engine.diffusion.images.latents import Mask
+from engine.diffusion.vision.unclip import UnclipImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class Condition:
     """The same in percent (0..1) of the timesteps: see `NoiseLevels.percent_to_sigma`."""
     controls: tuple[Control, ...] = ()
     """The ControlNets that are applied with it."""
+    unclip: tuple[UnclipImage, ...] = ()
+    """Images that a model of unCLIP is told beside the text."""
+    class_labels: Tensor | None = None
+    """(1, width): what is made of them once the seed of a sampler is known."""
     guidance: float | None = None
     """The scale of guidance that a distilled model is told; None: what is usual for it."""
 

@@ -35,6 +35,8 @@ class PlacedCondition:
     """(batch or 1, 1, height, width) of the area; None: 1 everywhere."""
     sigma_range: tuple[float, float]
     """The largest and the smallest sigma that it applies at."""
+    is_negative: bool = False
+    """Whether it belongs to the conditioning that guidance leads away from."""
 
     def applies_at(self, sigma: float) -> bool:
         sigma_max, sigma_min = self.sigma_range
@@ -64,6 +66,7 @@ def placed_conditionings(
     """
     negative = with_shared_controls(positive, negative)
     found = [[_placed(each, like, levels) for each in one] for one in (positive, negative, *more)]
+    found[1] = [replace(each, is_negative=True) for each in found[1]]
     for ones, others in permutations(found, 2):
         _add_counterparts(ones, others)
     return tuple(map(tuple, found))
@@ -151,8 +154,10 @@ def _add_counterparts(ones: Sequence[PlacedCondition], others: list[PlacedCondit
                 tokens=text.tokens,
                 pooled=text.pooled,
                 size_conditioning=text.size_conditioning,
+                class_labels=text.class_labels,
             )
-            others.append(replace(one, condition=condition))
+            is_negative = closest.is_negative
+            others.append(replace(one, condition=condition, is_negative=is_negative))
 
 
 def _covers(outer: Area | None, inner: Area | None) -> bool:

@@ -1,5 +1,7 @@
 """Reads ControlNets from `.safetensors` files with Stable Diffusion's keys or with diffusers'.
 
+A T2I adapter lies in the same folder and is told by its keys.
+
 The configuration follows from the shapes of the weights, and the number of attention heads from the
 width of the text. A model with other sizes brings its own configuration: `name.config/config.json`,
 or the `config.json` of a diffusers folder.
@@ -19,6 +21,7 @@ from diffusers.loaders.single_file_utils import (
     convert_controlnet_checkpoint,
 )
 
+from engine.diffusion.control.t2i_adapter import is_t2i_adapter, read_t2i_adapter
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.loading.store import ModelStore
@@ -36,8 +39,6 @@ _CONTROL_NET_KEYS = ("zero_convs.0.0.weight", "controlnet_cond_embedding.conv_in
 _UNSUPPORTED = {
     "lora_controlnet": "a ControlLoRA",
     "lllite_": "a ControlNet-LLLite",
-    "adapter.": "a T2I adapter",
-    "body.0.": "a T2I adapter",
     "task_embedding": "a union of ControlNets",
 }
 _DIFFERENCE = "difference"
@@ -59,14 +60,16 @@ def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> A
         raise CheckpointUnavailable(
             f"{path.name} is a difference to a model: load it with DiffControlNetLoader"
         )
+    target = LoadTarget(device, torch.float16 if device.type == "cuda" else torch.float32)
+    if is_t2i_adapter(weights.shapes):
+        return read_t2i_adapter(weights, target)
     key_map = _key_map(weights)
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
     try:
         shapes = {name: weights.shapes[stored.key] for name, stored in key_map.items()}
         config = _config_beside(path) or config_of(shapes)
         with torch.device("meta"):
             network: Any = ControlNetModel.from_config(config)
-        weights.load_into(network, key_map, LoadTarget(device, dtype))
+        weights.load_into(network, key_map, target)
         if is_difference:
             _add(base, network)
     except (IndexError, KeyError, StopIteration) as error:

@@ -7,11 +7,13 @@ to the skip connections and to the middle block of the UNet.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from diffusers import T2IAdapter
 from torch import Tensor
 
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images
@@ -22,7 +24,7 @@ from engine.errors import EngineError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
-    """A ControlNet and the picture that it takes, the hint."""
+    """A ControlNet, or a T2I adapter, and the picture that it takes, the hint."""
 
     network: Any
     hint: Images
@@ -62,7 +64,7 @@ def residuals(
     tokens: Tensor,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The residuals of the ControlNets of a UNet call, as arguments for the UNet.
+    """What ControlNets and T2I adapters add in a UNet call, as arguments for the UNet.
 
     `controls` are those that apply to each row, and `sizes` are the numbers of latents in each row.
     The others are the arguments of the UNet: latents, timesteps, texts and `inputs`, which has the
@@ -73,23 +75,52 @@ def residuals(
     extra: Mapping[str, Tensor] = inputs.get("added_cond_kwargs", {})
     rows = torch.arange(len(x), device=x.device).split(list(sizes))
     sums: list[Tensor] = []
+    inside: list[Tensor] = []
     for network, those in _by_network(controls, rows).items():
-        _require_same_text(network, tokens)
         at = torch.cat([places for _, places in those])
         dtype = next(network.parameters()).dtype
+        hints = torch.cat([control.hint_for(x[places]) for control, places in those]).to(dtype)
+        scattered = partial(_scattered, strengths=_strengths(those), at=at, like=x)
+        if isinstance(network, T2IAdapter):
+            inside = _added(inside, map(scattered, _features(network, hints)))
+            continue
+        _require_same_text(network, tokens)
         found = network(
             x[at].to(dtype),
             timesteps[at],
             tokens[at].to(dtype),
-            torch.cat([control.hint_for(x[places]) for control, places in those]).to(dtype),
+            hints,
             added_cond_kwargs={name: each[at] for name, each in extra.items()},
             return_dict=False,
         )
-        strengths = torch.cat([torch.full((len(at), 1, 1, 1), c.strength) for c, at in those])
-        parts = [_scattered(part, strengths, at, like=x) for part in (*found[0], found[1])]
-        sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
-    *down, middle = sums
-    return {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+        sums = _added(sums, map(scattered, (*found[0], found[1])))
+    return _arguments(sums, inside)
+
+
+def _arguments(sums: list[Tensor], inside: list[Tensor]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if inside:
+        found["down_intrablock_additional_residuals"] = inside
+    if sums:
+        *down, middle = sums
+        found |= {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+    return found
+
+
+def _features(network: Any, hints: Tensor) -> list[Tensor]:
+    """Those of each level of the UNet. Some adapters take pictures without colours."""
+    if network.config.in_channels == 1:
+        hints = hints.mean(1, keepdim=True)
+    found: list[Tensor] = network(hints)
+    return found
+
+
+def _added(sums: list[Tensor], parts: Iterable[Tensor]) -> list[Tensor]:
+    return [a + b for a, b in zip(sums, parts, strict=True)] if sums else list(parts)
+
+
+def _strengths(those: Sequence[tuple[Control, Tensor]]) -> Tensor:
+    return torch.cat([torch.full((len(at), 1, 1, 1), each.strength) for each, at in those])
 
 
 def _by_network(

@@ -16,7 +16,13 @@ from engine.diffusion.families.parts import Part
 from engine.diffusion.families.transformer import Shapes
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.linear import use_one_dnn
-from engine.diffusion.loading.modules import configuration_checked, loaded, read_clip_encoder
+from engine.diffusion.loading.modules import (
+    configuration_checked,
+    loaded,
+    read_clip_encoder,
+    streamable,
+    target_within_room,
+)
 from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.unets import dtype_of
 from engine.diffusion.loading.weights import LoadTarget, Weights, component_files
@@ -147,10 +153,11 @@ def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
 def _read_model(store: ModelStore, make: MakeModel, part: Part) -> LanguageModel:
     with configuration_checked(part.weights.name), torch.device("meta"):
         empty = make(part.shapes)
-    target = LoadTarget(store.device, computing_dtype(store))
+    name, target = part.weights.name, LoadTarget(store.device, computing_dtype(store))
+    target = target_within_room(store, empty, name, target)
     encoder = loaded(store, empty, part.component({}, empty.key_map), target)
     encoder.finish()
-    return use_one_dnn(encoder)
+    return streamable(use_one_dnn(encoder), target)
 
 
 def _clip(store: ModelStore, file: EncoderFile) -> Clip:

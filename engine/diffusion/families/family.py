@@ -18,6 +18,7 @@ from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.control.control_net import Control
 from engine.diffusion.loading.changes.layers import Known
 from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.vision.row_prompts import PlacedPrompt
 from engine.families.family import Traits
 
 
@@ -32,6 +33,8 @@ class CallRows:
     adapters: Adapters = ()
     concat_latent: Tensor | None = None
     """(count, n, h, w): channels that the network of an inpainting model gets after those of x."""
+    prompts: Sequence[PlacedPrompt] = ()
+    """The image prompts that apply at their sigma."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +89,18 @@ class ModelFamily(ABC):
     @abstractmethod
     def layers(self, network: Any) -> Known:
         """The layers of the network by their names in files of LoRAs."""
+
+    def told_of_images(
+        self,
+        network: Any,  # noqa: ARG002 - of families that are told of images
+        condition: Condition,
+        seed: int,  # noqa: ARG002 - the same
+    ) -> Condition:
+        """The condition with what the network is told of its images, with noise of a seed.
+
+        Raises EngineError for images that were encoded for other models.
+        """
+        return condition
 
     def with_size_conditioning(
         self,

@@ -16,7 +16,14 @@ from engine.diffusion.images.latent_previews import with_preview
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading.checkpoint_info import inspect_vae
 from engine.diffusion.loading.linear import use_one_dnn
-from engine.diffusion.loading.modules import configuration_checked, read_module
+from engine.diffusion.loading.modules import (
+    configuration_checked,
+    empty_module,
+    loaded,
+    read_module,
+    streamable,
+    target_within_room,
+)
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget
 from engine.diffusion.model import Model
@@ -69,10 +76,12 @@ def _read_network(
         config = family.config(part.shapes)
     target = LoadTarget(store.device, computing_dtype(store), rounded_to)
     component = part.component(config, family.key_map)
-    network: Any = use_one_dnn(read_module(store, family.network, component, target))
+    empty = empty_module(family.network, component)
+    target = target_within_room(store, empty, part.weights.name, target)
+    network: Any = use_one_dnn(loaded(store, empty, component, target))
     use_row_updates(network)
     network.transformer_of = family.traits.title
-    return network
+    return streamable(network, target)
 
 
 def whole_family(path: Path) -> Family | None:

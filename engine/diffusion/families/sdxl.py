@@ -14,6 +14,7 @@ from engine.diffusion.families.family import Call
 from engine.diffusion.families.unet import UNetFamily, has_sizes
 from engine.diffusion.images.latents import PIXELS_PER_LATENT
 from engine.diffusion.text.text_encoders import CLIP_G, SDXL_CLIP_L
+from engine.diffusion.vision.unclip import class_labels
 from engine.families import sdxl
 
 
@@ -23,7 +24,7 @@ class _SizeConditioned(UNetFamily):
     scores: ClassVar[tuple[float, float] | None] = None
     """The aesthetic scores of a positive and a negative text, in the place of the target size."""
 
-    def further_inputs(self, call: Call) -> dict[str, Any]:
+    def further_inputs(self, network: Any, call: Call) -> dict[str, Any]:  # noqa: ARG002 - of those that it depends on
         pooled, time_ids = [], []
         for part in call.parts:
             assert part.condition.pooled is not None  # see `is_complete`
@@ -67,6 +68,15 @@ class SDXL(_SizeConditioned):
     traits = sdxl.SDXL
     encoders = (("text_encoder", SDXL_CLIP_L), ("text_encoder_2", CLIP_G))
     sizes = "sdxl_base"
+
+    def told_of_images(self, network: Any, condition: Condition, seed: int) -> Condition:  # noqa: ARG002 - of those that have labels
+        """In the place of the whole text."""
+        pooled = condition.pooled
+        if not condition.unclip or pooled is None:
+            return condition
+        width = pooled.shape[1]
+        labels = class_labels(condition.unclip, seed, width=2 * width)
+        return replace(condition, pooled=labels[:, :width].to(pooled))
 
     def is_folder(self, unet: Mapping[str, Any], encoders: Mapping[str, Mapping[str, Any]]) -> bool:
         return has_sizes(unet) and "text_encoder" in encoders

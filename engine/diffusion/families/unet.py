@@ -18,6 +18,7 @@ from engine.diffusion.loading.weights import Weights
 from engine.diffusion.row_updates import updated
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.text.text_encoders import TextEncoderSpec
+from engine.diffusion.vision.row_prompts import prompted
 from engine.errors import EngineError
 
 _INPAINTING_CHANNELS = 9
@@ -41,6 +42,10 @@ class UNetFamily(ModelFamily):
         """The same, for the single file of a checkpoint."""
         return self.sizes
 
+    def further_sizes(self, weights: Weights) -> dict[str, Any]:  # noqa: ARG002 - of a family with several models
+        """What the single file of a checkpoint says of its UNet's sizes beside these."""
+        return {}
+
     @abstractmethod
     def is_folder(self, unet: Mapping[str, Any], encoders: Mapping[str, Mapping[str, Any]]) -> bool:
         """Whether a diffusers folder is of the family, by the configurations of its parts."""
@@ -48,7 +53,7 @@ class UNetFamily(ModelFamily):
     def output(self, network: Any, call: Call) -> Tensor:
         x, dtype = call.x, call.x.dtype
         tokens = _joined_texts(network, call).to(dtype)
-        inputs = self.further_inputs(call)
+        inputs = self.further_inputs(network, call)
         controls = [each.controls for each in call.parts]
         inputs |= residuals(
             controls, call.counts, x=x, timesteps=call.times, tokens=tokens, inputs=inputs
@@ -57,11 +62,12 @@ class UNetFamily(ModelFamily):
         if extra := [each.concat_latent for each in call.parts if each.concat_latent is not None]:
             x = torch.cat([x, torch.cat(extra).to(dtype)], dim=1)
         adapters = [each.adapters for each in call.parts]
-        with updated(network, adapters, call.counts):
+        prompts = [each.prompts for each in call.parts]
+        with updated(network, adapters, call.counts), prompted(network, prompts, call.counts):
             found: Tensor = network(x, call.times, tokens, return_dict=False, **inputs)[0]
         return found
 
-    def further_inputs(self, call: Call) -> dict[str, Any]:  # noqa: ARG002 - of those that have any
+    def further_inputs(self, network: Any, call: Call) -> dict[str, Any]:  # noqa: ARG002 - of those that have any
         """What the UNet takes besides latents, times and tokens."""
         return {}
 

@@ -17,7 +17,7 @@ from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
 from engine.families.z_image import Z_IMAGE
 
-_CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 _MOST_TOKENS = 4096
 
 
@@ -39,7 +39,7 @@ class ZImageTexts(FamilyTexts):
         return replace(self, encoder=encoder)
 
     def encode(self, text: str) -> Work[Conditioning]:
-        ids = tuple(self.tokenizer.encode(_CHAT.format(text=text), add_special_tokens=False).ids)
+        ids = tuple(self.tokenizer.encode(CHAT.format(text=text), add_special_tokens=False).ids)
         if len(ids) > _MOST_TOKENS:
             raise EngineError(f"the text has {len(ids)} tokens, at most {_MOST_TOKENS} are taken")
         (states,) = yield from encode_texts(self.encoder, self.cache, [ids])

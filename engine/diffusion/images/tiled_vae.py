@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,71 @@ from engine.batcher import Work
 from engine.diffusion.conditioning.feathering import ramp
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images, Latent
 from engine.diffusion.images.vae import Decode, Encode, Vae, cropped
+from engine.errors import OutOfMemory
 from engine.graph.tiles import tiles_of, tilings
+
+T = TypeVar("T")
+_TILES = (64, 32)
+"""Sides in cells of the latent, tried one after the other where memory runs out."""
+_OVERLAP = 8
+
+
+def decoded_within_memory(vae: Vae, latent: Latent, on_tiled: Callable[[], None]) -> Work[Images]:
+    """The images of a latent, decoded one after the other; tile by tile where memory runs out.
+
+    `on_tiled` is called then. Raises OutOfMemory where that does not help.
+    """
+    images: list[Images] = []
+    for samples in latent.samples.split(1):
+        try:
+            # Only the first goes ahead: others take steps between the images of a batch.
+            images.append((yield Decode(vae, samples, goes_ahead=not images)))
+            continue
+        except OutOfMemory:
+            pass  # it holds what the call had in memory, so it is let go of first
+
+        def in_tiles(tile: int, samples: Tensor = samples) -> Work[Images]:
+            return decoded(vae, Latent(samples), tile=tile, overlap=_OVERLAP)
+
+        images.append((yield from _tiled(samples.shape[2:], in_tiles)))
+        on_tiled()
+    return torch.cat(images)
+
+
+def encoded_within_memory(vae: Vae, images: Images, on_tiled: Callable[[], None]) -> Work[Latent]:
+    """The latent of images, cropped (see `cropped`); otherwise as `decoded_within_memory`."""
+    samples: list[Tensor] = []
+    for image in cropped(images).split(1):
+        try:
+            samples.append((yield Encode(vae, image, goes_ahead=not samples)))
+            continue
+        except OutOfMemory:
+            pass  # as above
+
+        def in_tiles(tile: int, image: Images = image) -> Work[Latent]:
+            return encoded(vae, image, tile=tile, overlap=_OVERLAP)
+
+        cells = [side // PIXELS_PER_LATENT for side in image.shape[1:3]]
+        latent = yield from _tiled(cells, in_tiles)
+        samples.append(latent.samples)
+        on_tiled()
+    return Latent(torch.cat(samples))
+
+
+def _tiled(cells: Sequence[int], work: Callable[[int], Work[T]]) -> Work[T]:
+    """The work tile by tile, with the largest tiles for which there is memory.
+
+    Raises OutOfMemory where there are none that are smaller than the whole, which is that high and
+    that wide.
+    """
+    height, width = cells
+    for tile in _TILES:
+        if 2 * tile**2 <= height * width:
+            try:
+                return (yield from work(tile))
+            except OutOfMemory:
+                continue
+    raise OutOfMemory
 
 
 def decoded(vae: Vae, latent: Latent, *, tile: int, overlap: int) -> Work[Images]:

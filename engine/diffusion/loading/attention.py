@@ -6,25 +6,36 @@ a small layer. The UNet of Stable Diffusion has 32 of them.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
 from torch.nn import functional
+
+from engine.diffusion.vision.attended import AddedAttention
 
 M = TypeVar("M", bound=nn.Module)
 _UNUSED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "added_kv_proj_dim")
 """What such a layer may have, but none of Stable Diffusion's does."""
 
 
+class ContextChange(Protocol):
+    """Changes what a layer makes its keys and values of."""
+
+    def changed(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 class PlainAttention(nn.Module):
     """Takes the place of a layer that projects and attends, and shares its parameters."""
 
-    def __init__(self, layer: Attention) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.heads = layer.heads
+        self.changes: tuple[ContextChange, ...] = getattr(layer, "changes", ())
         self.to_q, self.to_k, self.to_v = layer.to_q, layer.to_k, layer.to_v
         self.to_out = layer.to_out
+        self.added: list[AddedAttention] = []
+        """What the rows of a call attend to beside their texts."""
         self.train(layer.training)
 
     def forward(
@@ -40,14 +51,24 @@ class PlainAttention(nn.Module):
         """
         assert attention_mask is None
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        keys, values = self.sources(context)
         query, key, value = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (self.to_q(hidden_states), self.to_k(context), self.to_v(context))
+            for each in (self.to_q(hidden_states), self.to_k(keys), self.to_v(values))
         )
         found = functional.scaled_dot_product_attention(query, key, value)
+        for each in self.added:
+            each.add_to(found, query)
         projection, dropout = self.to_out
         projected: Tensor = dropout(projection(found.transpose(1, 2).flatten(2)))
         return projected
+
+    def sources(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """What keys and values are made of."""
+        keys = values = context
+        for each in self.changes:
+            keys, values = each.changed(keys, values)
+        return keys, values
 
 
 def use_plain_attention(module: M) -> M:

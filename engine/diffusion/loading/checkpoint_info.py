@@ -104,6 +104,7 @@ def _single_file(path: Path) -> CheckpointInfo:
     unet = read_json(configs / "unet" / "config.json")
     if channels := input_channels(header):
         unet["in_channels"] = channels
+    unet |= family.further_sizes(weights)
     vae = read_json(configs / "vae" / "config.json")
     encoders = [
         _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)

@@ -69,6 +69,23 @@ _OPEN_CLIP = {
     "mlp.fc2": "mlp.c_proj",
     "self_attn": "attn",
 }
+_OPEN_CLIP_VISION = {
+    "vision_model.embeddings.class_embedding": "class_embedding",
+    "vision_model.embeddings.patch_embedding": "conv1",
+    "vision_model.embeddings.position_embedding.weight": "positional_embedding",
+    "vision_model.pre_layrnorm": "ln_pre",
+    "vision_model.post_layernorm": "ln_post",
+    "vision_model.encoder.layers": "transformer.resblocks",
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn": "attn",
+}
+_TRANSPOSED = {
+    "text_projection.weight": "text_projection",
+    "visual_projection.weight": "proj",
+}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _PROJECTION = re.compile(r"\.([qkv]_proj)\.(weight|bias)$")
 
@@ -108,6 +125,8 @@ def _unet_blocks(config: Mapping[str, Any]) -> dict[str, str]:
         "time_embedding.linear_2": "time_embed.2",
         "add_embedding.linear_1": "label_emb.0.0",
         "add_embedding.linear_2": "label_emb.0.2",
+        "class_embedding.linear_1": "label_emb.0.0",
+        "class_embedding.linear_2": "label_emb.0.2",
         "conv_in": "input_blocks.0.0",
         "conv_norm_out": "out.0",
         "conv_out": "out.2",
@@ -182,13 +201,22 @@ def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> KeyMa
 
 def open_clip(names: Iterable[str], prefix: str) -> KeyMap:
     """The key map of a text encoder in open_clip's layout."""
+    return _open_clip(names, prefix, _OPEN_CLIP)
+
+
+def open_clip_vision(names: Iterable[str], prefix: str) -> KeyMap:
+    """The key map of a vision encoder in open_clip's layout, which is OpenAI's as well."""
+    return _open_clip(names, prefix, _OPEN_CLIP_VISION)
+
+
+def _open_clip(names: Iterable[str], prefix: str, replaced: Mapping[str, str]) -> KeyMap:
     found = {}
     for name in names:
         key = name
-        for ours, theirs in _OPEN_CLIP.items():
+        for ours, theirs in replaced.items():
             key = key.replace(ours, theirs)
-        if name == "text_projection.weight":
-            found[name] = StoredTensor(f"{prefix}text_projection", transposed=True)
+        if name in _TRANSPOSED:
+            found[name] = StoredTensor(f"{prefix}{_TRANSPOSED[name]}", transposed=True)
         elif at := _PROJECTION.search(key):
             whole = f"{prefix}{key[: at.start()]}.in_proj_{at[2]}"
             found[name] = StoredTensor(whole, third=_PROJECTIONS.index(at[1]))

@@ -16,6 +16,7 @@ from engine.diffusion.loading.changes.by_row import row_size, row_updates
 from engine.diffusion.loading.changes.change import Change, part_of
 from engine.diffusion.loading.changes.kinds import Tensors, Unfit
 from engine.diffusion.loading.changes.layers import Known, Places
+from engine.diffusion.loading.memory.streaming import device_of
 from engine.diffusion.loading.weights import Weights
 from engine.errors import CheckpointUnavailable, is_out_of_memory
 
@@ -74,7 +75,7 @@ class LoraFile:
         with self.opened() as read:
             for change, places in self.changes(known):
                 weights = _weights(module, places)
-                tensors = read(change, weights[0].device)
+                tensors = read(change, device_of(module))
                 with self.fitting(change, _shape(weights)):
                     updates = row_updates(change, tensors, weights, places)
                 for place, update in zip(places, updates, strict=True):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from engine.diffusion.loading.changes.change import Change, Part
 from engine.diffusion.loading.changes.layers import Known, Places
 from engine.diffusion.loading.lora_file import LoraFile
+from engine.diffusion.loading.memory.streaming import end_streaming, stream, streamed
 from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.unets import prepared
 from engine.diffusion.text.language_models import LanguageModel
@@ -99,7 +100,7 @@ def _merge(store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: 
             if not ahead[name]:
                 _set(copied, name, changing.pop(name))
     copied.origin = Origin(base, loras, weakref.ref(copied))
-    return copied
+    return copied if (mark := streamed(base)) is None else stream(copied, mark.device)
 
 
 def _set(module: Any, name: str, weight: Tensor) -> None:
@@ -111,10 +112,20 @@ def _set(module: Any, name: str, weight: Tensor) -> None:
 
 
 def sharing_copy(module: M) -> M:
-    """A copy of a module that shares all its weights, any of which may be replaced in the copy."""
+    """A copy of a module that shares all its weights, any of which may be replaced in the copy.
+
+    The weights of the copy of a streamed module are not streamed until it is said of it.
+    """
     shared: dict[int, Any] = {id(each): each for each in module.parameters()}
     shared |= {id(each): each for each in module.buffers()}
+    device = end_streaming(module)
     copied = copy.deepcopy(module, shared)
+    if device is None:
+        both: tuple[Any, Any] = module, copied
+        for each in both:
+            each.is_streamable = False  # to stream one would take the weights of the other
+    else:
+        stream(module, device)
     if isinstance(copied, TextEncoder | LanguageModel):
         copied.renew_serial()
     return copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from engine.diffusion.loading.checkpoint_info import Component
 from engine.diffusion.loading.linear import use_one_dnn
+from engine.diffusion.loading.memory.streaming import require_room, resident_bytes, stream
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget, first_line
 from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
@@ -32,9 +34,13 @@ _BAD_CONFIGURATION = (
 
 def read_module(store: ModelStore, cls: Any, component: Component, target: LoadTarget) -> Any:
     """A model of diffusers' class `cls`, with its weights."""
+    return loaded(store, empty_module(cls, component), component, target)
+
+
+def empty_module(cls: Any, component: Component) -> Any:
+    """A model of diffusers' class `cls` on the meta device."""
     with configuration_checked(component.weights.name), torch.device("meta"):
-        module: nn.Module = cls.from_config(component.config)
-    return loaded(store, module, component, target)
+        return cls.from_config(component.config)
 
 
 def loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
@@ -43,8 +49,30 @@ def loaded(store: ModelStore, module: M, component: Component, target: LoadTarge
     with configuration_checked(component.weights.name):
         key_map = component.map_keys(weights)
     component.weights.require(weights, key_map)
-    store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
+    if not target.is_streamed:
+        store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
     return component.weights.load_into(module, key_map, target)
+
+
+def target_within_room(
+    store: ModelStore, module: nn.Module, name: str, target: LoadTarget
+) -> LoadTarget:
+    """Where the weights of a module on the meta device go: to the device if they fit there, else
+    they are to be streamed. Raises OutOfMemory where neither is possible.
+    """
+    size_bytes = sum(each.numel() for each in module.parameters()) * target.dtype.itemsize
+    if store.room is None or store.fits(size_bytes):
+        return target
+    require_room(module, name, store.room, target.dtype)
+    store.make_room(resident_bytes(module, target.dtype))
+    return replace(target, is_streamed=True)
+
+
+def streamable(module: M, target: LoadTarget) -> M:
+    """A module with its weights that can be streamed, and is where they were loaded to be."""
+    found: Any = module
+    found.is_streamable = True
+    return stream(module, target.device) if target.is_streamed else module
 
 
 @contextmanager

@@ -13,19 +13,19 @@ them with `weakref_slot=True`. The store looks at the references to it to see wh
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
 
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
+from engine.diffusion.loading.memory.entries import Entry
+from engine.diffusion.loading.memory.streaming import Room, stream, streamed
 from engine.diffusion.loading.weights import SUFFIX, damage_told
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
@@ -62,10 +62,13 @@ class ModelStore:
         *,
         text_cache_bytes: int = 128 * 2**20,
         unets: UnetOptions = UnetOptions(),  # noqa: B008 - frozen
+        room: Room | None = None,
     ) -> None:
         self.models = models
         self.device = device
         self.unets = unets
+        self.room = room
+        """What is free, where weights are streamed that do not fit; None streams nothing."""
         self.encoding_cache = EncodingCache(text_cache_bytes)
         """The texts that the loaded text encoders have encoded."""
         self.previews: dict[int, Preview] = {}
@@ -75,7 +78,7 @@ class ModelStore:
         self._cache_bytes = cache_bytes
         self._inspected: OrderedDict[Hashable, Identity] = OrderedDict()
         """What each path was when it was inspected last, by function and path, latest last."""
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ class ModelStore:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that all models take together."""
+        """The memory of the device that all models take together."""
         sizes: dict[int, int] = {}
         for entry in list(self._entries.values()):
             sizes |= entry.sizes
@@ -137,7 +140,7 @@ class ModelStore:
         """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
         if key not in self._entries:
             self.models.require_answer()  # it is read on the device thread, which others need
-            self._entries[key] = entry = _Entry(create(), label)
+            self._entries[key] = entry = Entry(create(), label)
             self._note(loaded=1, loaded_bytes=entry.size_bytes)
             self._evict(0, spared=1)
             self._warn_if_full()
@@ -156,6 +159,39 @@ class ModelStore:
         count = len(self._entries)
         self._evict(self._cache_bytes, spared=0)
         return self.encoding_cache.clear() or len(self._entries) < count
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether so much fits on the device; what no run uses is dropped if it does not else."""
+        if self.room is None or self.room.fits(size_bytes):
+            return True
+        self.free_unused()
+        return self.room.fits(size_bytes)
+
+    def free_memory(self, *, may_stream: bool = True) -> bool:
+        """Make more memory free after it ran out. Returns whether there was any to be had.
+
+        Models that no run uses are dropped. Where there are none, the largest one that can be is
+        streamed from now on.
+        """
+        freed = self.free_unused()
+        for entry in self._entries.values():
+            if streamed(entry.value):  # the call that broke off may have left layers there
+                stream(entry.value, self.device)
+        return freed or (may_stream and self.room is not None and self._stream_largest())
+
+    def _stream_largest(self) -> bool:
+        entries = [each for each in self._entries.values() if each.is_streamable]
+        if not entries:
+            return False
+        largest = max(entries, key=lambda each: each.size_bytes)
+        stream(largest.value, self.device)
+        largest.measure()
+        self._note()
+        _log.warning(
+            "a model is streamed from now on, because memory ran out",
+            extra={"action": "stream", "model": largest.label, "held_bytes": self.size_bytes},
+        )
+        return True
 
     def _evict(self, room_bytes: int, *, spared: int) -> None:
         for key in list(self._entries)[: len(self._entries) - spared]:
@@ -181,46 +217,6 @@ class ModelStore:
                     "cache_bytes": self._cache_bytes,
                 },
             )
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    value: Any
-    label: str
-    sizes: dict[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.sizes.values())
-
-    def drop(self) -> bool:
-        """Drop the value if nothing else holds it; returns whether it was dropped."""
-        held = weakref.ref(self.value)
-        self.value = None
-        self.value = held()
-        return self.value is None
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """All tensors in a module, a dataclass, a mapping or a sequence."""
-    match value:
-        case Tensor():
-            yield value
-        case nn.Module():
-            yield from value.parameters()
-            yield from value.buffers()
-        case Mapping():
-            for each in value.values():
-                yield from tensors_of(each)
-        case list() | tuple():
-            for each in value:
-                yield from tensors_of(each)
-        case _ if is_dataclass(value):
-            for each in fields(value):
-                yield from tensors_of(getattr(value, each.name))
 
 
 def _identity_of(path: Path) -> Identity:

@@ -11,6 +11,7 @@ from engine.diffusion.cross_attention_cache import CrossAttentionCache
 from engine.diffusion.loading.attention import use_plain_attention
 from engine.diffusion.loading.linear import use_one_dnn
 from engine.diffusion.row_updates import use_row_updates
+from engine.diffusion.vision.row_prompts import RowPrompts
 from engine.errors import EngineError
 from engine.options import UnetOptions
 
@@ -26,7 +27,8 @@ def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
 def prepared(unet: Any, options: UnetOptions) -> Any:
     """The same UNet, in the memory format of the options and compiled if they say so.
 
-    One that is not compiled has a `cross_attention_cache`, and `row_updates` for LoRAs.
+    One that is not compiled has a `cross_attention_cache`, `row_updates` for LoRAs, and
+    `row_prompts` for image prompts.
     """
     if options.channels_last:
         # Not diffusers' own `to`, which warns of arguments that it does not know.
@@ -39,6 +41,7 @@ def prepared(unet: Any, options: UnetOptions) -> Any:
         unet.cross_attention_cache = CrossAttentionCache()
         use_one_dnn(use_plain_attention(unet), unet.cross_attention_cache)
         use_row_updates(unet)
+        unet.row_prompts = RowPrompts(unet)
     return unet
 
 

@@ -49,9 +49,15 @@ class LoadTarget:
     dtype: torch.dtype
     rounded_to: torch.dtype | None = None
     """A type that the values are rounded to before they get `dtype`."""
+    is_streamed: bool = False
+    """Whether they stay in the machine's memory, from where they are streamed to the device."""
 
     def convert(self, tensor: Tensor) -> Tensor:
         """A copy of the tensor, which stays the same when the file changes."""
+        if self.is_streamed:
+            rounded = tensor if self.rounded_to is None else tensor.to(self.rounded_to)
+            kept = rounded.to(dtype=self.dtype, copy=True)
+            return kept.pin_memory() if self.device.type == "cuda" else kept
         # From pinned memory a GPU copies by itself, while the next tensors are read.
         staged = (
             tensor.pin_memory().to(self.device, non_blocking=True)

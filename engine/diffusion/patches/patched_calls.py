@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -11,13 +12,25 @@ from torch import Tensor
 from engine.batcher import Work
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.model import Model
+from engine.diffusion.patches.call_draws import CallDraws
 from engine.diffusion.patches.self_guidance import perturb, watch
 from engine.diffusion.patches.variants import variant_of
 from engine.errors import EngineError
 
 
-def patched_by_sigma(model: Model) -> Callable[[float], Model]:
-    """The model with the UNets that it has at a sigma. What is returned keeps them in memory."""
+def patched_by_sigma(model: Model, generator: torch.Generator) -> Callable[[float], Model]:
+    """The model with the UNets that it has at a sigma, for the next call at it. What is returned
+    keeps them in memory. What the patches draw goes on where the `generator` is now.
+    """
+    if model.fewer is None:
+        return _unet_by_sigma(model)
+    unet = variant_of(model.unet, model.fewer, model.fewer.patch)
+    patched = _unet_by_sigma(replace(model, unet=unet))
+    own, calls = torch.Generator().set_state(generator.get_state()), count()
+    return lambda sigma: replace(patched(sigma), draws=CallDraws(next(calls), own))
+
+
+def _unet_by_sigma(model: Model) -> Callable[[float], Model]:
     if model.self_attention is not None:
         model = replace(model, unet=variant_of(model.unet, "watched", watch))
     plain, shrink = _with_perturbed(model), model.shrink

@@ -34,6 +34,24 @@ class SelfAttentionLayer(PlainAttention):
         """(batch, places, width) of the same."""
         return super().forward(hidden_states)
 
+    def projections(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, (batch, places, width) each."""
+        keys, values = self.sources(hidden_states)
+        return self.to_q(hidden_states), self.to_k(keys), self.to_v(values)
+
+    def compared(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(batch, places, width), where each head attends by its part of the width."""
+        parts = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
+        )
+        return functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+
+    def output(self, found: Tensor) -> Tensor:
+        """What the layer makes of what was attended to."""
+        projection, dropout = self.to_out
+        projected: Tensor = dropout(projection(found))
+        return projected
+
 
 class ValueAttention(SelfAttentionLayer):
     """Self-attention where each place attends to itself alone.
@@ -42,9 +60,8 @@ class ValueAttention(SelfAttentionLayer):
     """
 
     def attend(self, hidden_states: Tensor) -> Tensor:
-        projection, dropout = self.to_out
-        projected: Tensor = dropout(projection(self.to_v(hidden_states)))
-        return projected
+        _, values = self.sources(hidden_states)
+        return self.output(self.to_v(values))
 
 
 def perturb(unet: Any) -> None:
@@ -63,9 +80,10 @@ class WatchedAttention(SelfAttentionLayer):
         """(batch, places): the sum over all queries of the mean over all heads."""
 
     def attend(self, hidden_states: Tensor) -> Tensor:
+        keys, _ = self.sources(hidden_states)
         query, key = (
-            layer(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.to_q, self.to_k)
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.to_q(hidden_states), self.to_k(keys))
         )
         query = query / math.sqrt(query.shape[-1])
         # Head by head, for the scores of a large image take much memory.
@@ -118,10 +136,15 @@ class SelfAttention:
         return min(x0.shape[2:]) > _LEAST_CELLS
 
 
-def _middle_self_attention(unet: Any) -> list[tuple[str, Any]]:
-    prefix = "mid_block.attentions."
+def self_attention(unet: Any) -> list[tuple[str, Any]]:
+    """The layers of self-attention with their names, in the order in which they run."""
     return [
-        (name, layer)
-        for name, layer in unet.named_modules()
-        if name.startswith(prefix) and name.endswith(".attn1")
+        (f"{part}.{name}", layer)
+        for part in ("down_blocks", "mid_block", "up_blocks")
+        for name, layer in unet.get_submodule(part).named_modules()
+        if name.endswith(".attn1")
     ]
+
+
+def _middle_self_attention(unet: Any) -> list[tuple[str, Any]]:
+    return [each for each in self_attention(unet) if each[0].startswith("mid_block.")]

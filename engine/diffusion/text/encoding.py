@@ -232,6 +232,18 @@ def encode_each(
     return (Condition(tokens[None], pooled=None if pooled is None else pooled[None]),)
 
 
+def encode_pair(
+    clip: Clip, first: str, second: str, size_conditioning: Sequence[float]
+) -> Work[Conditioning]:
+    """The conditioning of a prompt for each of SDXL's text encoders."""
+    prompts = [second if each.spec.has_projection else first for each in clip.encoders]
+    texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
+    length = max(map(len, texts))
+    found = yield from encode_each(clip, [padded_to_length(each, length) for each in texts])
+    sizes = tuple(map(float, size_conditioning))
+    return tuple(replace(each, size_conditioning=sizes) for each in found)
+
+
 def padded_to_length(chunks: Sequence[Chunk], length: int) -> Sequence[Chunk]:
     """The chunks, followed by empty ones up to `length` chunks."""
     return [*chunks, *[padded(())] * (length - len(chunks))]

@@ -18,6 +18,7 @@ from transformers.models.t5.modeling_t5 import T5Stack
 
 from engine.batcher import Request, Work
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
+from engine.diffusion.loading.memory.streaming import device_of
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import Encoded, EncodingCache, next_serial
 from engine.stages import Stage
@@ -45,8 +46,7 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        weight: Tensor = next(self.parameters())
-        return weight.device
+        return device_of(self)
 
     @property
     def vocabulary(self) -> int:

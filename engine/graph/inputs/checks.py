@@ -80,7 +80,7 @@ def _check_link(given: GivenInput, types: Mapping[str, NodeType], checked: Check
     # A link of the wrong type is kept as well, so that the node it comes from is checked too.
     checked.links[given.name] = source
     received_type = types[source.node_id].outputs[source.output]
-    if received_type != type_name(given.declared):
+    if received_type not in type_name(given.declared).split(","):
         raise given.wrong_link_type(source, received_type)
 
 

@@ -6,7 +6,16 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from engine.graph.declarations import Boolean, Choice, Float, InputFile, Int, Link, String
+from engine.graph.declarations import (
+    AnyNumber,
+    Boolean,
+    Choice,
+    Float,
+    InputFile,
+    Int,
+    Link,
+    String,
+)
 from engine.graph.graph_errors import GivenInput
 from engine.graph.limits import Limits
 
@@ -73,6 +82,9 @@ def _integer(given: GivenInput, declared: Int, limits: Limits) -> int:
 
 
 def _float(given: GivenInput, declared: Float) -> float:
+    if isinstance(declared, AnyNumber) and isinstance(given.value, int):
+        _require_range(given, given.value, least=declared.min, most=declared.max)
+        return given.value
     number = finite_number(given.value)
     if number is None:
         raise given.wrong_type()

@@ -30,10 +30,11 @@ def outputs_of(
         work = BODIES[class_type](context, **inputs)
         if not isinstance(work, Generator):
             return work
-        return _driven(work)
+        return driven(work)
 
 
-def _driven(work: Generator[Any, Any, Any]) -> Any:
+def driven(work: Generator[Any, Any, Any]) -> Any:
+    """What the work returns, whose requests are run one by one."""
     try:
         request = next(work)
         while True:

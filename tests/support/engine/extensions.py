@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -14,22 +15,35 @@ import pytest
 
 from engine.extensions.installed import GROUP
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "own-nodes"
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "own-nodes"
 
 
 def install_example(folder: Path) -> Path:
-    """Build the example package and install it below `folder`. Returns what goes on Python's path.
+    """Install the example package below `folder`; see `install`."""
+    return install(EXAMPLE, folder)
+
+
+def install(package: Path, folder: Path) -> Path:
+    """Build a package and install it below `folder`. Returns what goes on Python's path.
 
     Nothing is fetched: what it needs to be built is there.
     """
     source, target = folder / "source", folder / "installed"
-    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     offline = ["--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run(
         [*command, *offline, "--target", str(target), str(source)], check=True, timeout=300
     )
     return target
+
+
+def forget(package: str) -> None:
+    """Unload the modules of an installed package, so that the next test finds it or does not."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def entry_point(

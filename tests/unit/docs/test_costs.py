@@ -23,6 +23,7 @@ def test_it_has_what_work_is_worth() -> None:
         work.DECODE,
         work.ENCODE,
         work.UPSCALE,
+        work.VISION,
         work.CHUNK,
         work.LOAD,
         work.LOAD_PART,

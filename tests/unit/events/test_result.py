@@ -99,6 +99,13 @@ def test_at_a_failed_end_items_without_an_image_have_failed(end: Failed | Cancel
     assert [item.status for item in answer.results] == [Status.FAILED, Status.COMPLETED]
 
 
+def test_what_was_done_otherwise_than_asked_is_said() -> None:
+    assert "notes" not in body(submitted(images=1), STARTED, image(0), Completed(images=1))
+    assert body(submitted(images=1), STARTED, image(0), Completed(images=1, notes=("vae_tiled",)))[
+        "notes"
+    ] == ["vae_tiled"]
+
+
 def test_a_job_that_failed_before_any_image() -> None:
     answer = body(submitted(images=1), Failed(message="Timed out.", code="timeout"))
     assert (answer["status"], answer["message"]) == (2, "Timed out.")

@@ -126,6 +126,7 @@ ADDITIONS: dict[str, EventData] = {
         images=4,
         beside=("4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",),
     ),
+    "notes": Completed(images=4, notes=("vae_tiled",)),
     "given_at": Started(
         attempt=3, actor="job-0199-2", given_at=datetime(2026, 3, 1, 8, 30, 0, 90_000, UTC)
     ),

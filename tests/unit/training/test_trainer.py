@@ -72,3 +72,12 @@ def test_loss_and_scores_are_written_as_it_goes(
     entries = [json.loads(text) for text in (tmp_path / "line.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
     assert all({"seconds", "loss", "bias"} < entry.keys() for entry in entries)
+
+
+def test_a_trainer_ends_with_its_cpu_time(tmp_path: Path) -> None:
+    line = Trainer(
+        "line", tmp_path, nn.Linear(2, 1), steps=10**9, learning_rates={"": 0.1}, cpu_budget_s=0.01
+    )
+    line.run(loss_of(line, stop=10**9))
+    last = json.loads((tmp_path / "line.jsonl").read_text().splitlines()[-1])
+    assert 0 < last["step"] < 10**6

@@ -39,7 +39,7 @@ NORMAL, GOING_AWAY, POLICY, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1001, 1008, 1009,
 _MOST_MESSAGES = 200
 """Of the client, between two looks at its key. It has next to nothing to say."""
 _STATUS_PERIOD_S = 0.25
-_WEBSOCKET_OUTPUT = "SaveImageWebsocket"
+_WEBSOCKET_OUTPUTS = frozenset({"SaveImageWebsocket", "ETN_SendImageWebSocket"})
 _AWAY = (DatabaseUnavailable, LogUnavailable, ReadTimeout, JobUnreadable)
 
 
@@ -199,7 +199,7 @@ class Session:
     async def _results(self, job: Job) -> AsyncGenerator[Message]:
         prompt = prompt_of(job)
         for node, output in outputs_of(job.images, prompt, job_id=job.id).items():
-            if class_of(node, prompt) == _WEBSOCKET_OUTPUT:
+            if class_of(node, prompt) in _WEBSOCKET_OUTPUTS:
                 yield executing(job.id, node)
                 await self._send_pictures(job, node)
             yield message("executed", node=node, display_node=node, output=output, prompt_id=job.id)

@@ -78,6 +78,7 @@ def test_a_setting_that_no_worker_is_made_from_replaces_none(name: str, value: o
         ("step_seed_offset", 2),
         ("step_timeout_s", 60.0),
         ("text_cache_bytes", 1024**2),
+        ("weight_streaming", "off"),
     ],
 )
 def test_a_setting_that_workers_are_made_from_replaces_them(name: str, value: object) -> None:

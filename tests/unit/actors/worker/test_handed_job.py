@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from actors.worker.job import JobRunner, RunOutcome
-from engine.reports import Finished
+from engine.reports import Finished, Note
 from events.bus.bus import Bus
 from events.decisions import Cancel, Erase, FailAttempt, Start, Submit
 from events.ids import new_id
@@ -148,7 +148,8 @@ async def test_its_events_say_for_its_trace_what_only_that_tells(
 ) -> None:
     job, given_at = await bench.job(), utc_now()
     beside = ("4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",) if is_traced else ()
-    bench.engine.script = [picture(), Finished(1, {"denoise": 0.5}, steps=20, beside=beside)]
+    end = Finished(1, {"denoise": 0.5}, steps=20, beside=beside, notes=(Note.VAE_TILED,))
+    bench.engine.script = [picture(), end]
     async with entry_of(job, queue) as entry:
         await bench.runner(is_traced=is_traced).run(entry, job, given_at=given_at)
     _, started, _, completed = [event.data for event in await bench.log.read(job.id)]
@@ -156,6 +157,7 @@ async def test_its_events_say_for_its_trace_what_only_that_tells(
     assert isinstance(completed, Completed)
     assert completed.timing is not None
     assert completed.timing.steps == 20
+    assert completed.notes == ("vae_tiled",)
     [order] = bench.engine.orders
     if is_traced:
         assert order.name == TraceIds.of(job).attempt_link(1)

@@ -235,7 +235,7 @@ def test_memory_that_can_be_freed_is_freed_before_calls_become_smaller(
     calls: list[list[str]],
 ) -> None:
     freed = iter([True, False])
-    batcher = Batcher(free_memory=lambda: next(freed))
+    batcher = Batcher(free_memory=lambda _stage: next(freed))
     ends = Ends(batcher)
     for name in "abc":
         ends.join(name, run(*fakes(name, 1, key="small memory")))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Area, Condition
+from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.images.latent_operations import LatentOperations
 from engine.diffusion.images.latents import Latent, noise_like
 from engine.diffusion.inpainting import KeptNoise, fitted_mask, inpainting
@@ -157,7 +158,7 @@ def test_an_inpainting_model_gets_the_mask_and_the_latent_outside(mask: Tensor |
     predictor = NoisePredictor(9)
     condition = Condition(torch.zeros(1, 77, 8), area=Area(8, 4, 0, 4))
     work = trajectory(
-        Model(predictor, latent_scale=2.0),
+        Model(predictor, SD1(), latent_scale=2.0),
         Latent(CLEAN, noise_mask=mask),
         SamplerSchedule("euler", torch.tensor([8.0, 0.0])),
         guidance=Guidance((condition, Condition(condition.tokens)), (), 1.0),

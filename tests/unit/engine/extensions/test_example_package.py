@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from collections.abc import Generator
@@ -19,7 +18,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.nodes import NODE_TYPES
-from tests.support.engine.extensions import install_example
+from tests.support.engine.extensions import forget, install_example
 from tests.support.engine.workflows import Watched, node
 
 GREY = 0x808080
@@ -42,9 +41,7 @@ def extension(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Ext
     monkeypatch.syspath_prepend(installed)
     (found,) = installed_extensions()
     yield found
-    for name in [each for each in sys.modules if each.startswith("darkroom_example_nodes")]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
+    forget("darkroom_example_nodes")
 
 
 def catalogue(extension: Extension, folder: Path) -> Catalogue:

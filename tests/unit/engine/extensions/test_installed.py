@@ -99,7 +99,7 @@ def test_a_module_may_not_load_torch(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (None, 'it must say NODES_API = "1.0"'),
+        (None, 'it must say NODES_API = "1.1"'),
         (1.0, "it must say NODES_API"),
         ("1", "it must say NODES_API"),
         ("1.x", "it must say NODES_API"),

@@ -18,7 +18,10 @@ from engine.diffusion.conditioning import condition
 from engine.diffusion.context import Context
 from engine.diffusion.images import latents
 from engine.diffusion.images.operations import ImageOperations
+from engine.diffusion.loading.weights import read_tensors
 from engine.diffusion.samplers.sigmas import Sigmas
+from engine.diffusion.vision import attended, clip_vision
+from engine.diffusion.vision.operations import VisionOperations
 from engine.extensions.installed import API_VERSION
 from engine.graph import cost, declarations, work
 
@@ -45,6 +48,14 @@ PROMISED = (
     ImageOperations,
     condition.Condition,
     Sigmas,
+    VisionOperations,
+    attended.ImagePrompt,
+    attended.KeysValues,
+    attended.CrossAttention,
+    clip_vision.ClipVisionOutput,
+    cost.model_shape,
+    cost.ModelShape.holding,
+    read_tensors,
 )
 OF_THE_CONTEXT = (
     "decode",
@@ -60,6 +71,7 @@ OF_THE_CONTEXT = (
     "load_vae",
     "mask_file",
     "model",
+    "model_names",
     "pixels",
     "sample",
     "saved",
@@ -104,7 +116,7 @@ def test_what_nodes_may_rely_on_has_not_changed() -> None:
 
 
 def test_the_page_names_it_all() -> None:
-    names = {each.__name__ for each in PROMISED} - {"NodeType"}  # it is what `node` makes
+    names = {each.__name__ for each in PROMISED} - {"NodeType", "holding"}
     assert {name for name in names if f"`{name}`" not in PAGE} == set()
     told = {*OF_THE_CONTEXT}
     assert {

@@ -27,6 +27,8 @@ def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
     loader = info["CheckpointLoaderSimple"]
     assert loader["input"]["required"]["ckpt_name"][0] == [TINY]
     assert loader["output_name"] == ["MODEL", "CLIP", "VAE"]
+    assert info["LoadImage"]["input"]["required"]["image"][0] == []
+    assert info["ETN_LoadImageBase64"]["input"]["required"]["image"][0] == "STRING"
     custom = info["SamplerCustom"]
     assert custom["output_name"] == ["output", "denoised_output"]
     assert custom["input"]["required"]["add_noise"][0] == "BOOLEAN"

@@ -57,6 +57,15 @@ def test_what_is_transparent_is_masked() -> None:
     assert torch.equal(mask, 1 - of(ALPHA)[None, ..., 0])
 
 
+def test_what_is_sent_in_the_graph_is_loaded_like_an_upload() -> None:
+    both = file(Image.fromarray(np.concatenate([COLOURS, ALPHA], -1)))
+    image, mask = outputs_of("ETN_LoadImageBase64", image="x", files={"x": both})
+    assert torch.equal(image, load(both)[0])
+    assert torch.equal(mask, load(both)[1])
+    (red,) = outputs_of("ETN_LoadMaskBase64", mask="x", files={"x": both})
+    assert torch.equal(red, load_mask(both, "red"))
+
+
 def test_a_palette_may_be_transparent() -> None:
     palette = Image.fromarray(COLOURS).quantize(4)
     transparent = palette.getpixel((0, 0))

@@ -67,6 +67,9 @@ async def test_a_mask_may_be_sent_too_and_a_latent_may_not(client: httpx.AsyncCl
     saved = {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": ""}}
     body = {"prompt": {"1": mask, "2": shown, "3": saved}}
     assert (await client.post(GENERATE, json=body)).status_code == 202
+    for sent in (BASE64, DATA_URL):
+        body["prompt"]["1"] = {"class_type": "ETN_LoadMaskBase64", "inputs": {"mask": sent}}
+        assert (await client.post(GENERATE, json=body)).status_code == 202
     body["prompt"]["1"] = {"class_type": "LoadLatent", "inputs": {"latent": DATA_URL}}
     assert (await client.post(GENERATE, json=body)).status_code == 400
 

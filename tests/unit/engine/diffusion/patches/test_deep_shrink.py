@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.model import Model
 from engine.diffusion.patches.deep_shrink import DeepShrink
 from engine.diffusion.patches.variants import variant_of
@@ -65,7 +66,7 @@ def test_nothing_that_is_smaller_changes_nothing(changes: dict[str, Any], unet: 
 
 
 def test_equal_settings_share_a_unet_and_the_first_stays_as_it_is(unet: Any) -> None:
-    model = Model(unet, 1.0)
+    model = Model(unet, SD1(), 1.0)
     assert shrunk(model.unet) is shrunk(model.unet)
     assert shrunk(model.unet) is not shrunk(model.unet, block=4)
     assert not any(module._forward_hooks for module in unet.modules())

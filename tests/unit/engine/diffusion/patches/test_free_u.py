@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.model import Model
 from engine.diffusion.patches.free_u import FreeU, with_free_u
 from engine.graph.catalogue import Catalogue
@@ -30,7 +31,7 @@ def inference() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return Model(tiny_unet(), latent_scale=1.0)
+    return Model(tiny_unet(), SD1(), latent_scale=1.0)
 
 
 def answer(unet: Any) -> Tensor:
@@ -137,8 +138,8 @@ def test_equal_settings_share_a_unet_whose_weights_are_those_of_the_first(model:
 
 def test_a_unet_that_no_job_uses_goes_and_keeps_its_origin_until_then(model: Model) -> None:
     origin = copy.deepcopy(model.unet)
-    variant = with_free_u(Model(origin, 1.0), SETTINGS).unet
-    twice = with_free_u(Model(variant, 1.0), SETTINGS).unet
+    variant = with_free_u(Model(origin, SD1(), 1.0), SETTINGS).unet
+    twice = with_free_u(Model(variant, SD1(), 1.0), SETTINGS).unet
     watched = [weakref.ref(each) for each in (origin, variant, twice)]
     del origin, variant
     gc.collect()

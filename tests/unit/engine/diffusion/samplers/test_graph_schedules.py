@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.continuous_levels import ContinuousLevels, continuous_levels
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
@@ -88,10 +89,10 @@ def test_equal_ranges_are_one_object_so_that_jobs_share_calls() -> None:
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 80.0])
 def test_edm_is_the_negative_of_v_and_scales_to_the_data(sigma: float) -> None:
     x, output, at = torch.randn(1, 4, 2, 2), torch.randn(1, 4, 2, 2), torch.tensor(sigma)
-    model = Model(None, 1.0, prediction="edm", sigma_data=0.5)
+    model = Model(None, SD1(), 1.0, prediction="edm", sigma_data=0.5)
     spread = sigma**2 + 0.25
     expected = x * 0.25 / spread + output * sigma * 0.5 / math.sqrt(spread)
     assert torch.allclose(model.denoised(x, output, at), expected, atol=1e-5)
     assert torch.allclose(model.scaled_input(x, at), x / math.sqrt(spread))
-    v = Model(None, 1.0, prediction="v_prediction", sigma_data=0.5)
+    v = Model(None, SD1(), 1.0, prediction="v_prediction", sigma_data=0.5)
     assert torch.allclose(v.denoised(x, -output, at), expected, atol=1e-5)

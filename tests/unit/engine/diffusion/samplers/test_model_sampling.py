@@ -14,6 +14,7 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.guidance import rescaled_cfg
 from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
+from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.model import Model, Prediction
 from engine.diffusion.samplers.noise_levels import (
     STABLE_DIFFUSION,
@@ -39,7 +40,7 @@ def signal(sigmas: Tensor) -> Tensor:
 def test_equal_settings_have_one_identity() -> None:
     assert stable_diffusion(consistency=False, zero_terminal=False) is STABLE_DIFFUSION
     assert stable_diffusion(zero_terminal=False, consistency=True) is CONSISTENCY
-    model = Model(None, 1.0)
+    model = Model(None, SD1(), 1.0)
     for sampling in ("eps", "v_prediction", "lcm", "x0", "img_to_img"):
         for zsnr in (False, True):
             one, other = (
@@ -102,7 +103,7 @@ def test_a_perfect_prediction_gives_x0(prediction: Prediction) -> None:
     generator = torch.Generator().manual_seed(1)
     x0, noise = (torch.randn((3, 4, 2, 2), generator=generator) for _ in range(2))
     levels = CONSISTENCY if prediction == "consistency" else STABLE_DIFFUSION
-    model = Model(None, 1.0, levels, prediction)
+    model = Model(None, SD1(), 1.0, levels, prediction)
     sigma = torch.tensor([14.6146, 1.0, levels.sigma_min])[:, None, None, None]
     x = x0 + sigma * noise
     alpha = 1 / (sigma**2 + 1).sqrt()
@@ -120,7 +121,7 @@ def test_a_perfect_prediction_gives_x0(prediction: Prediction) -> None:
 
 
 def test_a_consistency_model_has_its_boundary_scalings() -> None:
-    model = Model(None, 1.0, CONSISTENCY, "consistency")
+    model = Model(None, SD1(), 1.0, CONSISTENCY, "consistency")
     sigma = CONSISTENCY.sigmas[[0, 10]][:, None, None, None]
     x, output = torch.full((2, 1, 1, 1), 3.0), torch.full((2, 1, 1, 1), 0.5)
     for place, timestep in enumerate((19, 219)):
@@ -164,7 +165,7 @@ class Doubles(nn.Module):
 
 
 def test_guidance_is_rescaled_for_the_patched_model_alone() -> None:
-    model = Model(Doubles(), 1.0)
+    model = Model(Doubles(), SD1(), 1.0)
     (patched,) = rescale_cfg.body(None, model, 0.7)
     x = torch.randn((1, 4, 4, 4), generator=torch.Generator().manual_seed(1))
     texts = [(Condition(torch.full((1, 77, 4), value)),) for value in (1.0, 0.0)]

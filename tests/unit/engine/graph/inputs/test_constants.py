@@ -46,6 +46,21 @@ def test_the_checked_graph_checks_to_itself(empty_catalogue: Catalogue) -> None:
     assert graph_of(graph.prompt, empty_catalogue) == graph
 
 
+def test_an_expression_takes_numbers_and_truth_values(empty_catalogue: Catalogue) -> None:
+    values = {"values.a": ["w", 0], "values.b": ["half", 0], "values.c": ["on", 0]}
+    given = image(width=["sum", 1]) | {
+        "w": node("SeedNode", seed=127),
+        "half": node("PrimitiveFloat", value=0.5),
+        "on": node("PrimitiveBoolean", value=True),
+        "sum": node("ComfyMathExpression", expression="a + 2 * b * c", **values),
+    }
+    assert graph_of(given, empty_catalogue) == graph_of(image(width=128), empty_catalogue)
+    given["sum"]["inputs"]["expression"] = "a / 0"
+    assert errors_of(given, empty_catalogue) == {"sum": ["custom_validation_failed"]}
+    given["half"] = node("PrimitiveString", value="0.5")
+    assert errors_of(given, empty_catalogue)["sum"] == ["return_type_mismatch"]
+
+
 def test_it_costs_as_much(empty_catalogue: Catalogue) -> None:
     linked = text_to_image(steps=["p", 0]) | {"p": node("PrimitiveInt", value=50)}
     found = graph_of(linked, empty_catalogue)

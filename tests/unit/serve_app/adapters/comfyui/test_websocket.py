@@ -142,12 +142,12 @@ async def test_failures_and_cancellations_are_told(
         assert told[-1]["data"]["prompt_id"] == waiting
 
 
+@pytest.mark.parametrize("class_type", ["SaveImageWebsocket", "ETN_SendImageWebSocket"])
 async def test_pictures_for_the_websocket_itself_are_sent_on_it(
-    edge: Edge, client: httpx.AsyncClient, connect: Connect
+    class_type: str, edge: Edge, client: httpx.AsyncClient, connect: Connect
 ) -> None:
     prompt = workflow_body()["prompt"]
-    prompt["9"]["class_type"] = "SaveImageWebsocket"
-    del prompt["9"]["inputs"]["filename_prefix"]
+    prompt["9"] = {"class_type": class_type, "inputs": {"images": ["8", 0], "format": "PNG"}}
     async with connect() as websocket:
         await websocket.until("status")
         id = await queue(client, prompt=prompt)

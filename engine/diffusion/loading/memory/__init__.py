@@ -1,0 +1,1 @@
+"""What models take of memory, and how they take less of it on the device."""

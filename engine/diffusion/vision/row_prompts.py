@@ -1,0 +1,117 @@
+"""The image prompts of the rows of a UNet call: each row attends to those of its own job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.diffusion.conditioning.placement import PlacedCondition
+from engine.diffusion.inpainting import fitted_mask
+from engine.diffusion.loading.attention import PlainAttention
+from engine.diffusion.vision.attended import AddedAttention, ImagePrompt, KeysValues
+
+
+class PlacedPrompt(NamedTuple):
+    """An image prompt, as some latents of one size attend to it."""
+
+    layers: Mapping[str, KeysValues]
+    mask: Tensor | None
+    """(masks, 1, height, width)."""
+    sides: tuple[int, int]
+
+
+def placed_prompts(
+    prompts: Sequence[ImagePrompt], placed: PlacedCondition, x: Tensor
+) -> list[PlacedPrompt]:
+    """Image prompts, as a condition on the latents `x` attends to them."""
+    sides = tuple(placed.window(x).shape[2:])
+    return [
+        PlacedPrompt(
+            each.negative if placed.is_negative else each.positive,
+            None if each.mask is None else _window(each.mask, placed, x),
+            (sides[0], sides[1]),
+        )
+        for each in prompts
+    ]
+
+
+def _window(mask: Tensor, placed: PlacedCondition, x: Tensor) -> Tensor:
+    return mask[:, None] if placed.area is None else placed.window(fitted_mask(mask, x))
+
+
+def prompted(
+    unet: Any, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]
+) -> AbstractContextManager[None]:
+    """Inside, the latents of each row attend to its prompts; `sizes`: latents per row."""
+    if not any(rows):
+        return nullcontext()
+    row_prompts: RowPrompts = unet.row_prompts
+    return row_prompts.of(rows, sizes)
+
+
+class RowPrompts:
+    """The image prompts of a UNet's layers. It belongs to the thread that calls the UNet.
+
+    A deep copy of the UNet has its own.
+    """
+
+    def __init__(self, unet: nn.Module) -> None:
+        self._by_layer = {
+            name: layer.added
+            for name, layer in unet.named_modules()
+            if isinstance(layer, PlainAttention) and name.endswith(".attn2")
+        }
+
+    @contextmanager
+    def of(self, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]) -> Iterator[None]:
+        """Inside, a call of the UNet attends to these. Equally many tokens are one attention."""
+        try:
+            for name, added in self._by_layer.items():
+                added.extend(_added(name, rows, sizes))
+            yield
+        finally:
+            for added in self._by_layer.values():
+                added.clear()
+
+
+def _added(
+    name: str, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]
+) -> Iterator[AddedAttention]:
+    """What the layer of that name attends to."""
+    groups: defaultdict[Hashable, list[tuple[range, PlacedPrompt]]] = defaultdict(list)
+    start = 0
+    for own, size in zip(rows, sizes, strict=True):
+        for number, each in enumerate(own):
+            if name in each.layers:
+                shape = None if each.mask is None else each.mask.shape[2:]
+                tokens = each.layers[name].keys.shape[1]
+                groups[number, tokens, shape, each.sides].append((range(start, start + size), each))
+        start += size
+    for group in groups.values():
+        yield _joined(name, group)
+
+
+def _joined(name: str, group: Sequence[tuple[range, PlacedPrompt]]) -> AddedAttention:
+    pairs = [(each.layers[name], len(places)) for places, each in group]
+    keys = torch.cat([each.keys.expand(size, -1, -1) for each, size in pairs])
+    own = [(each.mask, len(at)) for at, each in group if each.mask is not None]
+    masks = [_sized(mask.to(keys.device), size) for mask, size in own]
+    places = [place for each, _ in group for place in each]
+    return AddedAttention(
+        torch.tensor(places, device=keys.device),
+        keys,
+        torch.cat([each.values.expand(size, -1, -1) for each, size in pairs]),
+        torch.cat(masks) if masks else None,
+        group[0][1].sides,
+    )
+
+
+def _sized(masks: Tensor, size: int) -> Tensor:
+    """So many of the masks, the last of them as often as it takes."""
+    at = torch.arange(size, device=masks.device).clamp(max=len(masks) - 1)
+    return masks[at]

@@ -1,0 +1,1 @@
+"""IP-Adapter for Darkroom: pictures as prompts."""

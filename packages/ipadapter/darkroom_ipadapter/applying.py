@@ -1,0 +1,100 @@
+"""The steps from an adapter and pictures to the prompt that a model attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from darkroom_ipadapter.adapter import Adapter
+from darkroom_ipadapter.prompts import Project, combined, sides, sized
+from darkroom_ipadapter.weights import LayerWeight
+from engine.batcher import Work
+from engine.diffusion.context import Context
+from engine.diffusion.images.latents import Images, Mask
+from engine.diffusion.vision.attended import CrossAttention, ImagePrompt, KeysValues
+from engine.diffusion.vision.clip_vision import ClipVisionOutput
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from darkroom_ipadapter.nodes import Loaded
+
+Seen: TypeAlias = tuple[Tensor, Tensor]
+"""What the positive conditioning sees, and the negative one."""
+Pairs: TypeAlias = tuple[list[KeysValues], list[KeysValues]]
+_BLACK_SIDE = 224
+
+
+def layers_for(layers: Sequence[CrossAttention], adapter: Adapter) -> Sequence[CrossAttention]:
+    """The layers of a model. Raises EngineError if the adapter was made for another family."""
+    own = [len(each) for each in adapter.to_keys]
+    if own != [each.width for each in layers]:
+        raise EngineError(
+            f"{adapter.name} was made for another family of models: it has {len(own)} layers, and "
+            f"this model {len(layers)}, or they are of another width"
+        )
+    return layers
+
+
+def seen(context: Context, loaded: Loaded, image: Images, negative: Images | None) -> Work[Seen]:
+    """What the adapter takes of the pictures. Without a negative one, that is nothing, or black
+    where patches are looked at.
+    """
+    adapter = loaded.adapter
+    if negative is None and adapter.is_plus:
+        negative = torch.zeros(1, _BLACK_SIDE, _BLACK_SIDE, 3)
+    encoded = yield from context.vision.encode(loaded.clip_vision, image, crop=True)
+    positive = _taken(encoded, adapter)
+    if negative is None:
+        return positive, torch.zeros_like(positive)
+    others = yield from context.vision.encode(loaded.clip_vision, negative, crop=True)
+    return positive, sized(_taken(others, adapter), len(positive))
+
+
+def _taken(encoded: ClipVisionOutput, adapter: Adapter) -> Tensor:
+    taken = encoded.penultimate_hidden_states if adapter.is_plus else encoded.image_embeds
+    if (width := taken.shape[-1]) != adapter.seen_width:
+        raise EngineError(
+            f"{adapter.name} was made for another CLIP vision model: it takes "
+            f"{adapter.seen_width} numbers of it, and this one gives {width}"
+        )
+    return taken
+
+
+def projected(adapter: Adapter, pictures: Seen, combining: str) -> Work[Pairs]:
+    """The keys and values of all layers, of both sides."""
+    positive = combined(pictures[0], combining)
+    negative = sized(pictures[1], len(positive))
+    found = yield Project(adapter, torch.cat([positive, negative]))
+    halves = [(_half(each, 0), _half(each, 1)) for each in found]
+    return [each for each, _ in halves], [each for _, each in halves]
+
+
+def _half(pair: KeysValues, which: int) -> KeysValues:
+    return KeysValues(pair.keys.chunk(2)[which], pair.values.chunk(2)[which])
+
+
+def prompt_of(
+    layers: Sequence[CrossAttention],
+    pairs: Pairs,
+    of_layers: Sequence[LayerWeight],
+    scaling: str,
+) -> ImagePrompt:
+    """What the layers attend to; those in which it weighs nothing do not."""
+    found = {
+        layer.name: sides(positive, negative, own, scaling)
+        for layer, positive, negative, own in zip(layers, *pairs, of_layers, strict=True)
+        if own.weight
+    }
+    return ImagePrompt(
+        {name: each for name, (each, _) in found.items()},
+        {name: each for name, (_, each) in found.items()},
+    )
+
+
+def limited(prompt: ImagePrompt, mask: Mask | None, shares: tuple[float, float]) -> ImagePrompt:
+    """The prompt in a part of the image and of the steps."""
+    return replace(prompt, mask=mask, percent_range=shares)

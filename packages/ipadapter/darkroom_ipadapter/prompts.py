@@ -1,0 +1,99 @@
+"""From pictures to an image prompt: what a UNet attends to beside the text.
+
+IP-Adapter: Ye et al. 2023 (arXiv:2308.06721).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from darkroom_ipadapter.adapter import Adapter
+from darkroom_ipadapter.weights import LayerWeight
+from engine.batcher import Request
+from engine.diffusion.vision.attended import KeysValues
+
+_PENALTY_WIDTH = 1280
+
+
+@dataclass(slots=True, eq=False)
+class Project(Request):
+    """What an adapter makes of pictures: keys and values for each layer, and each picture."""
+
+    adapter: Adapter
+    seen: Tensor
+    """(pictures, width), or with a second dimension of patches."""
+    goes_ahead: bool = True
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
+        return len(self.seen)
+
+    @property
+    def key(self) -> Hashable:
+        return "ip-adapter", id(self.adapter), self.seen.shape[1:]
+
+    @classmethod
+    def run_batch(cls, requests: Sequence[Self]) -> Sequence[list[KeysValues]]:
+        """(pictures, tokens, width of the layer) for each layer and request."""
+        adapter = requests[0].adapter
+        tokens = adapter.projection(
+            torch.cat([each.seen for each in requests]).to(adapter.to_keys[0])
+        )
+        layers = zip(adapter.to_keys, adapter.to_values, strict=True)
+        sizes = [len(each.seen) for each in requests]
+        found: list[list[KeysValues]] = [[] for _ in requests]
+        for weights in layers:
+            keys, values = (functional.linear(tokens, each).split(sizes) for each in weights)
+            for own, *pair in zip(found, keys, values, strict=True):
+                own.append(KeysValues(*pair))
+        return found
+
+
+def combined(seen: Tensor, how: str) -> Tensor:
+    """What is seen of several pictures as that of one, unless it is concatenated."""
+    if how == "concat" or len(seen) == 1:
+        return seen
+    match how:
+        case "add":
+            one = seen.sum(0)
+        case "subtract":
+            one = seen[0] - seen[1:].mean(0)
+        case "average":
+            one = seen.mean(0)
+        case _:
+            one = (seen / seen.norm(dim=0, keepdim=True)).mean(0)
+    return one[None]
+
+
+def sized(seen: Tensor, count: int) -> Tensor:
+    """That of so many pictures: the last one is seen again, or some are left out."""
+    return seen[torch.arange(count).clamp(max=len(seen) - 1)]
+
+
+def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
+    """The keys and values of a layer for all pictures, (1, tokens, width), by their weight."""
+    keys, values = pair.keys, pair.values
+    if scaling.endswith("C penalty"):
+        weight *= keys.shape[2] / _PENALTY_WIDTH
+    if scaling.startswith("K"):
+        keys = keys * weight
+    mean = values.mean(1, keepdim=True) if "mean(V)" in scaling else 0.0
+    changed = values - mean + mean * weight if "mean(V)" in scaling else values * weight
+    return KeysValues(keys.flatten(0, 1)[None], changed.flatten(0, 1)[None])
+
+
+def sides(
+    seen: KeysValues, unseen: KeysValues, weight: LayerWeight, scaling: str
+) -> tuple[KeysValues, KeysValues]:
+    """What the positive and the negative conditioning attend to in a layer."""
+    positive = weighted(seen, weight.weight, scaling)
+    if weight.is_swapped:
+        nothing = KeysValues(torch.zeros_like(positive.keys), torch.zeros_like(positive.values))
+        return nothing, positive
+    return positive, weighted(unseen, weight.weight, scaling)

@@ -1,0 +1,105 @@
+"""How much a picture counts in each layer of a UNet, by the names that people's graphs have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+LINEAR = "linear"
+_EASED: dict[str, Callable[[float], float]] = {
+    "ease in": lambda place: 1 - place,
+    "ease out": lambda place: place,
+    "ease in-out": lambda place: 1 - abs(2 * place - 1),
+    "reverse in-out": lambda place: abs(2 * place - 1),
+}
+"""By the place of a transformer, from 0 to 1."""
+_LEAST_EASED = 0.05
+_WEAK: dict[str, tuple[str, ...]] = {
+    "weak input": ("input",),
+    "weak output": ("output",),
+    "weak middle": ("middle",),
+    "strong middle": ("input", "output"),
+}
+"""The blocks that count less."""
+_WEAK_SHARE = 0.2
+_XL_TRANSFORMERS = 11
+_OUTER = (0, 1, 2, 3, *range(9, 16))
+_INNER = (6, 7, 8)
+_COMPOSITION = {4: 0.25, 5: 1.0}
+"""Of Stable Diffusion 1; that of XL is transformer 3."""
+_XL_COMPOSITION = {3: 1.0}
+_FAINT = 0.1
+_XL_FAINT = dict.fromkeys((0, 1, 2, 4, 5, 7, 8, 9, 10), _FAINT)
+_STYLES: dict[str, tuple[Mapping[int, float], Mapping[int, float]]] = {
+    "style transfer": (dict.fromkeys(_OUTER, 1.0), {6: 1.0}),
+    "composition": ({}, {}),
+    "strong style transfer": (
+        dict.fromkeys((*_OUTER, *_INNER), 1.0),
+        dict.fromkeys((*_XL_FAINT, 6), 1.0),
+    ),
+    "style and composition": (dict.fromkeys(_OUTER, 1.0), {6: 1.0}),
+    "style transfer precise": (dict.fromkeys(_OUTER, 1.0), {6: 1.0}),
+    "composition precise": (
+        dict.fromkeys(_OUTER, 1.0) | dict.fromkeys(_INNER, _FAINT),
+        _XL_FAINT | {6: 1.0},
+    ),
+}
+"""By the numbers of transformers, those of the style: of Stable Diffusion 1, and of XL."""
+_WITHOUT_COMPOSITION = {"style transfer", "strong style transfer"}
+TYPES = (LINEAR, *_EASED, *_WEAK, *_STYLES)
+
+
+class Layer(Protocol):
+    """A cross-attention layer, as `context.vision.cross_attentions` tells of it."""
+
+    @property
+    def block(self) -> str: ...
+    @property
+    def transformer(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeight:
+    """How much a picture counts in a layer."""
+
+    weight: float
+    is_swapped: bool = False
+    """Whether the negative conditioning sees the picture there, and the positive one nothing."""
+
+
+def layer_weights(weight_type: str, weight: float, layers: Sequence[Layer]) -> list[LayerWeight]:
+    """The weight in each layer."""
+    count = 1 + max(each.transformer for each in layers)
+    if weight_type in _STYLES:
+        by_transformer = _style_weights(weight_type, weight, is_xl=count == _XL_TRANSFORMERS)
+        none = LayerWeight(0.0)
+        return [by_transformer.get(each.transformer, none) for each in layers]
+    shares = [_share(weight_type, each, count) for each in layers]
+    return [LayerWeight(weight * share) for share in shares]
+
+
+def _share(weight_type: str, layer: Layer, count: int) -> float:
+    if weight_type in _EASED:
+        eased = _EASED[weight_type](layer.transformer / count)
+        return _LEAST_EASED + (1 - _LEAST_EASED) * eased
+    return _WEAK_SHARE if layer.block in _WEAK.get(weight_type, ()) else 1.0
+
+
+def _style_weights(weight_type: str, weight: float, *, is_xl: bool) -> dict[int, LayerWeight]:
+    style = _STYLES[weight_type][is_xl]
+    composition = _XL_COMPOSITION if is_xl else _COMPOSITION
+    if weight_type in _WITHOUT_COMPOSITION:
+        composition = {}
+    is_precise = weight_type.endswith("precise")
+    swaps_style = weight_type == "composition precise"
+    # In this one type the composition counts wholly, whatever the weight.
+    own = 1.0 if weight_type == "style and composition" else weight
+    found = {
+        each: LayerWeight(weight * share, is_precise and swaps_style)
+        for each, share in style.items()
+    }
+    return found | {
+        each: LayerWeight(own * share, is_precise and not swaps_style)
+        for each, share in composition.items()
+    }

@@ -1,0 +1,1 @@
+"""Preprocessors without weights for Darkroom."""

@@ -1,0 +1,95 @@
+"""ComfyUI's own graphs: those that its example pictures carry, and its templates.
+
+`tests/golden/comfyui_examples.json` has those of github.com/comfyanonymous/ComfyUI_examples for
+SD1, SD2 and SDXL, whose licence lets anyone copy them. Templates come with a package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import Choice, Input, Link
+from engine.graph.models_folder import HYPERNETWORKS, ModelsFolder
+from engine.nodes import NODE_TYPES
+from tests.support.comfyui.editor_graphs import prompt_of
+
+Graph = dict[str, Any]
+_EXAMPLES = Path(__file__).parents[2] / "golden" / "comfyui_examples.json"
+
+
+def examples() -> dict[str, Graph]:
+    """The graphs by the places of their pictures, anew each time."""
+    found: dict[str, Graph] = json.loads(_EXAMPLES.read_text())
+    return {name: with_defaults(graph) for name, graph in found.items()}
+
+
+def template(name: str, catalogue: Catalogue) -> Graph:
+    """The prompt of a template of the package `comfyui-workflow-templates-json`."""
+    place = files("comfyui_workflow_templates_json") / "templates" / f"{name}.json"
+    return with_defaults(prompt_of(json.loads(place.read_text()), catalogue))
+
+
+def with_defaults(graph: Graph) -> Graph:
+    """The graph, whose nodes have what they lack: some are older than inputs of today.
+
+    On ComfyUI's page they get the defaults too.
+    """
+    declared = {each.class_type: each for each in NODE_TYPES}
+    for node in graph.values():
+        if node["class_type"] in declared:
+            inputs = declared[node["class_type"]].inputs.items()
+            defaults = {name: _default(each) for name, each in inputs if not isinstance(each, Link)}
+            node["inputs"] = defaults | node["inputs"]
+    return graph
+
+
+def _default(declared: Input) -> Any:
+    if isinstance(declared, Choice):
+        return next(iter(declared.values), "first.safetensors")
+    return getattr(declared, "default", None)
+
+
+def with_models(graph: Graph, root: Path) -> Catalogue:
+    """A catalogue of empty files below `root` by the names of the graph's models.
+
+    The graph is changed where it names pickled files: to names with the suffix that is read.
+    """
+    catalogue = Catalogue(ModelsFolder(root))
+    for folder, name, inputs in _models(graph, catalogue):
+        suffix = ".pt" if folder == HYPERNETWORKS else ".safetensors"
+        path = Path(inputs[name].replace("\\", "/")).with_suffix(suffix)
+        inputs[name] = path.as_posix()
+        place = root / folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    return catalogue
+
+
+def renamed(graph: Graph, catalogue: Catalogue, names: Mapping[str, str]) -> Graph:
+    """The graph, changed to name these models by folder, and small and short: one step of 64 x 64.
+
+    A name may be that of the input instead of the folder.
+    """
+    for folder, name, inputs in _models(graph, catalogue):
+        inputs[name] = names.get(name) or names[folder]
+    sizes = {"width": 64, "height": 64, "steps": 1, "batch_size": 1}
+    for each in graph.values():
+        for name in each["inputs"].keys() & sizes.keys():
+            each["inputs"][name] = sizes[name]
+    return graph
+
+
+def _models(graph: Graph, catalogue: Catalogue) -> list[tuple[str, str, dict[str, Any]]]:
+    """The inputs that name models: the folder, the input's name, and the inputs of the node."""
+    return [
+        (declared.folder, name, each["inputs"])
+        for each in graph.values()
+        if (node := catalogue.node(each["class_type"]))
+        for name, declared in node.all_inputs.items()
+        if isinstance(declared, Choice) and declared.folder and name in each["inputs"]
+    ]

@@ -1,0 +1,1 @@
+"""For tests of pictures as prompts: tiny CLIP vision models and IP-Adapters."""

@@ -1,0 +1,195 @@
+"""The package of preprocessors, installed and run: what each makes of simple pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.engine import Engine
+from engine.errors import GraphInvalid
+from engine.extensions.installed import Extension, installed_extensions, nodes_of
+from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import validate
+from engine.nodes import NODE_TYPES
+from tests.support.engine.bodies import driven
+from tests.support.engine.extensions import ROOT, forget, install
+from tests.support.engine.workflows import Watched, node
+
+SIDE = 128
+LINES = (
+    "CannyEdgePreprocessor",
+    "LineartStandardPreprocessor",
+    "ScribblePreprocessor",
+    "Scribble_XDoG_Preprocessor",
+    "BinaryPreprocessor",
+)
+OTHERS = ("ColorPreprocessor", "ShufflePreprocessor", "TilePreprocessor")
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Extension]:
+    package = ROOT / "packages" / "preprocessors"
+    target = install(package, tmp_path_factory.mktemp("preprocessors"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(target)
+        (found,) = installed_extensions()
+        yield found
+        forget("darkroom_preprocessors")
+
+
+@pytest.fixture(scope="module")
+def made(extension: Extension) -> Callable[..., Tensor]:
+    """What a node makes of an image (height, width, 3) of 0..1, in levels of 0..255."""
+    bodies = {each.class_type: each.body for each in extension.node_types}
+
+    class OnCpu:
+        device = torch.device("cpu")
+
+    def made(class_type: str, image: Tensor, **inputs: Any) -> Tensor:
+        work = bodies[class_type](OnCpu(), image=image[None], **inputs)
+        (found,) = driven(work) if isinstance(work, Generator) else work
+        levels: Tensor = found[0] * 255.0
+        return levels.round()
+
+    return made
+
+
+def square(inside: float, outside: float) -> Tensor:
+    image = torch.full((SIDE, SIDE, 3), outside)
+    image[32:96, 32:96] = inside
+    return image
+
+
+def test_edges_are_those_of_a_square(made: Callable[..., Tensor]) -> None:
+    found = made("CannyEdgePreprocessor", square(1.0, 0.0), resolution=SIDE)[..., 0]
+    assert set(found.unique().tolist()) == {0.0, 255.0}
+    rows, columns = found.nonzero(as_tuple=True)
+    assert {int(rows.min()), int(columns.min())} <= {31, 32}
+    assert {int(rows.max()), int(columns.max())} <= {95, 96}
+    assert not found[40:88, 40:88].any()
+    assert not made("CannyEdgePreprocessor", square(0.5, 0.5), resolution=SIDE).any()
+
+
+def test_weak_edges_stay_where_they_touch_strong_ones(made: Callable[..., Tensor]) -> None:
+    image = square(0.12, 0.0)
+    faint = made("CannyEdgePreprocessor", image, resolution=SIDE)
+    image[64:, 64:] *= 5.0
+    joined = made("CannyEdgePreprocessor", image, resolution=SIDE)
+    assert not faint.any()
+    assert joined[31, 40:60].any()
+
+
+def test_lines_are_where_an_image_is_darker_than_around(made: Callable[..., Tensor]) -> None:
+    image = torch.ones(SIDE, SIDE, 3)
+    image[60:64] = 0.1
+    for class_type in ("LineartStandardPreprocessor", "Scribble_XDoG_Preprocessor"):
+        found = made(class_type, image, resolution=SIDE)[..., 0]
+        assert float(found[62].min()) > 100
+        assert not found[20].any()
+    scribble = made("ScribblePreprocessor", image, resolution=SIDE)[..., 0]
+    assert [float(scribble[62, 0]), float(scribble[20, 0])] == [0.0, 255.0]
+
+
+def test_a_threshold_separates_dark_from_bright(made: Callable[..., Tensor]) -> None:
+    image = square(0.3, 0.2)
+    fixed = made("BinaryPreprocessor", image, bin_threshold=100, resolution=SIDE)
+    found = made("BinaryPreprocessor", image, bin_threshold=0, resolution=SIDE)
+    assert not fixed.any()
+    assert torch.equal(found == 255.0, image > 0.25)
+
+
+def test_a_palette_has_a_colour_for_each_square(made: Callable[..., Tensor]) -> None:
+    image = torch.zeros(SIDE, SIDE, 3)
+    image[:64, :64] = torch.tensor([1.0, 0.0, 0.0])
+    found = made("ColorPreprocessor", image, resolution=SIDE)
+    for rows in (slice(0, 64), slice(64, 128)):
+        for columns in (slice(0, 64), slice(64, 128)):
+            assert len(found[rows, columns].reshape(-1, 3).unique(dim=0)) == 1
+    assert float(found[0, 0, 0]) > 200
+    assert float(found[127, 127, 0]) < 50
+
+
+def test_a_tile_keeps_colours_and_loses_details(made: Callable[..., Tensor]) -> None:
+    grey = made("TilePreprocessor", torch.full((130, 70, 3), 0.4))
+    assert grey.shape == (128, 64, 3)
+    assert set(grey.unique().tolist()) == {102.0}
+    checks = ((torch.arange(SIDE)[:, None] + torch.arange(SIDE)) % 2).float()
+    fine = made("TilePreprocessor", checks[..., None].expand(-1, -1, 3))
+    assert float(fine.max() - fine.min()) <= 2
+    assert made("TilePreprocessor", square(1.0, 0.0), pyrUp_iters=10).shape == (1024, 1024, 3)
+
+
+def test_contents_are_shuffled_by_their_seed(made: Callable[..., Tensor]) -> None:
+    one, same, other = (
+        made("ShufflePreprocessor", square(1.0, 0.0), seed=seed, resolution=SIDE)
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert 0 < float(one.mean()) < 255
+
+
+def test_the_shorter_side_gets_the_resolution(made: Callable[..., Tensor]) -> None:
+    image = torch.rand(60, 90, 3, generator=torch.Generator().manual_seed(1))
+    for class_type in (*LINES, "ColorPreprocessor", "ShufflePreprocessor"):
+        assert made(class_type, image, resolution=128).shape == (128, 192, 3)
+        assert made(class_type, image, resolution=64).shape == (64, 96, 3)
+
+
+def test_a_smaller_image_has_the_means_of_areas(extension: Extension) -> None:
+    planes = import_module("darkroom_preprocessors.planes")
+    ramp = torch.arange(12.0).expand(1, 6, 12) * 20
+    expected = ramp.reshape(1, 2, 3, 4, 3).mean((2, 4)).round()
+    assert torch.equal(planes.by_area(ramp, 4, 2), expected)
+    assert torch.equal(
+        planes.by_area(ramp, 24, 12), ramp.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    )
+
+
+def test_what_is_to_be_filled_is_marked(made: Callable[..., Tensor]) -> None:
+    mask = torch.zeros(1, 8, 8)
+    mask[:, :4] = 1.0
+    image = torch.full((SIDE, SIDE, 3), 0.4)
+    for black, value in ((False, -255.0), (True, 0.0)):
+        inputs = {"mask": mask, "black_pixel_for_xinsir_cn": black}
+        found = made("InpaintPreprocessor", image, **inputs)
+        assert float(found[0, 0, 0]) == value
+        assert float(found[-1, 0, 0]) == 102.0
+
+
+def graph(class_type: str, **inputs: Any) -> dict[str, Any]:
+    return {
+        "1": node("EmptyImage", width=80, height=72, batch_size=2, color=0x336699),
+        "2": node(class_type, image=["1", 0], **inputs),
+        "3": node("SaveImage", images=["2", 0], filename_prefix="x"),
+    }
+
+
+def test_all_of_them_run_in_graphs(extension: Extension, tmp_path: Path) -> None:
+    models = ModelsFolder(tmp_path)
+    catalogue = Catalogue(models, (*NODE_TYPES, *nodes_of([extension])))
+    engine = Engine(models=models, more_nodes=extension.node_types)
+    engine.start()
+    try:
+        watched = [Watched() for _ in (*LINES, *OTHERS)]
+        for each, class_type in zip(watched, (*LINES, *OTHERS), strict=True):
+            prompt = graph(class_type, resolution=64)
+            engine.submit(validate(prompt, catalogue, Limits()), on_event=each.take)
+        pictures = [each.images() for each in watched]
+    finally:
+        engine.stop()
+    assert [len(each) for each in pictures] == [2] * len(watched)
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in pictures)
+    wide = graph("BinaryPreprocessor", resolution=4096)
+    wide["1"]["inputs"] |= {"width": 2048, "height": 16}
+    with pytest.raises(GraphInvalid, match="costs too much"):
+        validate(wide, catalogue, Limits(max_live_bytes=2**31))

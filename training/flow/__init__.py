@@ -1,0 +1,1 @@
+"""Trains the checkpoint darkroom-z-shapes, a small flow model in the layout of Z-Image."""

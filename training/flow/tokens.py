@@ -1,0 +1,54 @@
+"""The tokenizer: a token for each word that a caption may have, and one for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from engine.diffusion.families.z_image_texts import CHAT
+from training.shapes.captions import caption, wordings
+from training.shapes.scenes import Scenes
+
+UNKNOWN = 0
+_SPECIAL = ("<unk>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_ROLES = ("user", "assistant")
+_PUNCTUATION = (",", ".", "-")
+_AFTER_START = 2
+_BEFORE_END = 3
+"""How many tokens of the chat are before a text, and behind it."""
+_WITH_UNKNOWN_TOKENS = 0.15
+"""The share of captions that get a few unknown tokens."""
+_MOST_UNKNOWN_TOKENS = 4
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Words in lower case; what is no word of a caption is unknown."""
+    split = pre_tokenizers.Whitespace()
+    words = {word for wording in wordings() for word, _ in split.pre_tokenize_str(wording.lower())}
+    listed = (*_SPECIAL, *_ROLES, *sorted(words | set(_PUNCTUATION)))
+    vocabulary = {word: at for at, word in enumerate(dict.fromkeys(listed))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL[UNKNOWN]))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = split
+    made.add_special_tokens(list(_SPECIAL[1:]))
+    return made
+
+
+def ids_of(texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts, each as a turn of a chat, as the engine makes them."""
+    turns = [CHAT.format(text=text) for text in texts]
+    return [each.ids for each in tokenizer().encode_batch(turns, add_special_tokens=False)]
+
+
+def captions_of(scenes: Scenes, rng: Random) -> list[list[int]]:
+    """The tokens of a new caption for each scene."""
+    rows = ids_of([caption(scenes, row, rng) for row in range(len(scenes))])
+    for row in rows:
+        if rng.random() < _WITH_UNKNOWN_TOKENS:
+            at = rng.randint(_AFTER_START, len(row) - _BEFORE_END)
+            row[at:at] = [UNKNOWN] * rng.randint(1, _MOST_UNKNOWN_TOKENS)
+    return rows
