@@ -100,6 +100,10 @@ class PutResult(BaseModel):
     message: str | None = Field(default=None, description="Why it was given up")
 
 
+_LEFT_OUT = PutResult(status=Status.FAILED, message="it was not put before the end was told")
+"""By a role of a version that knows no such addresses."""
+
+
 class ImageResult(BaseModel):
     """One image of a job."""
 
@@ -257,6 +261,6 @@ def _put(job: Job, index: int, delivery: Delivery | None) -> PutResult | None:
         return None
     about = about_put(index)
     if about not in delivery.over:
-        return PutResult()
+        return _LEFT_OUT if delivery.is_at_end else PutResult()
     why = delivery.failures.get(about)
     return PutResult(status=Status.COMPLETED if why is None else Status.FAILED, message=why)

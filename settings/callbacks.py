@@ -92,6 +92,6 @@ class ImagePutSettings(Group):
     """How long the pauses before the first try and each further one are."""
     longest_s: PositiveFloat = 600.0
     """How long after the end of a job its images are put; those that are left then are given up.
-    The callback of the end waits for them."""
+    The callback of the end waits for them. Time in which no callbacks role ran is not counted."""
     in_flight: PositiveInt = 16
     """How many images are put at the same time, at most half of them for one owner."""

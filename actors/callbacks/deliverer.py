@@ -5,7 +5,8 @@ one before it was taken or given up. Those before the end wait for their receive
 ended for `DARKROOM_CALLBACK_BEFORE_END_S`, whatever their pauses and its breaker say, so that they
 hold up the end for so long at most. That they are given up then is not recorded: it follows from
 the first event about the end. Directly before the end, images are put where the caller said, which
-holds it up for `DARKROOM_IMAGE_PUT_LONGEST_S` at most; that they are given up is recorded.
+holds it up for `DARKROOM_IMAGE_PUT_LONGEST_S` at most, without the time in which no role ran; that
+they are given up is recorded.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Deliverer:
             most_images=settings.max_images,
             before_end_s=settings.before_end_s,
             puts_s=image_puts.settings.longest_s,
+            since=utc_now(),
         )
         self._settings = settings
         self._metrics = metrics

@@ -53,12 +53,14 @@ class NothingLeft:
 @dataclass(frozen=True, slots=True)
 class WhatIsDue:
     """`most_images`: of so many images a caller is told before the end. The others: how long after
-    the end of a job what comes before it, and then its images, may wait.
+    the end of a job what comes before it, and then its images, may wait. `since`: from when on
+    images can be put, since when whoever asks is there.
     """
 
     most_images: int
     before_end_s: float
     puts_s: float
+    since: datetime | None = None
 
     def of(
         self, events: Sequence[Event], job: Job, delivery: Delivery, *, now: datetime
@@ -72,7 +74,10 @@ class WhatIsDue:
         if job.end is None:
             return None
         if put := next_put(job, delivery):
-            return Due(put, job, delivery, self._after_end(job, self.puts_s))
+            not_after = self._after_end(job, self.puts_s)
+            if not_after is not None and self.since is not None:
+                not_after = max(not_after, self.since + timedelta(seconds=self.puts_s))
+            return Due(put, job, delivery, not_after)
         if job.submitted.callback_url is None:
             return NothingLeft(job, delivery)
         return Due(CallbackMessage(CallbackEvent.COMPLETED, job), job, delivery)

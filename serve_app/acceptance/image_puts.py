@@ -14,6 +14,8 @@ from settings.callbacks import ImagePutSettings
 from storage.sealing import sealed
 
 MEMBER = "image_put_urls"
+_MOST_SEALED_BYTES = 2**18
+"""Of all of a request: beside the longest request that is recorded, what a message has room for."""
 
 
 class ImagePutCheck:
@@ -47,7 +49,10 @@ class ImagePutCheck:
             await self._check.require_allowed(targets[0])
         except AddressNotAllowed as error:
             raise _invalid(str(error)) from error
-        return rest, tuple(sealed(self._secret, url) for url in urls)
+        addresses = tuple(sealed(self._secret, url) for url in urls)
+        if sum(map(len, addresses)) > _MOST_SEALED_BYTES:
+            raise _invalid("all addresses are too long together")
+        return rest, addresses
 
     def _target(self, url: object, at: int, key: ApiKey) -> Target:
         if not isinstance(url, str):

@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 from fastapi import APIRouter, Query, Request, Response
 
 from events.delivery import Delivery, fold_delivery
-from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
+from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout, SegmentBroken
 from events.job import Job, is_readable
 from events.log import Subscription
 from events.result import ResultResponse, result_of
@@ -150,7 +150,7 @@ async def _delivery(services: Services, job: Job) -> Delivery | None:
         return Delivery()
     try:
         events = await services.deliveries.read(job.id)
-    except (DatabaseUnavailable, LogUnavailable, ReadTimeout, ImageStoreError):
+    except (DatabaseUnavailable, LogUnavailable, ReadTimeout, SegmentBroken, ImageStoreError):
         return Delivery()  # the result itself does not wait for what is away
     return fold_delivery(takewhile(is_readable, events))
 

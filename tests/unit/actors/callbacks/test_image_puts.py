@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ async def ended(
     secret: bytes = SECRET,
     images: int = 2,
     end: Command = END,
+    at: datetime | None = None,
     **asked: Any,
 ) -> str:
     """A job that has ended with images, whose delivery is due."""
-    job_id, writer = new_id(), JobWriter(bench.jobs)
+    job_id, writer = new_id(), JobWriter(bench.jobs, now=lambda: at or utc_now())
     addresses = tuple(sealed(secret, url) for url in urls)
     await writer.submit(job_id, Submit(submitted(image_puts=addresses, images=images, **asked)))
     stored = []
@@ -154,6 +156,13 @@ async def test_a_bucket_that_is_down_holds_up_the_end_for_so_long_at_most(
     puts = [each.put for each in await told(bench, job_id)]
     assert {each and each.status for each in puts} == {Status.FAILED}
     assert "within 0.5 s after the end" in str(puts[1])
+
+
+async def test_the_time_in_which_no_role_ran_is_not_counted(bench: Bench, tmp_path: Path) -> None:
+    job_id = await ended(bench, at=utc_now() - timedelta(hours=1))
+    async with bench.running(tmp_path):
+        await eventually(lambda: is_over(bench, job_id))
+    assert list(bench.sender.put_at) == URLS[:2]
 
 
 async def test_a_job_that_failed_has_the_images_put_that_there_are(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_put_is_given_up_some_time_after_the_end() -> None:
     assert found.not_after == ended_at + timedelta(seconds=600)
     assert found.no_later(found.not_after + timedelta(seconds=1)) == found.not_after
     assert found.no_later(START) == START
+
+
+def test_its_time_begins_when_somebody_can_put_it() -> None:
+    events = history_of(submitted(image_puts=PUTS), STARTED, image(0), Completed(images=1))
+    job, since = fold(events), START + timedelta(hours=1)
+    assert job is not None
+    found = replace(WHAT, since=since).of(events, job, Delivery(), now=since)
+    assert isinstance(found, Due)
+    assert found.not_after == since + timedelta(seconds=600)
 
 
 @pytest.mark.parametrize("index", [0, 7])

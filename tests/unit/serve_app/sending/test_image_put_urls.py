@@ -8,8 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from events.delivery import EndWithoutCallback, GiveUpBeforeEnd, RecordTry, RecordTryBeforeEnd
+from events.archive.history import ArchivedJobs
+from events.delivery import (
+    EndWithoutCallback,
+    GiveUpBeforeEnd,
+    GiveUpDelivery,
+    RecordTry,
+    RecordTryBeforeEnd,
+)
 from events.delivery_policy import SendResult
+from events.errors import SegmentBroken
 from events.log import DeliveryWriter, utc_now
 from events.store.records import KeyLimits
 from serve_app.access.api_keys import mint
@@ -95,6 +103,36 @@ async def test_a_result_says_of_each_image_what_became_of_it(
     assert [each["about"] for each in report["tries"]] == ["put-0", "put-1"]
 
 
+async def test_what_the_end_was_told_without_is_put_no_more(
+    edge: Edge, client: httpx.AsyncClient
+) -> None:
+    """A role of a version that knows no such addresses delivered it."""
+    answer = await submit(client, image_put_urls=urls(1))
+    job_id = answer.json()["request_id"]
+    await edge.run(job_id)
+    writer, job = DeliveryWriter(edge.services.deliveries), await edge.job(job_id)
+    await writer.execute(GiveUpDelivery("the receiver is gone"), job, await writer.load(job_id))
+    await edge.project()
+    [image] = (await client.get(f"/v1/jobs/{job_id}/result")).json()["results"]
+    assert image["put"] == {"status": 2, "message": "it was not put before the end was told"}
+
+
+async def test_a_lost_part_of_the_archive_keeps_no_result_back(
+    edge: Edge, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = (await submit(client, image_put_urls=urls(1))).json()["request_id"]
+    await edge.run(job_id)
+    await edge.project()
+
+    async def broken(*_: object) -> None:
+        raise SegmentBroken
+
+    monkeypatch.setattr(ArchivedJobs, "get", broken)
+    answer = await client.get(f"/v1/jobs/{job_id}/result")
+    assert answer.status_code == 200
+    assert answer.json()["results"][0]["put"] == {"status": 0}
+
+
 @pytest.mark.parametrize(
     ("sent", "field", "why"),
     [
@@ -140,6 +178,16 @@ async def test_a_key_with_hosts_of_its_own_has_images_put_there_alone(
         refused = await submit(bob, image_put_urls=urls(1))
     assert refused.status_code == 400
     assert "may not have this host called" in refused.text
+
+
+async def test_all_addresses_together_fit_into_a_message(client: httpx.AsyncClient) -> None:
+    long = "https://bucket.example.com/" + "x" * 4000
+    wide = "https://bucket.example.com/" + "😀" * 4000
+    path = "/workflow/v1/generate"
+    taken = await submit(client, path, image_put_urls=[long] * 32)
+    refused = await submit(client, path, image_put_urls=[wide] * 32)
+    assert (taken.status_code, refused.status_code) == (202, 400)
+    assert "too long together" in refused.text
 
 
 async def test_it_can_be_switched_off(tmp_path: Path) -> None:

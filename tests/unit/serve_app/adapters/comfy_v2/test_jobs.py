@@ -118,24 +118,6 @@ async def test_a_result_is_an_input_of_another_job(edge: Edge, client: httpx.Asy
         assert code(stolen) == (422, "missing_asset")
 
 
-async def test_a_copy_of_a_result_goes_with_its_job(edge: Edge, client: httpx.AsyncClient) -> None:
-    first, other = await submit(client), await submit(client)
-    for job in (first, other):
-        await edge.start(job["id"])
-        await edge.store_image(job["id"], data=png(size=(64, 64)))
-        await edge.complete(job["id"])
-        await submit(client, with_image(reference(f"{job['id']}-0")))
-    async with await edge.client("bob") as bob:  # whatever it is named for
-        names = {"image": (f"output-{first['id']}-0.png", png())}
-        assert (await bob.post("/v1/uploads", files=names)).status_code == 200
-        assert (await client.delete(f"/v1/jobs/{first['id']}")).is_success
-        assert len((await bob.get("/v1/uploads")).json()["uploads"]) == 1
-    [copy] = (await client.get("/v1/uploads")).json()["uploads"]
-    assert copy["name"] == f"output-{other['id']}-0.png"
-    gone = await client.post(JOBS, json=with_image(f"output-{first['id']}-0.png"))
-    assert code(gone) == (422, "invalid_workflow")
-
-
 async def test_another_owners_asset_is_missing(edge: Edge, client: httpx.AsyncClient) -> None:
     asset = (await post(client, png(size=(64, 64)))).json()
     async with await edge.client("bob") as bob:
