@@ -42,9 +42,9 @@ def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
         case ast.Name(id=name):
             found = _named(name, numbers)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            found = _UNARY[type(op)](_value(operand, numbers))
+            found = _UNARY[type(op)](_one(operand, numbers))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            found = _BINARY[type(op)](_value(left, numbers), _value(right, numbers))
+            found = _BINARY[type(op)](_one(left, numbers), _one(right, numbers))
         case ast.BoolOp(op=op, values=parts):
             is_and = isinstance(op, ast.And)
             every = (_value(each, numbers) for each in parts)
@@ -58,6 +58,14 @@ def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
         case _:
             raise EngineError(f"the expression has what is not taken: {ast.unparse(node)[:40]}")
     return _bounded(found)
+
+
+def _one(node: ast.expr, numbers: Mapping[str, Number]) -> Number:
+    """A number, and not the list of them all, which operators would make as long as they say."""
+    found: Number | tuple[Number, ...] = _value(node, numbers)
+    if isinstance(found, tuple):
+        raise EngineError(f"operators take numbers, and {_LIST} are several")
+    return found
 
 
 def _named(name: str, numbers: Mapping[str, Number]) -> Any:
