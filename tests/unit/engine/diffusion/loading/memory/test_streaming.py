@@ -200,6 +200,34 @@ def test_when_memory_runs_out_the_largest_model_is_streamed_from_then_on(root: P
     assert not store.free_memory()
 
 
+def test_nothing_is_streamed_that_the_machine_has_no_memory_for(root: Path) -> None:
+    store = store_in(root, Room(lambda: PLENTY, lambda: 1000))
+    network = network_of(store)
+    assert not store.free_memory()
+    assert streamed(network) is None
+
+
+def test_a_model_that_is_streamed_by_half_is_given_to_no_other_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(root, Room(lambda: PLENTY, lambda: PLENTY))
+    network, left = network_of(store), iter(range(LAYERS // 2))
+    before = velocity(network)
+
+    def pinned(_group: ModuleGroup) -> dict[Tensor, Tensor]:
+        if next(left, None) is None:
+            raise RuntimeError("CUDA error: out of memory")
+        return {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModuleGroup, "_init_cpu_param_dict", pinned)
+        assert not store.free_memory()
+    assert store.size_bytes == 0
+    again = network_of(store)
+    assert again is not network
+    assert torch.equal(velocity(again), before)
+
+
 def test_a_call_that_broke_off_leaves_nothing_on_the_device(
     root: Path, residents: Residents
 ) -> None:
