@@ -201,7 +201,7 @@ class ModelStore:
         """
         try:
             stream(entry.value, self.device)
-        except Exception:  # torch raises whatever it ran out of, and all runs wait for this one
+        except Exception:  # noqa: BLE001 - torch raises whatever it ran out of, and all runs wait
             _log.exception(
                 "a model cannot be streamed", extra={"action": "stream", "model": entry.label}
             )
