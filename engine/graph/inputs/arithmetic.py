@@ -24,15 +24,20 @@ def evaluated(expression: str, numbers: Mapping[str, Number]) -> Number:
     if len(expression) > _MOST_CHARS:
         raise EngineError(f"the expression has more than {_MOST_CHARS} characters")
     try:
-        found: Number | tuple[Number, ...] = _value(
-            ast.parse(expression.strip(), mode="eval").body, numbers
-        )
+        found: Number | tuple[Number, ...] = _value(_parsed(expression), numbers)
         if isinstance(found, tuple) or not math.isfinite(found):
             raise EngineError("the expression makes no finite number")
     except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:
         reason = str(error).split("\n")[0] or type(error).__name__
         raise EngineError(f"the expression cannot be computed: {reason}") from error
     return found
+
+
+def _parsed(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except MemoryError as error:  # which is how the parser says it
+        raise EngineError("the expression cannot be computed: it is nested too deeply") from error
 
 
 def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
