@@ -277,3 +277,13 @@ def test_a_copy_of_a_streamed_model_is_streamed_by_itself(root: Path, residents:
     assert not torch.equal(velocity(copied), before)
     assert torch.equal(velocity(network), before)
     assert residents.bytes == 0
+
+
+def test_a_copy_that_cannot_be_made_leaves_the_model_streamed(root: Path) -> None:
+    size = size_of(network_of(store_in(root, None)))
+    network = network_of(store_in(root, Room(lambda: size, lambda: PLENTY)))
+    before, network.origin = velocity(network), (each for each in ())  # which none can copy
+    with pytest.raises(TypeError):
+        sharing_copy(network)
+    assert streamed(network) is not None
+    assert torch.equal(velocity(network), before)
