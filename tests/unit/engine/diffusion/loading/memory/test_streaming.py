@@ -16,6 +16,7 @@ from diffusers.hooks.group_offloading import ModuleGroup
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.context import Context
 from engine.diffusion.families.encoders import load_texts
 from engine.diffusion.families.loading import load_diffusion_model
 from engine.diffusion.families.lookup import transformer_family
@@ -25,6 +26,7 @@ from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.errors import OutOfMemory
 from engine.families.family import Family
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from training.tiny_transformers import Z_IMAGE, write_z_image
 
@@ -204,6 +206,14 @@ def test_nothing_is_streamed_that_the_machine_has_no_memory_for(root: Path) -> N
     store = store_in(root, Room(lambda: PLENTY, lambda: 1000))
     network = network_of(store)
     assert not store.free_memory()
+    assert streamed(network) is None
+
+
+def test_nothing_is_streamed_where_the_body_of_a_node_runs_out(root: Path) -> None:
+    store = store_in(root, Room(lambda: PLENTY, lambda: PLENTY))
+    network = network_of(store)
+    context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
+    assert not context.free_memory()
     assert streamed(network) is None
 
 
