@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from engine.activity import ActivityKind, ActivityMonitor, OnActive, ignore_active
 from engine.batch_limits import BatchLimits
-from engine.errors import EngineError, OutOfMemory
+from engine.errors import EngineError, is_out_of_memory
 from engine.stages import Stage, StageClock
 
 T = TypeVar("T")
@@ -212,11 +212,12 @@ class Batcher:
             with self.limits.measured(key, rows):
                 return _results(requests)
         except BaseException as error:  # noqa: BLE001 - its run ends with it, see `_advance`
-            if isinstance(error, OutOfMemory) and self.free_memory(requests[0].stage):
+            is_full = is_out_of_memory(error)
+            if is_full and self.free_memory(requests[0].stage):
                 return []
             if len(group) == 1:
                 return [_of_a_run(error)]
-            if isinstance(error, OutOfMemory):
+            if is_full:
                 self.limits.halve(key, rows)
                 return []
         return [self._run_alone(waiting) for waiting in group]

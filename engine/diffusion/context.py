@@ -87,8 +87,11 @@ class Context:
         return self._store.device
 
     def free_memory(self) -> bool:
-        """Make more memory free after it ran out; see `ModelStore.free_memory`."""
-        return self._store.free_memory()
+        """Make more memory free after it ran out in a body; see `ModelStore.free_memory`.
+
+        Bodies work in the machine's memory, of which models that are streamed take more.
+        """
+        return self._store.free_memory(may_stream=False)
 
     def load(self, name: str) -> Work[Checkpoint]:
         """The checkpoint of that name."""

@@ -16,7 +16,7 @@ from settings.keys import ImageFormat
 _LONG_BYTES = 2**20
 _ESCAPE = b"\\u"  # of JSON; it may stand for any of the others
 _TEXTS = (b"[", b"|", _ESCAPE)
-_TEXTS_OF_WORKFLOW = (b"WebUI", _ESCAPE)
+_TEXTS_OF_WORKFLOW = (b"WebUI", b"Expression", _ESCAPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,8 @@ class GenerateRequest:
     def is_quick_to_check(self) -> bool:
         """Whether a check takes some milliseconds at most.
 
-        A prompt in the WebUI's syntax may be many texts, where it has `[` or `|`.
+        A prompt in the WebUI's syntax may be many texts, where it has `[` or `|`. Many expressions
+        may be one text, which they get by links.
         """
         marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
         return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)

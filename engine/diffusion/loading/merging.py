@@ -119,13 +119,15 @@ def sharing_copy(module: M) -> M:
     shared: dict[int, Any] = {id(each): each for each in module.parameters()}
     shared |= {id(each): each for each in module.buffers()}
     device = end_streaming(module)
-    copied = copy.deepcopy(module, shared)
+    try:
+        copied = copy.deepcopy(module, shared)
+    finally:  # else the next call would find the weights where they are not used
+        if device is not None:
+            stream(module, device)
     if device is None:
         both: tuple[Any, Any] = module, copied
         for each in both:
             each.is_streamable = False  # to stream one would take the weights of the other
-    else:
-        stream(module, device)
     if isinstance(copied, TextEncoder | LanguageModel):
         copied.renew_serial()
     return copied

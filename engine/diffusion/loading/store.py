@@ -25,7 +25,7 @@ import torch
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
 from engine.diffusion.loading.memory.entries import Entry
-from engine.diffusion.loading.memory.streaming import Room, stream, streamed
+from engine.diffusion.loading.memory.streaming import Room, pinned_bytes, stream, streamed
 from engine.diffusion.loading.weights import SUFFIX, damage_told
 from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.text.text_encoders import EncodingCache
@@ -174,23 +174,41 @@ class ModelStore:
         streamed from now on.
         """
         freed = self.free_unused()
-        for entry in self._entries.values():
+        for key, entry in list(self._entries.items()):
             if streamed(entry.value):  # the call that broke off may have left layers there
-                stream(entry.value, self.device)
-        return freed or (may_stream and self.room is not None and self._stream_largest())
+                self._stream(key, entry)
+        return freed or (may_stream and self.room is not None and self._stream_largest(self.room))
 
-    def _stream_largest(self) -> bool:
-        entries = [each for each in self._entries.values() if each.is_streamable]
-        if not entries:
+    def _stream_largest(self, room: Room) -> bool:
+        entries = [each for each in self._entries.items() if each[1].is_streamable]
+        fitting = [each for each in entries if pinned_bytes(each[1].value) <= room.host()]
+        if not fitting:
             return False
-        largest = max(entries, key=lambda each: each.size_bytes)
-        stream(largest.value, self.device)
-        largest.measure()
+        key, largest = max(fitting, key=lambda each: each[1].size_bytes)
+        if not self._stream(key, largest):
+            return False
         self._note()
         _log.warning(
             "a model is streamed from now on, because memory ran out",
             extra={"action": "stream", "model": largest.label, "held_bytes": self.size_bytes},
         )
+        return True
+
+    def _stream(self, key: Hashable, entry: Entry) -> bool:
+        """Stream its weights from now on. Returns whether that could be done.
+
+        Where it could not, a part of them is streamed, so no other run gets the model.
+        """
+        try:
+            stream(entry.value, self.device)
+        except Exception:  # noqa: BLE001 - torch raises whatever it ran out of, and all runs wait
+            _log.exception(
+                "a model cannot be streamed", extra={"action": "stream", "model": entry.label}
+            )
+            del self._entries[key]
+            self._note()
+            return False
+        entry.measure()
         return True
 
     def _evict(self, room_bytes: int, *, spared: int) -> None:

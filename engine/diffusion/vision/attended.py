@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -85,6 +86,7 @@ class AddedAttention(NamedTuple):
         found.index_add_(0, self.rows, more)
 
 
+@lru_cache(maxsize=256)
 def _sides(height: int, width: int, places: int) -> tuple[int, int]:
     """The sides of so many places that are nearest to the proportions of the latent."""
     wanted = math.sqrt(places * height / width)

@@ -24,15 +24,20 @@ def evaluated(expression: str, numbers: Mapping[str, Number]) -> Number:
     if len(expression) > _MOST_CHARS:
         raise EngineError(f"the expression has more than {_MOST_CHARS} characters")
     try:
-        found: Number | tuple[Number, ...] = _value(
-            ast.parse(expression.strip(), mode="eval").body, numbers
-        )
+        found: Number | tuple[Number, ...] = _value(_parsed(expression), numbers)
         if isinstance(found, tuple) or not math.isfinite(found):
             raise EngineError("the expression makes no finite number")
     except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:
         reason = str(error).split("\n")[0] or type(error).__name__
         raise EngineError(f"the expression cannot be computed: {reason}") from error
     return found
+
+
+def _parsed(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except MemoryError as error:  # which is how the parser says it
+        raise EngineError("the expression cannot be computed: it is nested too deeply") from error
 
 
 def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
@@ -42,9 +47,9 @@ def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
         case ast.Name(id=name):
             found = _named(name, numbers)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            found = _UNARY[type(op)](_value(operand, numbers))
+            found = _UNARY[type(op)](_one(operand, numbers))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            found = _BINARY[type(op)](_value(left, numbers), _value(right, numbers))
+            found = _BINARY[type(op)](_one(left, numbers), _one(right, numbers))
         case ast.BoolOp(op=op, values=parts):
             is_and = isinstance(op, ast.And)
             every = (_value(each, numbers) for each in parts)
@@ -58,6 +63,14 @@ def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
         case _:
             raise EngineError(f"the expression has what is not taken: {ast.unparse(node)[:40]}")
     return _bounded(found)
+
+
+def _one(node: ast.expr, numbers: Mapping[str, Number]) -> Number:
+    """A number, and not the list of them all, which operators would make as long as they say."""
+    found: Number | tuple[Number, ...] = _value(node, numbers)
+    if isinstance(found, tuple):
+        raise EngineError(f"operators take numbers, and {_LIST} are several")
+    return found
 
 
 def _named(name: str, numbers: Mapping[str, Number]) -> Any:

@@ -81,8 +81,8 @@ def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
     keys, values = pair.keys, pair.values
     if scaling.endswith("C penalty"):
         weight *= keys.shape[2] / _PENALTY_WIDTH
-    if scaling.startswith("K"):
-        keys = keys * weight
+    # Not a part of what was made for all that shared the call, which it would keep in memory.
+    keys = keys * weight if scaling.startswith("K") else keys.clone()
     mean = values.mean(1, keepdim=True) if "mean(V)" in scaling else 0.0
     changed = values - mean + mean * weight if "mean(V)" in scaling else values * weight
     return KeysValues(keys.flatten(0, 1)[None], changed.flatten(0, 1)[None])

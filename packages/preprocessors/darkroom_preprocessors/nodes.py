@@ -277,9 +277,12 @@ def inpaint(
     context: Context, image: Images, mask: Mask, black_pixel_for_xinsir_cn: bool = False
 ) -> tuple[Images]:
     """Marks what ControlNets for inpainting are to fill."""
+    import torch
     from torch.nn import functional
 
-    planes = mask.reshape(-1, 1, *mask.shape[-2:])
+    # The images take one each, and those that are left the last.
+    masks = mask.reshape(-1, 1, *mask.shape[-2:])
+    planes = masks[torch.arange(len(image)).clamp(max=len(masks) - 1)]
     fitted = functional.interpolate(planes, size=image.shape[1:3], mode="bilinear")
     is_masked = fitted.movedim(1, -1) > 0.5
     return (image.masked_fill(is_masked, 0.0 if black_pixel_for_xinsir_cn else -1.0),)

@@ -71,6 +71,9 @@ def stream(module: M, device: torch.device) -> M:
     """
     end_streaming(module)
     has_streams = device.type == "cuda"
+    # Said before it is done, so that what breaks off half-way can be ended, too.
+    found: Any = module
+    found.streamed = Streamed(device, resident_bytes(module), _size_bytes(module))
     apply_group_offloading(
         _with_layers(module),
         onload_device=device,
@@ -80,8 +83,6 @@ def stream(module: M, device: torch.device) -> M:
         use_stream=has_streams,
         record_stream=has_streams,
     )
-    found: Any = module
-    found.streamed = Streamed(device, resident_bytes(module), _size_bytes(module))
     return module
 
 
@@ -112,10 +113,18 @@ def resident_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
     return rest + sum(sorted(layers)[-_LAYERS_AT_ONCE:])
 
 
+def pinned_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
+    """What a streamed module takes of the machine's memory. With weights of `dtype`, if given."""
+    return sum(
+        _pinned_bytes(each.numel() * (each.itemsize if dtype is None else dtype.itemsize))
+        for each in _tensors(module)
+    )
+
+
 def require_room(module: nn.Module, name: str, room: Room, dtype: torch.dtype) -> None:
     """Raises OutOfMemory for a module that can neither be on the device nor be streamed."""
     size, resident = _size_bytes(module, dtype), resident_bytes(module, dtype)
-    pinned = sum(_pinned_bytes(each.numel() * dtype.itemsize) for each in _tensors(module))
+    pinned = pinned_bytes(module, dtype)
     text = f"{name} has {_gigabytes(size)} of weights, too many for the memory of the device. "
     if not room.fits(resident):
         raise OutOfMemory(

@@ -34,6 +34,8 @@ class Fake(Request):
                 raise ValueError("bad")
             if request.name == "full":
                 raise OutOfMemory
+            if request.name == "starved":
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if len(requests) > 2 and requests[0].key == "small memory":
             raise OutOfMemory
         return [request.name for request in requests]
@@ -242,6 +244,15 @@ def test_memory_that_can_be_freed_is_freed_before_calls_become_smaller(
     ends.finish()
     assert set(ends.ended.values()) == {None}
     assert [len(call) for call in calls] == [3, 3, 1, 1, 1]
+
+
+def test_memory_is_freed_for_requests_that_raise_what_torch_does(calls: list[list[str]]) -> None:
+    freed = iter([True, False])
+    ends = Ends(Batcher(free_memory=lambda _stage: next(freed)))
+    ends.join("starved", run(*fakes("starved", 1)))
+    ends.finish()
+    assert isinstance(ends.ended["starved"], RuntimeError)
+    assert calls == [["starved"], ["starved"]]
 
 
 def test_leaving_closes_the_run_and_forgets_its_requests(calls: list[list[str]]) -> None:

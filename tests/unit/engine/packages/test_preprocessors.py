@@ -166,6 +166,16 @@ def test_what_is_to_be_filled_is_marked(made: Callable[..., Tensor]) -> None:
         assert float(found[-1, 0, 0]) == 102.0
 
 
+@pytest.mark.parametrize(("images", "masks"), [(1, 3), (3, 2), (3, 1)])
+def test_each_image_takes_one_mask(extension: Extension, images: int, masks: int) -> None:
+    bodies = {each.class_type: each.body for each in extension.node_types}
+    mask = torch.ones(masks, 8, 8)
+    mask[0] = 0.0
+    (found,) = bodies["InpaintPreprocessor"](None, image=torch.ones(images, 8, 8, 3), mask=mask)
+    filled = [masks > 1 and at > 0 for at in range(images)]
+    assert [bool(each.min() < 0) for each in found] == filled
+
+
 def graph(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {
         "1": node("EmptyImage", width=80, height=72, batch_size=2, color=0x336699),

@@ -84,6 +84,13 @@ async def acceptance(edge: Edge, withdrawals: Withdrawals) -> AsyncGenerator[Acc
     await acceptance.stop()
 
 
+@pytest.mark.parametrize(
+    ("body", "is_quick"), [(b'"KSampler"', True), (b'"ComfyMathExpression"', False)]
+)
+def test_expressions_are_checked_beside_the_loop(body: bytes, is_quick: bool) -> None:
+    assert replace(REQUEST, body=body).is_quick_to_check is is_quick
+
+
 class TestACallerWhoHangsUp:
     """Serve cancels the task that handles the request."""
 

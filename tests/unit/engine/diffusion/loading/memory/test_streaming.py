@@ -16,6 +16,7 @@ from diffusers.hooks.group_offloading import ModuleGroup
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.context import Context
 from engine.diffusion.families.encoders import load_texts
 from engine.diffusion.families.loading import load_diffusion_model
 from engine.diffusion.families.lookup import transformer_family
@@ -25,6 +26,7 @@ from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.family_texts import FamilyTexts
 from engine.errors import OutOfMemory
 from engine.families.family import Family
+from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from training.tiny_transformers import Z_IMAGE, write_z_image
 
@@ -200,6 +202,42 @@ def test_when_memory_runs_out_the_largest_model_is_streamed_from_then_on(root: P
     assert not store.free_memory()
 
 
+def test_nothing_is_streamed_that_the_machine_has_no_memory_for(root: Path) -> None:
+    store = store_in(root, Room(lambda: PLENTY, lambda: 1000))
+    network = network_of(store)
+    assert not store.free_memory()
+    assert streamed(network) is None
+
+
+def test_nothing_is_streamed_where_the_body_of_a_node_runs_out(root: Path) -> None:
+    store = store_in(root, Room(lambda: PLENTY, lambda: PLENTY))
+    network = network_of(store)
+    context = Context(store, on_steps=lambda _: None, input_files={}, limits=Limits())
+    assert not context.free_memory()
+    assert streamed(network) is None
+
+
+def test_a_model_that_is_streamed_by_half_is_given_to_no_other_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(root, Room(lambda: PLENTY, lambda: PLENTY))
+    network, left = network_of(store), iter(range(LAYERS // 2))
+    before = velocity(network)
+
+    def pinned(_group: ModuleGroup) -> dict[Tensor, Tensor]:
+        if next(left, None) is None:
+            raise RuntimeError("CUDA error: out of memory")
+        return {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModuleGroup, "_init_cpu_param_dict", pinned)
+        assert not store.free_memory()
+    assert store.size_bytes == 0
+    again = network_of(store)
+    assert again is not network
+    assert torch.equal(velocity(again), before)
+
+
 def test_a_call_that_broke_off_leaves_nothing_on_the_device(
     root: Path, residents: Residents
 ) -> None:
@@ -249,3 +287,13 @@ def test_a_copy_of_a_streamed_model_is_streamed_by_itself(root: Path, residents:
     assert not torch.equal(velocity(copied), before)
     assert torch.equal(velocity(network), before)
     assert residents.bytes == 0
+
+
+def test_a_copy_that_cannot_be_made_leaves_the_model_streamed(root: Path) -> None:
+    size = size_of(network_of(store_in(root, None)))
+    network = network_of(store_in(root, Room(lambda: size, lambda: PLENTY)))
+    before, network.origin = velocity(network), (each for each in ())  # which none can copy
+    with pytest.raises(TypeError):
+        sharing_copy(network)
+    assert streamed(network) is not None
+    assert torch.equal(velocity(network), before)
