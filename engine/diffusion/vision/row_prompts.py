@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -70,17 +70,23 @@ class RowPrompts:
     @contextmanager
     def of(self, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]) -> Iterator[None]:
         """Inside, a call of the UNet attends to these. Equally many tokens are one attention."""
+        masks: _Masks = {}
         try:
             for name, added in self._by_layer.items():
-                added.extend(_added(name, rows, sizes))
+                added.extend(_added(name, rows, sizes, masks))
             yield
         finally:
             for added in self._by_layer.values():
                 added.clear()
 
 
+_Masks: TypeAlias = dict[Hashable, Tensor]
+"""Those of groups of prompts. All layers of a call share them: a mask may be as large as a picture.
+"""
+
+
 def _added(
-    name: str, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]
+    name: str, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int], masks: _Masks
 ) -> Iterator[AddedAttention]:
     """What the layer of that name attends to."""
     groups: defaultdict[Hashable, list[tuple[range, PlacedPrompt]]] = defaultdict(list)
@@ -93,20 +99,24 @@ def _added(
                 groups[number, tokens, shape, each.sides].append((range(start, start + size), each))
         start += size
     for group in groups.values():
-        yield _joined(name, group)
+        yield _joined(name, group, masks)
 
 
-def _joined(name: str, group: Sequence[tuple[range, PlacedPrompt]]) -> AddedAttention:
+def _joined(
+    name: str, group: Sequence[tuple[range, PlacedPrompt]], masks: _Masks
+) -> AddedAttention:
     pairs = [(each.layers[name], len(places)) for places, each in group]
     keys = torch.cat([each.keys.expand(size, -1, -1) for each, size in pairs])
     own = [(each.mask, len(at)) for at, each in group if each.mask is not None]
-    masks = [_sized(mask.to(keys.device), size) for mask, size in own]
+    of_group = tuple((id(mask), size) for mask, size in own)
+    if own and of_group not in masks:
+        masks[of_group] = torch.cat([_sized(mask.to(keys.device), size) for mask, size in own])
     places = [place for each, _ in group for place in each]
     return AddedAttention(
         torch.tensor(places, device=keys.device),
         keys,
         torch.cat([each.values.expand(size, -1, -1) for each, size in pairs]),
-        torch.cat(masks) if masks else None,
+        masks[of_group] if own else None,
         group[0][1].sides,
     )
 

@@ -292,7 +292,7 @@ def test_a_copy_of_a_streamed_model_is_streamed_by_itself(root: Path, residents:
 def test_a_copy_that_cannot_be_made_leaves_the_model_streamed(root: Path) -> None:
     size = size_of(network_of(store_in(root, None)))
     network = network_of(store_in(root, Room(lambda: size, lambda: PLENTY)))
-    before, network.origin = velocity(network), (each for each in ())  # which none can copy
+    before, network.origin = velocity(network), (at for at in range(1))  # which none can copy
     with pytest.raises(TypeError):
         sharing_copy(network)
     assert streamed(network) is not None
