@@ -268,6 +268,7 @@ def test_only_what_patches_a_model_once_costs_nothing() -> None:
         "CLIPSetLastLayer",
         "ComfySwitchNode",
         "DifferentialDiffusion",
+        "HyperTile",
         "ModelSamplingAuraFlow",
         "ModelSamplingContinuousEDM",
         "ModelSamplingContinuousV",
@@ -276,6 +277,7 @@ def test_only_what_patches_a_model_once_costs_nothing() -> None:
         "ModelSamplingSD3",
         "PatchModelAddDownscale",
         "RescaleCFG",
+        "TomePatchModel",
         "WebUITiling",
     }
 
