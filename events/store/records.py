@@ -207,3 +207,29 @@ class Upload:
     """When a job that names it was last accepted, or the same file was last uploaded."""
     replaced_at: datetime | None = None
     """When its name was given to another file, or removed."""
+
+
+class FileKind(StrEnum):
+    """Of the files of owners. Names of one kind are apart from those of another."""
+
+    DATA = "data"
+    SETTING = "setting"
+
+
+class Kept(StrEnum):
+    """What became of a change to a file of an owner."""
+
+    DONE = "done"
+    EXISTS = "exists"
+    MISSING = "missing"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class UserFile:
+    """A small file that a program of an owner stores."""
+
+    name: str
+    size_bytes: int
+    created_at: datetime
+    changed_at: datetime

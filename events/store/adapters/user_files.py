@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
-from enum import StrEnum
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.store.database import Database
+from events.store.records import FileKind, Kept, UserFile
 from events.store.tables import USER_FILES
-
-
-class FileKind(StrEnum):
-    """Names of one kind are apart from those of another."""
-
-    DATA = "data"
-    SETTING = "setting"
-
-
-class Kept(StrEnum):
-    """What became of a change."""
-
-    DONE = "done"
-    EXISTS = "exists"
-    MISSING = "missing"
-    FULL = "full"
-
-
-@dataclass(frozen=True, slots=True)
-class UserFile:
-    name: str
-    size_bytes: int
-    created_at: datetime
-    changed_at: datetime
-
 
 _SHOWN = tuple(USER_FILES.c[each.name] for each in fields(UserFile))
 

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from events.store.adapters.key_options import KeyOptions
-from events.store.adapters.user_files import FileKind, Kept, UserFile, UserFiles
+from events.store.adapters.user_files import UserFiles
 from events.store.database import Database
+from events.store.records import FileKind, Kept, UserFile
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = NOON + timedelta(days=1)

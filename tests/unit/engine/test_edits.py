@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.families.family import Defaults
 from engine.graph.catalogue import Catalogue
 from events.store.records import Upload
 from serve_app.adapters.openai.edit_graph import Edit, edit_graph
@@ -50,7 +51,7 @@ FILES = {"image.png": png(COLOURS), "mask.png": png(MASK)}
 def pictures(catalogue: Catalogue, *, is_masked: bool, **members: object) -> np.ndarray:
     asked = EditParameters.model_validate({"prompt": "a circle", "seed": 7, **members})
     mask = upload("mask.png") if is_masked else None
-    edit = Edit(asked, TINY, 2, upload("image.png"), mask)
+    edit = Edit(asked, TINY, 2, upload("image.png"), mask, Defaults())
     [run] = recorded([edit_graph(edit)], catalogue, FILES)
     return np.stack(run.images)
 

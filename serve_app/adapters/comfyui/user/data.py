@@ -13,8 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from events.log import utc_now
-from events.store.adapters.user_files import FileKind, Kept, UserFile
-from events.store.records import ApiKey
+from events.store.records import ApiKey, FileKind, Kept, UserFile
 from serve_app.adapters.comfyui.bodies import invalid
 from serve_app.adapters.comfyui.records import milliseconds
 from serve_app.adapters.comfyui.twins import twin

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from events.log import utc_now
-from events.store.adapters.user_files import FileKind, Kept
+from events.store.records import FileKind, Kept
 from serve_app.adapters.comfyui.bodies import invalid, json_body
 from serve_app.adapters.comfyui.twins import twin
 from serve_app.adapters.comfyui.user.room import too_much

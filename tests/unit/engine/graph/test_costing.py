@@ -251,15 +251,14 @@ def test_each_node_is_estimated_once(catalogue: Catalogue) -> None:
 
         return replace(declared, estimate=estimate)
 
-    types = tuple(map(counted, NODE_TYPES))
-    graph_of(batched(900), Catalogue(catalogue.models, types), **OFF)
+    graph_of(batched(900), Catalogue(catalogue.models, tuple(map(counted, NODE_TYPES))), **OFF)
     assert calls == {"EmptyImage": 1, "ImageBatch": 900, "SaveImage": 1}
 
 
 def test_a_schedule_that_is_too_long_is_refused(catalogue: Catalogue) -> None:
-    refusal = refusal_of(text_to_image(steps=10_000, denoise=1e-6), catalogue)
-    assert refusal.details.startswith("node 3 (KSampler): ")
-    assert "10,000,000,000 steps, at most 1,000,000 are taken" in refusal.details
+    told = refusal_of(text_to_image(steps=10_000, denoise=1e-6), catalogue).details
+    assert told.startswith("node 3 (KSampler): ")
+    assert "10,000,000,000 steps, at most 1,000,000 are taken" in told
 
 
 def test_only_what_patches_a_model_once_costs_nothing() -> None:
