@@ -49,7 +49,7 @@ HOSTILE = [
     ("http://[::1/", "no valid host"),
     ("http://::1/", "no valid host"),
     ("http://" + "a" * 64 + ".com/", "letters, digits"),
-    ("http://example.com/" + "a" * 2048, "longer than"),
+    ("http://example.com/" + "a" * 4096, "longer than"),
     # ports
     ("http://example.com:0/", "1 to 65535"),
     ("http://example.com:65536/", "1 to 65535"),
