@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.callback_address import AddressRule, Target
+from events.callback_address import LONGEST_PUT_URL, LONGEST_URL, AddressRule, Target
 from events.errors import AddressNotAllowed
 from tests.support.callbacks.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
 
@@ -36,6 +36,14 @@ def test_a_hostile_url_is_refused_and_the_message_says_why(url: str, reason: str
 )
 def test_a_public_url_gives_its_target(url: str, target: Target) -> None:
     assert PUBLIC.check_url(url) == target
+
+
+def test_a_url_has_so_many_characters_at_most() -> None:
+    longest = "http://example.com/".ljust(LONGEST_URL, "a")
+    PUBLIC.check_url(longest)
+    with pytest.raises(AddressNotAllowed, match=f"longer than {LONGEST_URL} "):
+        PUBLIC.check_url(longest + "a")
+    PUBLIC.check_url(longest + "a", longest=LONGEST_PUT_URL)
 
 
 @pytest.mark.parametrize("ip", ["1.1.1.1", "9.255.255.255", "100.63.255.255", "172.32.0.1"])
