@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SEED = int(os.environ.get("SEED", "7"))
 OWNERS = ("alice", "bob")
-PERIOD_S = 1.5
+PERIOD_S = 2.0
 SETTLE_S = 120.0 * FACTOR
 NODE = "node_kill"
 FAULTS: dict[str, float] = {
