@@ -12,7 +12,6 @@ from playwright.sync_api import expect
 from tests.browser.visitor import JOB_MS, Visitor
 from tests.support.service import CHECKPOINT, Service, diffusion
 
-
 PAGE_BYTES = 300_000
 """What a person's first visit may load, answers of the API with it."""
 
