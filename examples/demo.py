@@ -38,9 +38,10 @@ DIFFUSION: dict[str, Any] = {
 }
 FLOW: dict[str, Any] = {
     **DIFFUSION,
-    "prompt": "a large green ring on a yellow background",
+    "prompt": "a purple heart and a green star on a yellow background",
     "sd_model_checkpoint": "darkroom-z-shapes.safetensors",
     "batch_size": 1,
+    "seed": 13,
 }
 
 
