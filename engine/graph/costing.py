@@ -130,7 +130,7 @@ class Ledger:
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended. Raises TooLarge for its texts."""
         declared, inputs = self._types[node.class_type], self._inputs(node)
-        self._refuse(node, self._texts.compute(declared.expressions(inputs)))
+        self._refuse(node, self._texts.add_expressions(declared.expressions(inputs)))
         estimate = declared.estimated(inputs)
         made = [each.value for each in estimate.shapes if isinstance(each, Scalar)]
         self._refuse(node, self._texts.add(made))

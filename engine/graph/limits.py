@@ -13,8 +13,8 @@ MAX_SCHEDULE_SIGMAS = 1_000_000
 _MADE_TEXTS = 16
 """So many texts of the longest kind may the nodes of a graph make in all."""
 _EXPRESSION_CHARS = 32_768
-"""So many characters may the expressions of a graph have. Each is 2 µs of work or
-more, in HTTP replicas and wherever else the graph is checked."""
+"""So many characters may the expressions of a graph have. Each is 2 µs of work or more, in HTTP
+replicas and wherever else the graph is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,17 @@ class Limits:
 
 class MadeTexts:
     """How much text the nodes of a graph have made so far, for each may double what it is given;
-    and how long a text they have computed.
+    and how long the expressions are that they computed.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._most = self._left = _MADE_TEXTS * limits.max_text_chars
-        self._left_to_compute = _EXPRESSION_CHARS
+        self._expression_chars_left = _EXPRESSION_CHARS
 
-    def compute(self, expressions: Iterable[str]) -> str | None:
+    def add_expressions(self, expressions: Iterable[str]) -> str | None:
         """Count expressions before they are computed. Returns what is wrong, as `add` does."""
-        self._left_to_compute -= sum(map(len, expressions))
-        if self._left_to_compute >= 0:
+        self._expression_chars_left -= sum(map(len, expressions))
+        if self._expression_chars_left >= 0:
             return None
         return (
             f"with it the expressions of the graph have more than {_EXPRESSION_CHARS} characters, "
