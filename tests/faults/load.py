@@ -112,7 +112,7 @@ class Load:
 
     async def goes_on(self) -> None:
         """Returns once a job that is submitted from now on has ended."""
-        before = self.accepted.keys() | set()
+        before = set(self.accepted)
         await eventually(lambda: self.accepted.keys() - before - self.open.keys())
 
     async def settle(self, *, within_s: float) -> None:

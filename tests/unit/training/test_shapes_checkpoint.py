@@ -21,13 +21,7 @@ ASKED = {
     "a white heart on a purple background": ("white", "purple"),
 }
 
-
-@pytest.fixture(params=[SHAPES, FLOW], ids=["shapes", "flow"])
-def checkpoint(request: pytest.FixtureRequest) -> Path:
-    path: Path = request.param
-    if not path.exists():
-        pytest.skip(f"{path.name} is not there: train it")
-    return path
+pytestmark = pytest.mark.parametrize("checkpoint", [SHAPES, FLOW], ids=["shapes", "flow"])
 
 
 def test_it_is_small_enough_to_ship(checkpoint: Path) -> None:
