@@ -210,6 +210,7 @@ def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenClust
             expected=jobs_in(settings.engine.max_rows),
             kept_free=settings.owners.slots_kept_free,
             spare=settings.dispatch.spare_job_actors,
+            starting=settings.dispatch.job_actors_starting,
             idle_s=settings.dispatch.job_actor_idle_s,
         ),
     )

@@ -7,6 +7,7 @@ generator reads all of it on the same cores, so the figures are upper bounds. At
 are closed at once, and the replica's open files are counted again.
 
 usage: python -m benchmarks.streams [--streams 1000] [--rate 20] [--time-s 60] [--json FILE]
+                                    [SETTING=VALUE ...]
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("--time-s", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     report = Report("streams")
-    with installation(SETTINGS) as installed:
+    settings = dict(each.split("=", 1) for each in args.settings)
+    with installation({**SETTINGS, **settings}) as installed:
         bench = Bench(installed, streams=args.streams, rate_per_s=args.rate, time_s=args.time_s)
         asyncio.run(bench.run(report))
     report.write(args.json)

@@ -12,6 +12,9 @@ from functools import partial
 from actors.dispatch.slot import Slot, SlotState
 from actors.waiting.lowest import Lowest
 
+_START_S = 10.0
+"""How long the start of one holds up those of others: one that does not start is to stop none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNumbers:
@@ -24,6 +27,8 @@ class SlotNumbers:
     kept_free: int = 0
     spare: int = 2
     """How many are ready beyond those that run jobs: so many, and half as many as run jobs."""
+    starting: int = 1
+    """How many further ones start at the same time."""
     idle_s: float = 300.0
     """How long one more than that stays after it was needed."""
 
@@ -35,8 +40,10 @@ class SlotNumbers:
 class Slots:
     """Opens the next ones as jobs come, and closes again those that nobody needed for some time.
 
-    The start of a job actor takes part of a second, so it is begun before a job waits for it. What
-    keeps the device from too many jobs is the engine, which lets them in by their needs.
+    The start of a job actor takes part of a second, so it is begun before a job waits for it. Few
+    start at a time: they would take the processor from the jobs that run, which would stay longer,
+    so that still more were wanted. What keeps the device from too many jobs is the engine, which
+    lets them in by their needs.
     """
 
     def __init__(
@@ -58,6 +65,8 @@ class Slots:
         """Of those that are open, as they last said."""
         self._counts: Counter[SlotState] = Counter()
         self._idle = Lowest()
+        self._starting: dict[int, float] = {}
+        """Since when those that never were ready are open."""
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._is_kept = False
         self._needed = 0
@@ -111,6 +120,8 @@ class Slots:
         if engine_takes != self._engine_takes:
             self._engine_takes = engine_takes
             self._tell()
+        elif self._is_kept:
+            self._open_needed()
         if self._clock() >= self._look_at:
             self._close_surplus()
 
@@ -131,12 +142,18 @@ class Slots:
         wanted = self._wanted()
         self._needed = max(self._needed, wanted)
         number = 0
-        while len(self._open) < wanted:
+        while len(self._open) < wanted and self._may_start():
             if number not in self._open and number not in self._closing:
                 self._add(number)
             number += 1
 
+    def _may_start(self) -> bool:
+        late = self._clock() - _START_S
+        recent = sum(since > late for since in self._starting.values())
+        return recent < self._numbers.starting
+
     def _add(self, number: int) -> None:
+        self._starting[number] = self._clock()
         self._open[number] = slot = self._make(number, partial(self._note_state, number))
         slot.open()
 
@@ -148,6 +165,8 @@ class Slots:
         if slot is not None:
             self._states[number] = slot.state
             self._counts[slot.state] += 1
+        if slot is None or slot.state is not SlotState.STARTING:
+            self._starting.pop(number, None)
         if slot is not None and slot.state is SlotState.IDLE:
             self._idle.add(number)
         else:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _JOBS_PER_ACTOR_ON_GPU = 1
-_JOBS_PER_ACTOR_ON_CPU = 50
+_JOBS_PER_ACTOR_ON_CPU = 1000
 _NO_JOB_ACTOR = ActorUnavailable("none of its job actors has started")
 
 
@@ -44,7 +44,7 @@ class Worker:
         on_change: Callable[[], None],
         period_s: float = 1.0,
     ) -> None:
-        """`jobs_per_actor`: 0 stands for one on a worker with a GPU, and 50 on one without.
+        """`jobs_per_actor`: 0 stands for one on a worker with a GPU, and 1000 on one without.
 
         `engine_silence_s`: how long its engine may not answer, beyond the time that its work takes,
         before it is ended. `period_s`: how often the engine is checked, and what failed is tried

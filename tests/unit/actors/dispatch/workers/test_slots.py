@@ -130,6 +130,39 @@ async def test_one_that_does_not_start_is_not_free(bench: Bench) -> None:
     assert bench.slots.free() == 8
 
 
+@pytest.mark.parametrize("starting", [1, 3])
+async def test_few_start_at_a_time(starting: int) -> None:
+    """Or they would take the processor from the jobs that run, and still more would be wanted."""
+    bench = Bench(starting=starting)
+    await bench.open()
+    bench.cluster.broken = {slot_name(NAME, number) for number in range(2, 9)}
+    for number in range(2):
+        slot = await eventually(bench.slots.idle)
+        slot.reserve(MemoryJobQueue().entry(f"job-{number}", "1"))
+    assert bench.count(SlotState.STARTING) == starting
+    bench.slots.fit(8)
+    assert bench.count(SlotState.STARTING) == starting
+    bench.cluster.broken = set()
+    await bench.settle()
+    assert len(bench.slots) == 5
+
+
+async def test_one_that_does_not_start_holds_up_the_others_for_a_while_only() -> None:
+    bench = Bench()
+    await bench.open()
+    bench.cluster.broken = {slot_name(NAME, 2)}
+    slot = await eventually(bench.slots.idle)
+    slot.reserve(MemoryJobQueue().entry("job", "1"))
+    bench.slots.fit(12)
+    slot = await eventually(bench.slots.idle)
+    slot.reserve(MemoryJobQueue().entry("another", "1"))
+    assert len(bench.slots) == 3
+    bench.now += 11
+    bench.slots.fit(12)
+    await eventually(lambda: len(bench.slots) == 5)
+    assert bench.count(SlotState.STARTING) == 1
+
+
 async def test_an_engine_that_takes_fewer_gets_no_further_job(bench: Bench) -> None:
     await bench.open()
     await bench.take(4)
