@@ -39,9 +39,9 @@ class DispatchSettings(Group):
     spare_job_actors: PositiveInt = 2
     """How many job actors of a worker are ready for further jobs while none runs. Beside jobs that
     run there are half as many more."""
-    job_actors_starting: PositiveInt = 1
-    """How many further job actors of a worker start at the same time. More are there sooner, but
-    take the processor from jobs that run: for machines with many cores."""
+    job_actors_starting: Annotated[int, Field(ge=0)] = 0
+    """How many further job actors of a worker start at the same time; 0 is 4 with a GPU and 1
+    without, where they take the processor from the jobs that run."""
     job_actor_idle_s: PositiveFloat = 300.0
     """How long a job actor that is more than that is kept after it was needed."""
     worker_idle_s: PositiveFloat = 300.0

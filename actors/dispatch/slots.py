@@ -27,8 +27,8 @@ class SlotNumbers:
     kept_free: int = 0
     spare: int = 2
     """How many are ready beyond those that run jobs: so many, and half as many as run jobs."""
-    starting: int = 1
-    """How many further ones start at the same time."""
+    starting: int = 0
+    """How many further ones start at the same time. 0: as many as its place allows."""
     idle_s: float = 300.0
     """How long one more than that stays after it was needed."""
 
@@ -65,6 +65,7 @@ class Slots:
         """Of those that are open, as they last said."""
         self._counts: Counter[SlotState] = Counter()
         self._idle = Lowest()
+        self._most_starting = 1
         self._starting: dict[int, float] = {}
         """Since when those that never were ready are open."""
         self._closing: dict[int, asyncio.Task[None]] = {}
@@ -107,8 +108,12 @@ class Slots:
         room = self.most - self.busy
         return max(min(self._counts[SlotState.IDLE] + to_open, room), 0)
 
-    def open(self, found: Iterable[int]) -> None:
-        """Begin with those of a predecessor, which may run jobs, and as many as are to be ready."""
+    def open(self, found: Iterable[int], *, starting: int = 1) -> None:
+        """Begin with those of a predecessor, which may run jobs, and as many as are to be ready.
+
+        `starting`: how many further ones start at the same time, unless the numbers say it.
+        """
+        self._most_starting = self._numbers.starting or starting
         self._look_at = self._clock() + self._numbers.idle_s
         for number in found:
             self._add(number)
@@ -150,7 +155,7 @@ class Slots:
     def _may_start(self) -> bool:
         late = self._clock() - _START_S
         recent = sum(since > late for since in self._starting.values())
-        return recent < self._numbers.starting
+        return recent < self._most_starting
 
     def _add(self, number: int) -> None:
         self._starting[number] = self._clock()

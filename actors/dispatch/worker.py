@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 _JOBS_PER_ACTOR_ON_GPU = 1
 _JOBS_PER_ACTOR_ON_CPU = 1000
+_STARTING_ON_GPU = 4
+_STARTING_ON_CPU = 1
 _NO_JOB_ACTOR = ActorUnavailable("none of its job actors has started")
 
 
@@ -77,7 +79,9 @@ class Worker:
         self._gpus = await self._place()
         try:
             engine = await self._open_engine()
-            self.slots.open(await self._persist(lambda: self._cluster.slots(self.name)))
+            found = await self._persist(lambda: self._cluster.slots(self.name))
+            starting = _STARTING_ON_GPU if self._gpus else _STARTING_ON_CPU
+            self.slots.open(found, starting=starting)
             while True:
                 engine = await self._check(engine)
                 await asyncio.sleep(self._period_s if self.is_ready else self._period_s / 10)

@@ -20,6 +20,7 @@ from benchmarks.harness.report import Report
 from benchmarks.peers import comfyui
 
 FIRST_JOB_TIMEOUT_S = 180.0
+_MOST_WARM_UPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,12 @@ class Bench:
 
     async def warm_up(self, kind: str) -> None:
         """The engine learns what a row takes, and job actors are started for as many jobs."""
-        for _ in range(2):
+        actors = 0
+        for _ in range(_MOST_WARM_UPS):
             await self.at_once(kind, self.size.jobs)
+            before, actors = actors, self.family.processes().get("job actors", 0)
+            if actors == before:
+                break
 
     async def at_once(self, kind: str, jobs: int) -> Measured:
         return await self.offer(kind, [0.0] * jobs)

@@ -133,8 +133,9 @@ async def test_one_that_does_not_start_is_not_free(bench: Bench) -> None:
 @pytest.mark.parametrize("starting", [1, 3])
 async def test_few_start_at_a_time(starting: int) -> None:
     """Or they would take the processor from the jobs that run, and still more would be wanted."""
-    bench = Bench(starting=starting)
-    await bench.open()
+    bench = Bench()
+    bench.slots.open([], starting=starting)
+    await bench.settle()
     bench.cluster.broken = {slot_name(NAME, number) for number in range(2, 9)}
     for number in range(2):
         slot = await eventually(bench.slots.idle)

@@ -20,12 +20,17 @@ LONG_S = 1000.0
 
 
 def new_worker(
-    cluster: FakeCluster, *, slots: int = 2, jobs_per_actor: int = 0, silence_s: float = 1000
+    cluster: FakeCluster,
+    *,
+    slots: int = 2,
+    jobs_per_actor: int = 0,
+    actors_starting: int = 0,
+    silence_s: float = 1000,
 ) -> Worker:
     return Worker(
         NAME,
         cluster=cluster,
-        slots=SlotNumbers(most=slots),
+        slots=SlotNumbers(most=slots, starting=actors_starting),
         jobs_per_actor=jobs_per_actor,
         startup=Startup(longest_s=1000, most_deaths=1000),
         engine_silence_s=silence_s,
@@ -164,6 +169,22 @@ async def test_the_settings_say_how_many_jobs_an_actor_runs(cluster: FakeCluster
     async with kept(new_worker(cluster, slots=1, jobs_per_actor=3)) as worker:
         await eventually(lambda: has_idle_slots(worker, 1))
         assert [slot.is_expired for slot in worker.slots] == [True]
+
+
+@pytest.mark.parametrize(("gpus", "setting", "starting"), [(1.0, 0, 4), (0.0, 0, 1), (0.0, 2, 2)])
+async def test_further_actors_start_a_few_at_a_time(
+    gpus: float, setting: int, starting: int
+) -> None:
+    cluster = FakeCluster(gpus=gpus)
+    async with kept(new_worker(cluster, slots=8, actors_starting=setting)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        cluster.broken = {slot_name(NAME, number) for number in range(2, 8)}
+        for job in range(2):
+            slot = await eventually(worker.idle_slot)
+            slot.reserve(MemoryJobQueue().entry(f"job-{job}", "1"))
+        await eventually(lambda: worker.is_ready)
+        states = [slot.state for slot in worker.slots]
+        assert states.count(SlotState.STARTING) == min(starting, 3)
 
 
 async def test_a_worker_that_is_left_keeps_its_actors(cluster: FakeCluster) -> None:
