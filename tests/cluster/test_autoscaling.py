@@ -180,9 +180,7 @@ async def test_nodes_of_each_type_come_with_jobs_and_go_after_them(
         assert await ends(cluster, job_id) == ["cancelled"]
 
 
-async def has_room_for_two(
-    http: httpx.AsyncClient, scale: Scale, job_ids: list[str]
-) -> list[str]:
+async def has_room_for_two(http: httpx.AsyncClient, scale: Scale, job_ids: list[str]) -> list[str]:
     """Those that run. Once the others are cancelled, nobody waits for a third node."""
     await eventually(lambda: has_one_without_room(http))
     runs = await eventually(lambda: two_run(http))
@@ -233,7 +231,7 @@ async def test_places_that_never_come_are_as_many_as_may_be_and_go_with_their_jo
         for job_id, left in zip(jobs, (2, 1, 0), strict=True):
             await cancel(http, job_id)
             await eventually(lambda left=left: scale.groups()["nowhere"] == left)
-            story.say(f"{left} jobs wait, for {left} places")
+            story.say(f"jobs that wait: {left}, places: {left}")
         await nothing_is_left(cluster, scale)
         story.say("nothing is asked for")
     sys.stdout.write(f"\n{story}\n")
