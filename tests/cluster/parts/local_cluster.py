@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
@@ -96,6 +97,16 @@ class LocalCluster:
         options = self._head_options() | {"num-cpus": cpus, **_EDGE}
         self._start("head", options, {**self.environment, **self.settings})
 
+    def start_autoscaling_head(
+        self, config: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
+        """One that carries HTTP and roles, and adds nodes as its autoscaler's `config` says."""
+        path = self.folder / "autoscaling.yaml"
+        path.write_text(yaml.safe_dump(dict(config)))
+        self._head_port = self._port
+        options = self._head_options() | {"autoscaling-config": path, **_EDGE}
+        self._start("head", options, {**self.environment, **self.settings, **environment})
+
     def _head_options(self) -> dict[str, object]:
         self._state = None
         host, _, port = self.gcs.partition(":")
@@ -166,6 +177,10 @@ class LocalCluster:
         """Returns once each role is there once, and both replicas are."""
         await eventually(lambda: all(len(self.ray().pids(role)) == 1 for role in ROLES))
         await eventually(lambda: len(self.ray().pids(REPLICA)) == 2)
+
+    def ray_status(self) -> str:
+        """What Ray's autoscaler says of nodes, and of what waits for some."""
+        return self._output([program("ray"), "status", "--address", self.gcs])
 
     async def joined(self, count: int) -> None:
         """Returns once so many nodes are there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from serve_app.local.ports import held_ports
 
 _NODE = "CLUSTER_NODE"
 _AGENT_PORTS = 4
+_KILL_TIMEOUT_S = 30.0
 
 
 class RayNode:
@@ -63,24 +65,13 @@ class RayNode:
 
     def kill(self) -> None:
         """SIGKILL to all that it started and starts yet, as when its machine is lost."""
-        while processes := [each for each in psutil.process_iter() if self._is_its(each)]:
-            for process in processes:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            _, alive = psutil.wait_procs(processes, timeout=10)
-            assert not alive, alive
+        kill_all_with(_NODE, self._id)
         if self._process is not None:
             self._process.wait(10)
 
     def has(self, pid: int) -> bool:
         """Whether this process is one of it."""
-        return self._is_its(psutil.Process(pid))
-
-    def _is_its(self, process: psutil.Process) -> bool:
-        with suppress(psutil.Error):
-            is_zombie = process.status() == psutil.STATUS_ZOMBIE
-            return not is_zombie and process.environ().get(_NODE) == self._id
-        return False
+        return _has(psutil.Process(pid), _NODE, self._id)
 
     @property
     def output(self) -> str:
@@ -89,6 +80,27 @@ class RayNode:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+
+def kill_all_with(variable: str, value: str) -> None:
+    """SIGKILL to each process that has this in its environment, and to those that it makes yet.
+
+    A zombie counts as gone: whoever started it may never ask for its end.
+    """
+    give_up_at = time.monotonic() + _KILL_TIMEOUT_S
+    while processes := [each for each in psutil.process_iter() if _has(each, variable, value)]:
+        assert time.monotonic() < give_up_at, processes
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.05)
+
+
+def _has(process: psutil.Process, variable: str, value: str) -> bool:
+    with suppress(psutil.Error):
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not is_zombie and process.environ().get(variable) == value
+    return False
 
 
 def _option(name: str, value: object) -> str:

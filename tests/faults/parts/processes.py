@@ -112,6 +112,10 @@ class RayState:
         group = next(each for each in table if (each["name"], each["state"]) == (name, "CREATED"))
         return str(group["bundles_to_node_id"][0])
 
+    def node_resources(self) -> list[dict[str, float]]:
+        """What each living node has."""
+        return [node["Resources"] for node in self._state.node_table() if node["Alive"]]
+
     def nodes(self) -> int:
         return sum(node["Alive"] for node in self._state.node_table())
 
