@@ -8,7 +8,7 @@ from actors.waiting.in_hand import Held
 
 
 class Given:
-    """A job may be there twice: it came again, and its first slot has not said yet that it ended."""
+    """A job may be there twice: it came again, and its first slot has not said that it ended."""
 
     def __init__(self) -> None:
         self._by_job: dict[str, set[Held]] = {}

@@ -109,10 +109,10 @@ class Turns:
         `only_idle`: of owners who run nothing.
         """
         found = self._idle.first(most)
-        if not only_idle and (turn := self._busy.turn) is not None:
-            # As long as enough are idle in an earlier turn, or this one, the others are not needed.
-            if len(found) < most or found[-1][0] > turn:
-                found = list(merge(found, self._busy.first(most), key=lambda each: each[0]))
+        turn = None if only_idle else self._busy.turn
+        # Where enough are idle in an earlier turn, or this one, the others are not needed.
+        if turn is not None and (len(found) < most or found[-1][0] > turn):
+            found = list(merge(found, self._busy.first(most), key=lambda each: each[0]))
         return [owner.jobs[0] for _, owner in islice(found, most)]
 
     def take(self, job: Waiting) -> None:
