@@ -11,7 +11,6 @@ from functools import partial
 from actors.dispatch.cluster import ActorDied
 from actors.dispatch.deaths import AfterDeath, Deaths
 from actors.dispatch.free_slots import Place
-from actors.dispatch.given import Given
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.slot import Slot
 from actors.dispatch.worker import Worker
@@ -19,6 +18,7 @@ from actors.endpoints.status import EndpointStatus
 from actors.waiting.choice import Chosen, choice_for
 from actors.waiting.deadlines import Deadlines
 from actors.waiting.forgotten import Forgotten
+from actors.waiting.given import Given
 from actors.waiting.in_hand import PASSING, Held, InHand, drop_entry
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.job import RunOutcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from actors.dispatch.given import Given
+from actors.waiting.given import Given
 from actors.waiting.in_hand import Held
 from actors.waiting.turns import Waiting
 from events.queue import QueueEntry
