@@ -38,7 +38,7 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test fidelity faults skew hostile clients outside cluster-test browser screenshots image check docs format bench asyncapi lock audit sbom clean
+.PHONY: help install demo up test fidelity faults skew hostile clients outside cluster-test cluster-faults browser screenshots image check docs format bench asyncapi lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -82,7 +82,10 @@ outside: $(OUTSIDE_INSTALLED) ## take an object store, a Postgres and three NATS
 	$(BIN)/pytest -rs tests/outside $(ARGS)
 
 cluster-test: $(OUTSIDE_INSTALLED) $(CHECKPOINT) ## deploy anew on a Ray of three nodes, lose and drain its nodes, and put another cluster in its place
-	$(BIN)/pytest -rs -s tests/cluster $(ARGS)
+	$(BIN)/pytest -rs -s tests/cluster --ignore=tests/cluster/test_faults.py $(ARGS)
+
+cluster-faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze log servers, Postgres, nodes and actors of a Ray of three nodes, one after the other under load
+	$(BIN)/pytest -rs -s tests/cluster/test_faults.py $(ARGS)
 
 browser: $(BROWSER_INSTALLED) $(CHECKPOINT) ## use the console in a headless Chromium, which must be installed; needs a network for axe-core
 	$(BIN)/pytest -rs tests/browser $(ARGS)

@@ -1,4 +1,5 @@
-"""Starts the service, makes a key, runs one job of each flavour and receives its callback.
+"""Starts the service, makes a key, runs a job of each flavour, and one with another family of
+models, and receives their callbacks.
 
 usage: make demo
 """
@@ -35,6 +36,13 @@ DIFFUSION: dict[str, Any] = {
     "clip_skip": 1,
     "seed": -1,
 }
+FLOW: dict[str, Any] = {
+    **DIFFUSION,
+    "prompt": "a purple heart and a green star on a yellow background",
+    "sd_model_checkpoint": "darkroom-z-shapes.safetensors",
+    "batch_size": 1,
+    "seed": 13,
+}
 
 
 def main() -> None:
@@ -45,8 +53,13 @@ def main() -> None:
         with Receiver(webhook_secret) as receiver, Client(service.url, key) as client:
             console.print(f"key {key[:18]}..., receiver at {receiver.url}")
             workflow = json.loads((ROOT / "examples" / "workflow.json").read_text())
-            for number, flavour, body in ((3, "workflow", workflow), (4, "diffusion", DIFFUSION)):
-                console.print(Rule(f"{number}. A {flavour} job"))
+            jobs = (
+                ("A workflow job", "workflow", workflow),
+                ("A diffusion job", "diffusion", DIFFUSION),
+                ("A diffusion job with a flow transformer", "diffusion", FLOW),
+            )
+            for number, (title, flavour, body) in enumerate(jobs, start=3):
+                console.print(Rule(f"{number}. {title}"))
                 run(client, receiver, flavour, body)
     console.print(Rule("Stopped"))
     console.print(f"The pictures are in {PICTURES}", soft_wrap=True)

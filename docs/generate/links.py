@@ -24,6 +24,7 @@ OUTSIDE = (
     "examples/subscriber/follow.py",
     "examples/workflow.json",
     "models/checkpoints/darkroom-shapes.md",
+    "models/checkpoints/darkroom-z-shapes.md",
 )
 """Files outside of `docs/` that the site shows too."""
 

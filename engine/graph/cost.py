@@ -195,14 +195,27 @@ class ModelShape:
     """So often what its layers pass on is filtered. Each one is a copy of all layers."""
     held_bytes: int = 0
     """The size of what it attends to beside texts."""
+    image_prompts: int = 0
+    """To so many image prompts each of its calls attends beside the texts."""
+    image_tokens: int = 0
+    """Those of all its image prompts."""
+    more_attention: float = 0.0
+    """What its attention to the places of an image takes more than usual, as a share of that."""
 
     @property
     def size_bytes(self) -> int:
         return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES + self.held_bytes)
 
-    def holding(self, size_bytes: int) -> ModelShape:
-        """The model with so many more bytes that belong to it."""
-        return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
+    def holding(self, size_bytes: int, tokens: int = 0) -> ModelShape:
+        """The model with so many more bytes that belong to it, those of an image prompt of so many
+        tokens where there are any.
+        """
+        return replace(
+            self,
+            held_bytes=saturated(self.held_bytes + size_bytes),
+            image_prompts=saturated(self.image_prompts + (tokens > 0)),
+            image_tokens=saturated(self.image_tokens + tokens),
+        )
 
     @property
     def traits(self) -> Traits:
@@ -211,9 +224,8 @@ class ModelShape:
     @property
     def costs_more(self) -> bool:
         """Whether sampling or encoding with it does, or what it holds."""
-        has_more = self.more_calls > 0 or self.filters > 0 or self.third is not None
-        costs = self.traits.work != TRAITS[Family.SD1].work or self.held_bytes > 0
-        return has_more or costs
+        plain = ModelShape(is_merged=self.is_merged, family=self.family)
+        return self != plain or self.traits.work != TRAITS[Family.SD1].work
 
     def sampled(self, latent: LatentShape) -> LatentShape:
         """What it makes of a latent, whose channels an empty one gets from it."""

@@ -129,8 +129,11 @@ class Ledger:
 
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended. Raises TooLarge for its texts."""
-        estimate = self._types[node.class_type].estimated(self._inputs(node))
-        self._note_texts(node, estimate.shapes)
+        declared, inputs = self._types[node.class_type], self._inputs(node)
+        self._refuse(node, self._texts.add_expressions(declared.expressions(inputs)))
+        estimate = declared.estimated(inputs)
+        made = [each.value for each in estimate.shapes if isinstance(each, Scalar)]
+        self._refuse(node, self._texts.add(made))
         shapes = self._with_merged(node, self._with_guidance(node, estimate.shapes))
         self._shapes[node.id] = shapes
         self._output_bytes[node.id] = _size(shapes)
@@ -197,10 +200,8 @@ class Ledger:
             for name, shape in zip(declared.outputs, shapes, strict=True)
         ]
 
-    def _note_texts(self, node: Node, shapes: Sequence[Shape]) -> None:
-        """At once, for the next node could double each of them."""
-        values = (each.value for each in shapes if isinstance(each, Scalar))
-        if problem := self._texts.add(values):
+    def _refuse(self, node: Node, problem: str | None) -> None:
+        if problem:
             raise TooLarge(f"node {node.id} ({node.class_type}): {problem}")
 
     def _let_go(self, node_id: str) -> None:

@@ -57,6 +57,11 @@ class String:
 
 
 @dataclass(frozen=True, slots=True)
+class Expression(String):
+    """A text that is computed. A graph has a limited length of them in all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Boolean:
     """True or false. A number is true unless it is 0."""
 
@@ -155,6 +160,13 @@ class NodeType:
     def has_values(self, links: Iterable[str]) -> bool:
         """Whether one of the linked inputs takes a number, a text or a truth value."""
         return any(not isinstance(self.all_inputs[name], Link) for name in links)
+
+    def expressions(self, inputs: Mapping[str, Any]) -> list[str]:
+        """The texts among the inputs that are computed."""
+        if not self.is_pure:
+            return []
+        names = [name for name, each in self.inputs.items() if isinstance(each, Expression)]
+        return [inputs[name] for name in names]
 
     def estimated(self, inputs: Mapping[str, Any]) -> Estimate:
         """What the node costs with these inputs; see `estimate`."""

@@ -12,6 +12,9 @@ MAX_SCHEDULE_SIGMAS = 1_000_000
 """The longest schedule that is computed, of which a low denoise leaves the end."""
 _MADE_TEXTS = 16
 """So many texts of the longest kind may the nodes of a graph make in all."""
+_EXPRESSION_CHARS = 32_768
+"""So many characters may the expressions of a graph have. Each is 2 µs of work or more, in HTTP
+replicas and wherever else the graph is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,23 @@ class Limits:
 
 
 class MadeTexts:
-    """How much text the nodes of a graph have made so far: each may double what it is given."""
+    """How much text the nodes of a graph have made so far, for each may double what it is given;
+    and how long the expressions are that they computed.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._most = self._left = _MADE_TEXTS * limits.max_text_chars
+        self._expression_chars_left = _EXPRESSION_CHARS
+
+    def add_expressions(self, expressions: Iterable[str]) -> str | None:
+        """Count expressions before they are computed. Returns what is wrong, as `add` does."""
+        self._expression_chars_left -= sum(map(len, expressions))
+        if self._expression_chars_left >= 0:
+            return None
+        return (
+            f"with it the expressions of the graph have more than {_EXPRESSION_CHARS} characters, "
+            "which is the most that are taken; shorten them, or use fewer"
+        )
 
     def add(self, values: Iterable[object]) -> str | None:
         """Count those of the values that are texts. Returns what is wrong where it is too much."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.errors import EngineError
+from engine.graph.cost import Estimate, model_shape
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
 from engine.graph.models_folder import HYPERNETWORKS
 from engine.nodes.model_patches import filtered_estimate
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
     from engine.diffusion.patches.hyper_tile import HyperTile
     from engine.diffusion.patches.token_merging import TokenMerging
+
+_LIKENESS = 0.13
+"""To compare places with each other, as a share of attention to all of them. Measured on a layer of
+SD 1.5 at 512 to 1024 pixels; where that share of the places is merged, it is saved again."""
+
+
+def _merging_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    more = max(0.0, _LIKENESS - inputs["ratio"]) if inputs["ratio"] else 0.0
+    model = model_shape(inputs["model"])
+    return Estimate((replace(model, more_attention=max(model.more_attention, more)),))
 
 
 @node(
@@ -54,6 +66,7 @@ def hyper_tile(
     },
     outputs=("MODEL",),
     category="model_patches/unet",
+    estimate=_merging_estimate,
 )
 def tome_patch_model(context: Context, model: Model, ratio: float) -> tuple[Model]:
     """Merges places that are alike before self-attention, which is faster."""

@@ -6,7 +6,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.graph.declarations import AnyNumber, String, node
+from engine.graph.declarations import AnyNumber, Expression, node
 from engine.graph.inputs.arithmetic import Number, evaluated
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _VALUES = "values."
 @node(
     "ComfyMathExpression",
     inputs={
-        "expression": String(
+        "expression": Expression(
             "a + b", multiline=True, tooltip="Of a, b, and so on, and of all of them, `values`."
         ),
     },

@@ -12,6 +12,17 @@ from playwright.sync_api import expect
 from tests.browser.visitor import JOB_MS, Visitor
 from tests.support.service import CHECKPOINT, Service, diffusion
 
+PAGE_BYTES = 300_000
+"""What a person's first visit may load, answers of the API with it."""
+
+
+def test_the_page_is_small(signed_in: Visitor) -> None:
+    sizes = signed_in.page.evaluate(
+        "performance.getEntries().map((each) => each.transferSize ?? 0).filter((size) => size > 0)"
+    )
+    assert len(sizes) > 5
+    assert sum(sizes) < PAGE_BYTES
+
 
 def test_a_picture_develops_and_is_found_again(signed_in: Visitor) -> None:
     page = signed_in.page

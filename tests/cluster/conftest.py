@@ -7,16 +7,22 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from tests.cluster.parts.local_cluster import LocalCluster, local_cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def token() -> None:
+    """By which Ray's nodes and commands know each other."""
+    path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    if not path.exists():
+        path.write_text(secrets.token_hex(32))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[LocalCluster]:
     """No node of it is started yet."""
-    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-    if not token.exists():
-        token.write_text(secrets.token_hex(32))
     async with local_cluster() as started:
         yield started

@@ -14,16 +14,15 @@ import pytest_asyncio
 
 from tests.cluster.parts.aftermath import under_load
 from tests.cluster.parts.callers import OWNER, Callers
-from tests.cluster.parts.local_cluster import LocalCluster, cluster_beside
+from tests.cluster.parts.local_cluster import REPLICA, LocalCluster, cluster_beside
 from tests.cluster.parts.redis_server import RedisServer, redis_binary
 from tests.faults.checker.record import Record
 from tests.faults.parts.receivers import Receivers
+from tests.faults.schedule import ROLES
 from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
-ROLES = ("router", "results", "dispatcher", "callbacks")
-REPLICA = "#Api#"
 LONG = {"steps": 60, "width": 256, "height": 256}
 """A job that runs for many seconds."""
 
@@ -43,7 +42,7 @@ async def callers(
     receivers = Receivers(record, seed=7)
     await receivers.start()
     try:
-        await start(cluster)
+        await cluster.start()
         key, secret = cluster.darkroom("keys", "create", OWNER).split()
         receivers.accept_secret(OWNER, secret)
         callers = Callers(cluster.url, key=key, receivers=receivers, record=record)
@@ -53,23 +52,6 @@ async def callers(
     finally:
         await receivers.close()
         record.close()
-
-
-async def start(cluster: LocalCluster) -> None:
-    cluster.start_head()
-    await cluster.head_is_up()
-    for name in ("edge-1", "edge-2"):
-        cluster.start_edge(name, cpus=1)
-    await cluster.joined(3)
-    await cluster.deploy()
-    await is_whole(cluster)
-    await eventually(cluster.is_ready)
-
-
-async def is_whole(cluster: LocalCluster) -> None:
-    """Each role is there once, and both replicas are."""
-    await eventually(lambda: all(len(cluster.ray().pids(role)) == 1 for role in ROLES))
-    await eventually(lambda: len(cluster.ray().pids(REPLICA)) == 2)
 
 
 async def test_a_rolling_deploy_replaces_everything(
@@ -83,7 +65,7 @@ async def test_a_rolling_deploy_replaces_everything(
         story.say("Serve has taken it")
         for role, pids in old_pids.items():
             await eventually(lambda role=role, pids=pids: not {*pids} & {*cluster.ray().pids(role)})
-        await is_whole(cluster)
+        await cluster.is_whole()
         story.say("roles and replicas are new")
         await eventually(lambda: cluster.workers() and not cluster.workers() & old_workers)
         story.say("workers are new")
@@ -105,7 +87,7 @@ async def test_roles_start_elsewhere_when_their_node_is_lost(
         assert await callers.picture() == 1
         story.say("a job that was submitted after that has ended")
         cluster.start_edge("edge-3", cpus=1)
-        await is_whole(cluster)
+        await cluster.is_whole()
         story.say("another node has the second replica")
         assert await callers.ended(long) == 1
 
@@ -129,7 +111,7 @@ async def test_jobs_move_off_a_node_that_drains(cluster: LocalCluster, callers: 
         assert await callers.picture() == 1
         story.say("a job that was submitted after that has ended")
         cluster.start_edge("edge-4", cpus=1)
-        await is_whole(cluster)
+        await cluster.is_whole()
         story.say("another node has the second replica")
         assert await callers.ended(long) == 1
 
@@ -148,7 +130,7 @@ async def test_callers_notice_little_of_a_lost_head(
         cluster.start_head()
         await cluster.head_is_up()
         story.say("another head is there")
-        await is_whole(cluster)
+        await cluster.is_whole()
         assert await callers.picture() == 1
         assert cluster.workers() == before
         story.say("everything is as before")

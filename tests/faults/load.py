@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -15,33 +15,17 @@ import httpx
 from tests.faults.checker.history import marker_of
 from tests.faults.checker.record import Record
 from tests.faults.parts.inside.sitecustomize import POISON
-from tests.faults.parts.receivers import BEHAVIOURS, Receivers
+from tests.faults.parts.receivers import BEHAVIOURS, GOOD, Receivers
+from tests.faults.request import Request
+from tests.support.polling import eventually
 from tests.support.service import diffusion, workflow
 
 OWNERS = ("alice", "bob", "carol")
 _MOST_OPEN = 16
 """Jobs that are followed at the same time; no new one is submitted beyond."""
-_PERIOD_S = 0.7
 _REQUEST_TIMEOUT_S = 25.0
 _MOST_REPEATS = 40
 _KNOWN_WAIT_S = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One body with its query, which may be sent more than once."""
-
-    marker: str
-    owner: str
-    flavour: str
-    body: dict[str, Any]
-    query: Mapping[str, str] = field(default_factory=dict)
-    idempotency_key: str | None = None
-    is_guilty: bool = False
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Idempotency-Key": self.idempotency_key} if self.idempotency_key else {}
 
 
 class Load:
@@ -54,9 +38,11 @@ class Load:
         record: Record,
         seed: int,
         endpoints: tuple[str, ...] = ("default",),
-        guilty_every: int = 60,
+        guilty_every: int | None = 60,
+        period_s: float = 0.7,
     ) -> None:
         """`keys`: an API key for each owner. `guilty_every`: one in so many kills its engine."""
+        self._owners = list(keys)
         self._clients = {
             owner: httpx.AsyncClient(
                 base_url=url,
@@ -72,6 +58,7 @@ class Load:
         self._chance = random.Random(f"load {seed}")
         self._endpoints = endpoints
         self._guilty_every = guilty_every
+        self._period_s = period_s
         self._count = 0
         self._following: set[asyncio.Task[None]] = set()
         self.open: dict[str, Request] = {}
@@ -80,15 +67,53 @@ class Load:
         self._erased: set[str] = set()
         """Jobs that this caller asked to erase: from then on they may be unknown."""
 
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Submits meanwhile; what was begun goes on until `settle`."""
+        submitting = asyncio.create_task(self.run(math.inf))
+        try:
+            yield
+            assert not submitting.done(), submitting
+        finally:
+            submitting.cancel()
+            await asyncio.wait({submitting})
+
     async def run(self, duration_s: float) -> None:
         """Submit for so long, then return; what was begun goes on until `settle`."""
         stop_at = time.monotonic() + duration_s
         while time.monotonic() < stop_at:
             if len(self._following) < _MOST_OPEN:
-                task = asyncio.create_task(self._serve(self._next_request()))
-                self._following.add(task)
-                task.add_done_callback(self._following.discard)
-            await asyncio.sleep(_PERIOD_S * self._chance.uniform(0.5, 1.5))
+                self._begin(self._serve(self._next_request()))
+            await asyncio.sleep(self._period_s * self._chance.uniform(0.5, 1.5))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def begin_long(self) -> str:
+        """The id of a job of many seconds, which nobody ends early, once it makes progress."""
+        self._count += 1
+        marker, owner = marker_of(self._count), self._owners[0]
+        body = diffusion(prompt=marker, steps=60, width=256, height=256)
+        query = {"callback_url": self._receivers.url(owner, GOOD)}
+        request = Request(marker, owner, "diffusion", body, query, f"key-{marker}")
+        job_id = await self._accepted(request)
+        assert job_id is not None
+        self._begin(self._follow(request, job_id))
+        path, asked = "/diffusion/v1/result", {"request_id": job_id}
+
+        async def progress() -> Any:
+            _, body = await self._call(owner, "GET", path, params=asked)
+            return body.get("progress")
+
+        await eventually(progress)
+        return job_id
+
+    async def goes_on(self) -> None:
+        """Returns once a job that is submitted from now on has ended."""
+        before = set(self.accepted)
+        await eventually(lambda: self.accepted.keys() - before - self.open.keys())
 
     async def settle(self, *, within_s: float) -> None:
         """Returns once each accepted job has been seen to end, or the time is over."""
@@ -121,7 +146,7 @@ class Load:
     def _next_request(self) -> Request:
         self._count += 1
         marker, chance = marker_of(self._count), self._chance
-        owner = chance.choice(OWNERS)
+        owner = chance.choice(self._owners)
         flavour, body, is_guilty = self._body(marker)
         query = {}
         if chance.random() < 0.6:
@@ -135,7 +160,8 @@ class Load:
 
     def _body(self, marker: str) -> tuple[str, dict[str, Any], bool]:
         chance = self._chance
-        if self._count % self._guilty_every == self._guilty_every // 2:
+        every = self._guilty_every
+        if every and self._count % every == every // 2:
             return "workflow", _worded(workflow(), f"{marker} {POISON}"), True
         lot = chance.random()
         seed = chance.randrange(2**31)
@@ -154,17 +180,9 @@ class Load:
     # What becomes of it.
 
     async def _serve(self, request: Request) -> None:
-        self._record.add(
-            "submit",
-            marker=request.marker,
-            owner=request.owner,
-            idempotency_key=request.idempotency_key,
-            is_guilty=request.is_guilty,
-        )
-        job_id = await self._submit(request)
+        job_id = await self._accepted(request)
         if job_id is None:
             return
-        self.accepted[job_id] = self.open[job_id] = request
         lot = self._chance.random()
         if lot < 0.10:
             await asyncio.sleep(self._chance.uniform(0, 3))
@@ -173,6 +191,20 @@ class Load:
             await asyncio.sleep(self._chance.uniform(0, 12))
             await self._end(request, job_id, "erase")
         await self._follow(request, job_id)
+
+    async def _accepted(self, request: Request) -> str | None:
+        """The id of its job; None where it was refused, or nobody knows."""
+        self._record.add(
+            "submit",
+            marker=request.marker,
+            owner=request.owner,
+            idempotency_key=request.idempotency_key,
+            is_guilty=request.is_guilty,
+        )
+        job_id = await self._submit(request)
+        if job_id is not None:
+            self.accepted[job_id] = self.open[job_id] = request
+        return job_id
 
     async def _submit(self, request: Request) -> str | None:
         """With a key it is repeated until the answer is certain, and now and then once more."""

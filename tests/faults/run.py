@@ -17,16 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nats.errors import Error as NatsError
-
-from events.errors import DatabaseUnavailable
-from examples.service import DARKROOM
-from storage.images import ImageStoreError
-from tests.faults.checker.gather import gather
-from tests.faults.checker.history import Folded, History, from_record
+from tests.faults.checker.history import Folded, History
 from tests.faults.checker.invariants import violations
-from tests.faults.checker.leftovers import after_the_service, beside_the_service
-from tests.faults.checker.record import Record, read_record
+from tests.faults.checker.leftovers import after_the_service
+from tests.faults.checker.record import Record
+from tests.faults.checker.settled import settled_history
+from tests.faults.keys import keys_of
 from tests.faults.load import OWNERS, Load
 from tests.faults.parts.injector import Injector
 from tests.faults.parts.machine import FAR, Machine, machine
@@ -35,11 +31,7 @@ from tests.faults.schedule import Planned, kinds_for, schedule
 from tests.faults.table import table
 
 _SETTLE_S = 240.0
-_QUIET_S = 90.0
 _ASK_S = 120.0
-_VERIFY_S = 300.0
-_LOOK_AGAIN_S = 3.0
-"""Between two looks at what the service has stored, until all that must hold does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +87,9 @@ def check(history: History) -> Outcome:
 
 
 async def _load(one: Machine, receivers: Receivers, record: Record, *, seed: int) -> Load:
-    keys = {}
-    for owner in OWNERS:
-        made = await asyncio.to_thread(one.service.command, "keys", "create", owner)
-        keys[owner], secret = made.stdout.split()
-        receivers.accept_secret(owner, secret)
     return Load(
         one.service.url,
-        keys=keys,
+        keys=await keys_of(one, receivers, OWNERS),
         receivers=receivers,
         record=record,
         seed=seed,
@@ -124,11 +111,7 @@ async def _afterwards(one: Machine, load: Load, record: Record) -> History:
     await load.settle(within_s=_SETTLE_S)
     _say(f"settled after {time.monotonic() - began:.0f} s, seen open: {sorted(load.open)}")
     await load.ask_all(within_s=_ASK_S)
-    history = await _settled_history(one, record)
-    try:
-        history.disagreements = await _last_disagreements(one)
-    except subprocess.TimeoutExpired:
-        history.disagreements = [f"it took longer than {_VERIFY_S:g} s"]
+    history = await settled_history(one, record)
     if one.far_node is not None:
         await asyncio.to_thread(one.far_node.kill)
     try:
@@ -137,55 +120,6 @@ async def _afterwards(one: Machine, load: Load, record: Record) -> History:
         history.leftovers.append(f"the service did not stop within {error.timeout:g} s")
     history.leftovers += await asyncio.to_thread(after_the_service, one)
     return history
-
-
-async def _settled_history(one: Machine, record: Record) -> History:
-    """Looks again until all that must hold does, or the time for that is over."""
-    give_up_at = time.monotonic() + _QUIET_S
-    while True:
-        is_last = time.monotonic() > give_up_at
-        try:
-            history = await _gathered(one, record)
-        except (NatsError, OSError, DatabaseUnavailable, ImageStoreError):
-            if is_last:
-                raise
-        else:
-            if is_last or check(history).holds:
-                return history
-        await asyncio.sleep(_LOOK_AGAIN_S)
-
-
-async def _gathered(one: Machine, record: Record) -> History:
-    history = from_record(read_record(record.path))
-    async with one.nats.client() as client:
-        await gather(history, client, one.images, database_url=one.database_url)
-        history.leftovers = await beside_the_service(one, client)
-    return history
-
-
-async def _last_disagreements(one: Machine) -> list[str]:
-    """What stays: the janitor removes what late writers left, once it has been replaced itself."""
-    give_up_at = time.monotonic() + _QUIET_S
-    while True:
-        found = await asyncio.to_thread(_verified, one)
-        if not found or time.monotonic() > give_up_at:
-            return found
-        await asyncio.sleep(_LOOK_AGAIN_S)
-
-
-def _verified(one: Machine) -> list[str]:
-    """What `darkroom verify` tells."""
-    done = subprocess.run(
-        [DARKROOM, "verify", "--json"],
-        env=one.service.environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=_VERIFY_S,
-    )
-    if done.returncode == 0:
-        return []
-    return [f"exit code {done.returncode}: {done.stdout[:4000]} {done.stderr[:500]}"]
 
 
 def _say(text: str) -> None:

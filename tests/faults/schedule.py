@@ -62,6 +62,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("clock_behind", 5.0, 10.0),
     Kind("leader_kill", 1.0, 5.0, needs_cluster=True),
     Kind("leader_stop", 1.0, 6.0, needs_cluster=True),
+    Kind("follower_kill", 1.0, 5.0, needs_cluster=True),
+    Kind("database_stop", 2.0, 8.0, needs_cluster=True),
     Kind("node_kill", 2.0, 6.0, needs_cluster=True),
 )
 

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+import psutil
 
 from events.store.database import Database
 
@@ -61,6 +63,15 @@ class Postgres:
         """As a crash does. Nothing happens if it does not run."""
         if (self.folder / "data" / "postmaster.pid").exists():
             self._run("pg_ctl", "stop", "--wait", "-D", self.folder / "data", "-m", "immediate")
+
+    def signal(self, number: int) -> None:
+        """To the server and all that it has started, which must run."""
+        first_line = (self.folder / "data" / "postmaster.pid").read_text().split()[0]
+        server = psutil.Process(int(first_line))
+        server.send_signal(number)  # first, so that it starts none meanwhile
+        for process in server.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def copy(self, primary: Postgres) -> None:
         """Instead of `make`: a standby of the other one."""

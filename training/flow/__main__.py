@@ -4,8 +4,8 @@ r"""Trains the checkpoint in stages. A stage that was stopped continues from its
         MALLOC_TOP_PAD_=1000000000 python -m training.flow
 
 States and journals are written to `data/train-flow`, the checkpoint to `models/checkpoints`. What
-the three settings of the allocator (MALLOC) are for is said in `training.shapes`. All stages
-together take two hours of CPU time at most, which is an hour on two free cores.
+the three settings of the allocator (MALLOC) are for is said in `training.shapes`. The card of
+the checkpoint says what the stages take.
 `python -m benchmarks.shapes_score --checkpoint` scores the result.
 """
 
@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--transformer-steps", type=int, default=10_000)
     parser.add_argument("--vae-cpu-s", type=float, default=900, help="CPU time of it at most")
     parser.add_argument("--text-cpu-s", type=float, default=400)
-    parser.add_argument("--transformer-cpu-s", type=float, default=5700)
+    parser.add_argument("--transformer-cpu-s", type=float, default=3900)
     parser.add_argument("--scenes", type=int, default=24_000, help="pictures it learns from")
     return parser.parse_args()
 

@@ -20,6 +20,9 @@ from engine.diffusion.patches.self_guidance import SelfAttentionLayer, self_atte
 _STRIDE = 2
 """Of each square of so many places one stays, and others are merged into it."""
 
+_LIKENESS_BYTES = 64 * 2**20
+"""What comparing places may take at a time. All at once they would take 3 GiB at 2048 x 2048."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMerging:
@@ -94,8 +97,7 @@ class Match:
         targets = targets.to(hidden.device)
         sources = is_source.nonzero()[:, 0].to(hidden.device)
         directions = functional.normalize(hidden, dim=-1)
-        likeness = directions[:, sources] @ directions[:, targets].mT
-        best, into = likeness.max(-1)
+        best, into = _most_alike(directions[:, sources], directions[:, targets])
         order = best.argsort(dim=-1, descending=True, stable=True)
         gone, apart = order[:, :count], order[:, count:]
         return cls(targets, sources, apart, gone, into.gather(1, gone))
@@ -118,6 +120,14 @@ class Match:
         found = x.new_empty(len(x), len(self.sources) + len(self.targets), x.shape[-1])
         found[:, self.targets], found[:, self.sources] = targets, sources
         return found
+
+
+def _most_alike(sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(batch, n): how much each of the sources is like the target that it is most like; which."""
+    row_bytes = len(targets) * targets.shape[1] * targets.element_size()
+    parts = sources.split(max(1, _LIKENESS_BYTES // row_bytes), dim=1)
+    likeness, which = zip(*((each @ targets.mT).max(-1) for each in parts), strict=True)
+    return torch.cat(likeness, 1), torch.cat(which, 1)
 
 
 def _wide(places: Tensor, x: Tensor) -> Tensor:

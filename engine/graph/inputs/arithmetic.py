@@ -6,6 +6,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from engine.errors import EngineError
@@ -15,6 +16,8 @@ _MOST_CHARS = 1000
 _MOST_BITS = 1024
 """Of a whole number, and so of what it takes to compute one."""
 _MOST_DIGITS = 30
+_MOST_PARSED = 64
+"""So many expressions stay as they were read: the nodes of a graph often have the same one."""
 _LIST = "values"
 """The name of all the numbers together."""
 
@@ -33,6 +36,7 @@ def evaluated(expression: str, numbers: Mapping[str, Number]) -> Number:
     return found
 
 
+@lru_cache(maxsize=_MOST_PARSED)
 def _parsed(expression: str) -> ast.expr:
     try:
         return ast.parse(expression.strip(), mode="eval").body

@@ -36,6 +36,8 @@ class Constants:
         self, node_id: str, declared: NodeType, literals: Mapping[str, Any]
     ) -> InputError | None:
         """Compute a pure node, all of whose inputs are literals. Returns what is wrong with it."""
+        if problem := self._texts.add_expressions(declared.expressions(literals)):
+            return InputError("value_bigger_than_max", "The expressions are too long", problem)
         try:
             outputs = declared.body(None, **literals)
         except EngineError as error:

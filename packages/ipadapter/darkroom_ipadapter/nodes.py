@@ -27,6 +27,8 @@ FOLDER = "ipadapter"
 _XL_TEXT_WIDTH = 2048
 _PICTURE_BYTES = 24 * 2**20
 """The keys and values of a picture in all layers of the largest UNet, for both conditionings."""
+_PICTURE_TOKENS = 16
+"""What layers attend to for a picture that a "plus" adapter sees; others make four of it."""
 _SIMPLE_TYPES = {
     "standard": weights.LINEAR,
     "prompt is more important": "ease out",
@@ -60,7 +62,7 @@ def _applied_estimate(inputs: Mapping[str, Any]) -> Estimate:
     mask = inputs.get("attn_mask")
     held = pictures[0].count * _PICTURE_BYTES + (mask.size_bytes if mask else 0)
     return Estimate(
-        (model_shape(inputs["model"]).holding(held),),
+        (model_shape(inputs["model"]).holding(held, pictures[0].count * _PICTURE_TOKENS),),
         work=count * 2 * work.VISION + sum(each.megapixels for each in pictures) * work.RESAMPLE,
         scratch_bytes=held + sum(each.size_bytes for each in pictures),
     )

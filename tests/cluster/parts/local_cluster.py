@@ -32,10 +32,13 @@ from tests.cluster.parts.redis_server import RedisServer
 from tests.faults.parts.machine import short_folder
 from tests.faults.parts.nats_servers import NatsServers
 from tests.faults.parts.processes import MARK, Processes, RayState
+from tests.faults.schedule import ROLES
 from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 from tests.support.service import TEST_SETTINGS
 
+REPLICA = "#Api#"
+"""What the names of its actors have in them."""
 _EDGE: dict[str, object] = {"resources": CPU_NODE, "labels": "app.kubernetes.io/component=edge"}
 """Options of a node for HTTP and roles."""
 
@@ -148,6 +151,22 @@ class LocalCluster:
             [program("ray"), "drain-node", "--address", self.gcs, "--node-id", node_id, *reason]
         )
 
+    async def start(self) -> None:
+        """Three nodes, a head and two edge nodes with room for a worker each, and the service."""
+        self.start_head()
+        await self.head_is_up()
+        for name in ("edge-1", "edge-2"):
+            self.start_edge(name, cpus=1)
+        await self.joined(3)
+        await self.deploy()
+        await self.is_whole()
+        await eventually(self.is_ready)
+
+    async def is_whole(self) -> None:
+        """Returns once each role is there once, and both replicas are."""
+        await eventually(lambda: all(len(self.ray().pids(role)) == 1 for role in ROLES))
+        await eventually(lambda: len(self.ray().pids(REPLICA)) == 2)
+
     async def joined(self, count: int) -> None:
         """Returns once so many nodes are there."""
         await eventually(lambda: self.ray().nodes() == count)
@@ -213,21 +232,27 @@ class LocalCluster:
 
 
 @asynccontextmanager
-async def local_cluster() -> AsyncGenerator[LocalCluster]:
-    """With its event log and database; no node yet. All of it is gone at the end."""
+async def local_cluster(
+    *, log_servers: int = 1, database_url: str | None = None
+) -> AsyncGenerator[LocalCluster]:
+    """With its event log, and a database in a file unless one is given; no node yet. All of it is
+    gone at the end.
+    """
     processes = Processes()
     async with AsyncExitStack() as stack:
         folder = short_folder()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.callback(processes.end)
         environment = {**os.environ, MARK: processes.mark}
-        nats = NatsServers(folder / "nats", count=1, environment=environment)
+        nats = NatsServers(folder / "nats", count=log_servers, environment=environment)
         stack.callback(nats.stop)
         nats.start()
         await nats.wait_ready()
         settings = {
-            "DARKROOM_NATS_URL": nats.nodes[0].url,
-            "DARKROOM_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}",
+            "DARKROOM_NATS_URL": ",".join(node.url for node in nats.nodes),
+            "DARKROOM_LOG_REPLICAS": str(log_servers),
+            "DARKROOM_DATABASE_URL": database_url
+            or f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}",
             "DARKROOM_IMAGES_URL": (folder / "images").as_uri(),
             "DARKROOM_SECRET": secrets.token_hex(32),
         }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from nats.aio.client import Client
 
 from events.bus.streams import CALLBACKS, DELIVERIES, JOBS, QUEUE
 from events.ids import LANES
-from tests.faults.parts.machine import FAR, Machine
+from tests.faults.parts.machine import Machine
+from tests.faults.parts.parts import Parts
 from tests.faults.parts.processes import TITLES
 
 _MOST_FOLLOWERS = 12
@@ -17,12 +18,12 @@ _MOST_FOLLOWERS = 12
 _MOST_FILES_OPEN = 400
 
 
-async def beside_the_service(machine: Machine, client: Client) -> list[str]:
+async def beside_the_service(parts: Parts, client: Client) -> list[str]:
     """While it runs and has nothing to do."""
     return [
-        *[each async for each in _on_the_bus(client, _endpoints(machine))],
-        *_in_the_cluster(machine),
-        *_files(machine),
+        *[each async for each in _on_the_bus(client, parts.endpoints)],
+        *_in_the_cluster(parts),
+        *_files(parts),
     ]
 
 
@@ -42,11 +43,7 @@ def after_the_service(machine: Machine) -> list[str]:
     return found
 
 
-def _endpoints(machine: Machine) -> list[str]:
-    return ["default", FAR] if machine.is_cluster else ["default"]
-
-
-async def _on_the_bus(client: Client, endpoints: list[str]) -> AsyncGenerator[str]:
+async def _on_the_bus(client: Client, endpoints: Sequence[str]) -> AsyncGenerator[str]:
     js = client.jetstream(timeout=5)
     lanes = {f"{endpoint}-{lane}" for endpoint in endpoints for lane in range(LANES)}
     known = {QUEUE: lanes, JOBS: {"router"}, CALLBACKS: {"callbacks"}, DELIVERIES: set()}
@@ -58,10 +55,10 @@ async def _on_the_bus(client: Client, endpoints: list[str]) -> AsyncGenerator[st
             yield f"{left} messages are left in {stream}"
 
 
-def _in_the_cluster(machine: Machine) -> Iterator[str]:
-    ray = machine.ray()
+def _in_the_cluster(parts: Parts) -> Iterator[str]:
+    ray = parts.ray()
     groups = ray.placement_groups()
-    for endpoint in _endpoints(machine):
+    for endpoint in parts.endpoints:
         mine = [name for name in groups if name.startswith(f"worker:{endpoint}:")]
         if len(mine) > 1:
             yield f"{endpoint} has the placement groups {mine}"
@@ -76,14 +73,14 @@ def _in_the_cluster(machine: Machine) -> Iterator[str]:
         ):
             yield f"the actor {name} is on no placement group"
     for part in TITLES:
-        for pid in machine.processes.titled(part):
+        for pid in parts.processes.titled(part):
             count = _open_files(pid)
             if count > _MOST_FILES_OPEN:
                 yield f"the {part} {pid} has {count} files open"
 
 
-def _files(machine: Machine) -> Iterator[str]:
-    for path in machine.temporary.glob("darkroom-run-*"):
+def _files(parts: Parts) -> Iterator[str]:
+    for path in parts.temporary.glob("darkroom-run-*"):
         yield f"{path.name} is left in the temporary folder"
 
 

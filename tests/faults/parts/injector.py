@@ -7,7 +7,6 @@ import logging
 import random
 import resource
 import signal
-import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,9 +17,10 @@ from nats.js.api import StreamConfig
 
 from events.bus.streams import JOBS, QUEUE
 from tests.faults.checker.record import Record
-from tests.faults.parts.cable import Direction
-from tests.faults.parts.machine import Machine
+from tests.faults.parts import databases
+from tests.faults.parts.cable import Cable, Direction
 from tests.faults.parts.nats_servers import NatsNode
+from tests.faults.parts.parts import Parts
 from tests.faults.schedule import ROLES, Planned
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _ROOM_BYTES = 2_000
 class Injector:
     """Each fault is over when its `inject` returns, and what it did is undone."""
 
-    def __init__(self, machine: Machine, record: Record, *, seed: int) -> None:
+    def __init__(self, machine: Parts, record: Record, *, seed: int) -> None:
         self._machine = machine
         self._record = record
         self._ray = machine.ray()
@@ -65,19 +65,21 @@ class Injector:
             "nats_stop": lambda s: self._stop_nats(self._chance.choice(machine.nats.nodes), s),
             "leader_kill": self._kill_leader,
             "leader_stop": self._stop_leader,
+            "follower_kill": self._kill_follower,
             "log_cut": self._cut,
             "answers_lost": lambda s: self._swallow(Direction.ANSWERS, s),
             "acks_lost": lambda s: self._swallow(Direction.REQUESTS, s),
             "redelivery": self._redeliver,
             "log_full": self._fill_log,
             "projection_stop": lambda s: self._stop(self._ray.pids("results"), s),
-            "database_locked": self._lock_database,
-            "database_dead": self._lose_database,
+            "database_locked": lambda s: databases.lock(machine, s),
+            "database_dead": lambda s: databases.lose(machine, s),
+            "database_stop": lambda s: databases.freeze(machine, s),
             "models_hang": self._hang_models,
             "engine_memory": self._take_memory,
             "clock_ahead": lambda s: self._step_clock(_CLOCK_STEP_S, s),
             "clock_behind": lambda s: self._step_clock(-_CLOCK_STEP_S, s),
-            "node_kill": self._kill_node,
+            "node_kill": machine.lose_node,
         }
         if (act := acts.get(name)) is not None:
             return await act(lasts_s)
@@ -133,19 +135,25 @@ class Injector:
     async def _stop_leader(self, lasts_s: float) -> bool:
         return await self._stop_nats(await self._machine.nats.leader(JOBS), lasts_s)
 
+    async def _kill_follower(self, lasts_s: float) -> bool:
+        leader = await self._machine.nats.leader(JOBS)
+        followers = [each for each in self._machine.nats.nodes if each is not leader]
+        return await self._kill_nats(self._chance.choice(followers), lasts_s)
+
     async def _cut(self, lasts_s: float) -> bool:
-        self._machine.cable.cut()
-        return await self._healed(lasts_s)
+        return await self._harm_cable(Cable.cut, lasts_s)
 
     async def _swallow(self, direction: Direction, lasts_s: float) -> bool:
-        self._machine.cable.swallow(direction)
-        return await self._healed(lasts_s)
+        return await self._harm_cable(lambda cable: cable.swallow(direction), lasts_s)
 
-    async def _healed(self, lasts_s: float) -> bool:
+    async def _harm_cable(self, harm: Callable[[Cable], None], lasts_s: float) -> bool:
+        if (cable := self._machine.cable) is None:
+            return False
+        harm(cable)
         try:
             await asyncio.sleep(lasts_s)
         finally:
-            self._machine.cable.heal()
+            cable.heal()
         return True
 
     async def _redeliver(self, _lasts_s: float) -> bool:
@@ -189,46 +197,6 @@ class Injector:
             await js.update_stream(config.evolve(max_bytes=wanted))
             return before
 
-    # What the service keeps elsewhere.
-
-    async def _lock_database(self, lasts_s: float) -> bool:
-        if self._machine.postgres is None:
-            await asyncio.to_thread(self._lock_sqlite, lasts_s)
-            return True
-        from asyncpg import connect
-
-        url = self._machine.database_url.replace("+asyncpg", "")
-        connection = await connect(url)
-        try:
-            async with connection.transaction():
-                await connection.execute("LOCK TABLE jobs, leases IN ACCESS EXCLUSIVE MODE")
-                await asyncio.sleep(lasts_s)
-        finally:
-            await connection.close()
-        return True
-
-    def _lock_sqlite(self, lasts_s: float) -> None:
-        connection = sqlite3.connect(
-            self._machine.service.data_dir / "darkroom.sqlite3", isolation_level=None, timeout=10
-        )
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-            time.sleep(lasts_s)
-            connection.execute("ROLLBACK")
-        finally:
-            connection.close()
-
-    async def _lose_database(self, lasts_s: float) -> bool:
-        postgres = self._machine.postgres
-        if postgres is None:
-            return await self._lock_database(lasts_s)
-        await asyncio.to_thread(postgres.stop)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            postgres.start()
-        return True
-
     # Inside of processes.
 
     async def _hang_models(self, lasts_s: float) -> bool:
@@ -265,14 +233,3 @@ class Injector:
             for switch in switches:
                 switch.unlink(missing_ok=True)
         return bool(pids)
-
-    async def _kill_node(self, lasts_s: float) -> bool:
-        node = self._machine.far_node
-        if node is None:
-            return False
-        killed = await asyncio.to_thread(node.kill)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            node.start()
-        return killed > 0

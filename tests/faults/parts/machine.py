@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +28,11 @@ from tests.support.service import Service
 
 FAR = "far"
 """The endpoint whose worker is on the second node."""
-_INSIDE = Path(__file__).parent / "inside"
+INSIDE = Path(__file__).parent / "inside"
 _START_TIMEOUT_S = 120.0
 
 # Short times, so that all that must end does so soon after the last fault.
-_SETTINGS = {
+SETTINGS = {
     "DARKROOM_CALLBACK_DENY_NETWORKS": f"{FORBIDDEN}/32",
     "DARKROOM_CALLBACK_TIMEOUT_S": "5",
     "DARKROOM_CALLBACK_BREAKER_OPEN_S": "2",
@@ -49,7 +49,7 @@ _SETTINGS = {
 
 @dataclass(slots=True)
 class Machine:
-    """Every part, so that a fault can reach it."""
+    """All of it, as `Parts`."""
 
     folder: Path
     """For all files of the run; its path is short, as those of sockets must be."""
@@ -63,13 +63,22 @@ class Machine:
     far_node: FarNode | None = None
 
     @property
+    def environment(self) -> Mapping[str, str]:
+        return self.service.environment
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return ("default", FAR) if self.is_cluster else ("default",)
+
+    def darkroom(self, *arguments: str) -> str:
+        return self.service.command(*arguments).stdout
+
+    @property
     def control(self) -> Path:
-        """Faults inside of the service's processes; see `inside/sitecustomize.py`."""
         return self.folder / "control"
 
     @property
     def temporary(self) -> Path:
-        """What the service takes for the temporary folder."""
         return self.folder / "t"
 
     @property
@@ -83,6 +92,17 @@ class Machine:
     def ray(self) -> RayState:
         lines = reversed(self.service.output.splitlines())
         return RayState(next(line.split()[-1] for line in lines if line.startswith("Ray ")))
+
+    async def lose_node(self, lasts_s: float) -> bool:
+        node = self.far_node
+        if node is None:
+            return False
+        killed = await asyncio.to_thread(node.kill)
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            node.start()
+        return killed > 0
 
     async def start_far_node(self) -> None:
         """A node that joins the first one, and an endpoint whose worker has room there alone."""
@@ -125,7 +145,7 @@ async def machine(*, is_cluster: bool) -> AsyncGenerator[Machine]:
         database_url = f"sqlite+aiosqlite:///{data / 'darkroom.sqlite3'}"
         if postgres is not None:
             database_url = await asyncio.to_thread(postgres.new_database)
-        service = Service(data, **_SETTINGS)
+        service = Service(data, **SETTINGS)
         one = Machine(
             folder, is_cluster, processes, servers, cable, service, database_url, postgres
         )
@@ -151,7 +171,7 @@ def _environment(machine: Machine) -> dict[str, str]:
         MARK: machine.processes.mark,
         "TMPDIR": str(machine.temporary),
         "FAULTS_CONTROL": str(machine.control),
-        "PYTHONPATH": os.pathsep.join([str(_INSIDE), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
+        "PYTHONPATH": os.pathsep.join([str(INSIDE), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
         "DARKROOM_NATS_URL": machine.nats_url,
         "DARKROOM_LOG_REPLICAS": str(len(machine.nats.nodes)),
     }

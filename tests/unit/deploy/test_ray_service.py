@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import Environment
 from ray.serve._private.application_state import _get_shared_build_app_label_selector
+from ray.serve._private.haproxy import BackendConfig, HAProxyConfig
+from ray.serve._private.haproxy_templates import HAPROXY_HEALTHZ_RULES_TEMPLATE
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from actors.remote_keeper import CPU_NODE
@@ -74,6 +77,36 @@ def test_http_listens_where_kuberay_asks(serve_config: ServeDeploySchema) -> Non
         "0.0.0.0",
         ports["serve"],
     )
+
+
+def healthz_answers(*backends: BackendConfig) -> list[str]:
+    """What a HAProxy of an edge node answers at `/-/healthz`, by its rules in their order."""
+    config = HAProxyConfig(
+        has_received_routes=True, has_received_servers=bool(backends), metrics_enabled=False
+    )
+    rules = (
+        Environment()
+        .from_string(HAPROXY_HEALTHZ_RULES_TEMPLATE)
+        .render(
+            config=config,
+            backends=backends,
+            health_info=config.build_health_route_info([*backends]),
+        )
+    )
+    return [line.strip() for line in rules.splitlines() if "http-request return" in line]
+
+
+def test_a_node_gets_no_request_before_its_haproxy_has_a_replica() -> None:
+    """Until then that answers each with 404. KubeRay's probe, which is not there beside one of our
+    own, asks it for `/-/healthz`, and takes nothing but a "success".
+    """
+    assert "readinessProbe" not in container(GROUPS["edge"])
+    assert all("success" not in answer for answer in healthz_answers())
+    replica = BackendConfig(name="api", path_prefix="/", app_name="darkroom")
+    whole, rest = healthz_answers(replica)
+    assert '"success"' in whole
+    assert whole.endswith("if healthcheck backend_api_server_up")
+    assert "return status 503" in rest
 
 
 # A head without anything of Darkroom.

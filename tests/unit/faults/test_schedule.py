@@ -33,8 +33,14 @@ def test_a_schedule_may_have_some_kinds_alone() -> None:
     assert {planned.kind.name for planned in schedule(7, 60, kinds=kinds)} == {"engine_kill"}
 
 
-def test_only_a_cluster_loses_leaders_and_nodes() -> None:
+def test_only_a_cluster_loses_log_servers_one_by_one_and_nodes() -> None:
     one, cluster = (
         {kind.name for kind in kinds_for(is_cluster=is_cluster)} for is_cluster in (False, True)
     )
-    assert cluster - one == {"leader_kill", "leader_stop", "node_kill"}
+    assert cluster - one == {
+        "leader_kill",
+        "leader_stop",
+        "follower_kill",
+        "database_stop",
+        "node_kill",
+    }

@@ -1,11 +1,14 @@
-"""The checkpoint that we ship draws the right colours; `benchmarks.shapes_score` has all scores."""
+"""The checkpoints that we ship draw the right colours; `benchmarks.shapes_score` has all scores."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from training.shapes.export import CHECKPOINT
+from training.flow.export import CHECKPOINT as FLOW
+from training.shapes.export import CHECKPOINT as SHAPES
 from training.shapes.judge import judge
 from training.shapes.scenes import COLOUR_NAMES
 from training.shapes.studio import open_studio
@@ -18,23 +21,19 @@ ASKED = {
     "a white heart on a purple background": ("white", "purple"),
 }
 
-
-@pytest.fixture(autouse=True)
-def _shipped() -> None:
-    if not CHECKPOINT.exists():
-        pytest.skip("train it: python -m training.shapes")
+pytestmark = pytest.mark.parametrize("checkpoint", [SHAPES, FLOW], ids=["shapes", "flow"])
 
 
-def test_it_is_small_enough_to_ship() -> None:
-    assert CHECKPOINT.stat().st_size <= MOST_BYTES
+def test_it_is_small_enough_to_ship(checkpoint: Path) -> None:
+    assert checkpoint.stat().st_size <= MOST_BYTES
 
 
-def test_it_draws_the_asked_colour_on_the_asked_background() -> None:
+def test_it_draws_the_asked_colour_on_the_asked_background(checkpoint: Path) -> None:
     requests = [
         {"prompt": prompt, "seed": seed, "cfg_scale": 5.0, "steps": 10}
         for seed, prompt in enumerate(ASKED)
     ]
-    with open_studio(CHECKPOINT) as studio:
+    with open_studio(checkpoint) as studio:
         pictures = studio.generate(requests)
     for picture, (colour, background) in zip(pictures, ASKED.values(), strict=True):
         seen = judge((picture / 255).astype(np.float32))

@@ -276,7 +276,6 @@ def test_only_what_patches_a_model_once_costs_nothing() -> None:
         "ModelSamplingSD3",
         "PatchModelAddDownscale",
         "RescaleCFG",
-        "TomePatchModel",
         "WebUITiling",
     }
 

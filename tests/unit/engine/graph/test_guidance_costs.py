@@ -96,6 +96,25 @@ def test_a_guider_has_what_its_model_costs_and_a_third_text(empty_catalogue: Cat
     assert cost_of(advanced(DUAL), empty_catalogue).rows == 3
 
 
+def merged(ratio: float | None, side: int) -> dict[str, Any]:
+    """A picture of 30 steps, by a model that merges so many of its places; None: by a plain one."""
+    prompt = text_to_image(model=["4" if ratio is None else "m", 0], steps=30)
+    prompt["5"]["inputs"] |= {"width": side, "height": side}
+    return prompt | {"m": node("TomePatchModel", model=["4", 0], ratio=ratio or 0.0)}
+
+
+def test_comparing_places_costs_a_share_of_attending_to_them(empty_catalogue: Catalogue) -> None:
+    def more(ratio: float, side: int) -> float:
+        plain, merging = (
+            cost_of(merged(each, side), empty_catalogue).work for each in (None, ratio)
+        )
+        return merging - plain
+
+    assert more(0.01, 2000) == pytest.approx(30 * 2 * 4 * (4 / 2) * 0.12, rel=0.01)
+    assert more(0.01, 2000) == pytest.approx(16 * more(0.01, 1000), rel=0.01)
+    assert more(0.3, 2000) == more(0.0, 2000) == 0.0
+
+
 def freed(count: int) -> dict[str, Any]:
     """FreeU so many times, one behind the other, for one small picture."""
     patches = {

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from engine.diffusion.patches import token_merging
 from engine.diffusion.patches.call_draws import CallDraws
 from engine.diffusion.patches.token_merging import Match, TokenMerging, kept_places
 from engine.diffusion.patches.variants import variant_of
@@ -41,6 +45,32 @@ def test_those_that_are_most_alike_become_their_mean_and_get_it_back() -> None:
     back = match.unmerged(merged)
     assert torch.allclose(back[0, 0], back[0, 1])
     assert torch.equal(back[0, 2:], places[0, 2:])
+
+
+@torch.inference_mode()
+def test_places_are_compared_some_at_a_time_so_that_a_large_image_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden, targets = torch.randn(2, 300, 8), torch.arange(0, 300, 4)
+    whole = Match.of(hidden, targets, 90)
+    monkeypatch.setattr(token_merging, "_LIKENESS_BYTES", 2 * 75 * 4 * 10)
+    with LargestTensor() as largest:
+        parts = Match.of(hidden, targets, 90)
+    assert torch.equal(whole.gone, parts.gone)
+    assert torch.equal(whole.into, parts.into)
+    assert largest.elements == hidden.numel()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Sees how large the tensors are that are made inside of it."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
+        self.elements = max([self.elements, *(each.numel() for each in made)])
+        return found
 
 
 def test_all_that_can_be_merged_are_merged_and_none_without_a_ratio(unet: Any) -> None:

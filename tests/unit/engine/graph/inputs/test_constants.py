@@ -9,6 +9,7 @@ import pytest
 from engine.errors import GraphInvalid
 from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
+from engine.graph.inputs import arithmetic
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
 from tests.support.engine.workflows import node, text_to_image
@@ -165,3 +166,55 @@ def test_a_long_chain_of_values_is_followed(empty_catalogue: Catalogue) -> None:
     given = image(width=["n", 0]) | chain | {"s0": node("PrimitiveString", value="abc")}
     given["n"] = node("StringLength", string=["s899", 0])
     assert graph_of(given, empty_catalogue).node("1").literals["width"] == 3
+
+
+def chained(count: int, expression: str, start: Any = 1) -> Prompt:
+    """Each node computes of the one before; the last is the width of an image."""
+    sums = {
+        f"e{n}": node(
+            "ComfyMathExpression", expression=expression, **{"values.a": [f"e{n - 1}", 1]}
+        )
+        for n in range(1, count + 1)
+    }
+    sums["e0"] = node("ComfyMathExpression", expression="a", **{"values.a": start})
+    return image(width=[f"e{count}", 1]) | sums
+
+
+@pytest.fixture
+def parsed() -> Any:
+    """What `cache_info` says of the expressions of this test."""
+    arithmetic._parsed.cache_clear()
+    return arithmetic._parsed.cache_info
+
+
+def test_an_expression_of_many_nodes_is_parsed_once(
+    parsed: Any, empty_catalogue: Catalogue
+) -> None:
+    graph = graph_of(chained(900, "a + 0.5 - 0.5 # many"), empty_catalogue)
+    assert graph.node("1").literals["width"] == 1
+    assert parsed().misses == 2
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_no_graph_computes_more_than_so_many_characters(
+    is_known: bool, parsed: Any, empty_catalogue: Catalogue
+) -> None:
+    """Whether literals alone make the numbers, or the run."""
+    size = node("GetImageSize", image=["small", 0])
+    small = {"small": image(width=64)["1"], "size": size}
+
+    def graph(length: int) -> Prompt:
+        uncached = [f"{'a'.ljust(length - 4)}#{n:03}" for n in range(41)]
+        given = chained(40, "", start=64 if is_known else ["size", 0]) | small
+        for n in range(1, 41):
+            given[f"e{n}"]["inputs"]["expression"] = uncached[n]
+        return given
+
+    assert graph_of(graph(800), empty_catalogue)
+    accepted = parsed()
+    assert accepted.misses == 41
+    with pytest.raises(GraphInvalid) as invalid:
+        graph_of(graph(960), empty_catalogue)
+    assert parsed().misses - accepted.misses < 36
+    told = str(invalid.value.node_errors or invalid.value.details)
+    assert "more than 32768 characters, which is the most that are taken" in told

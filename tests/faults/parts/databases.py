@@ -1,0 +1,63 @@
+"""Faults of the database: it is locked, gone, or silent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import time
+
+from tests.faults.parts.parts import Parts
+
+
+async def lock(parts: Parts, lasts_s: float) -> bool:
+    if parts.postgres is None:
+        await asyncio.to_thread(_lock_sqlite, parts.database_url, lasts_s)
+        return True
+    from asyncpg import connect
+
+    connection = await connect(parts.database_url.replace("+asyncpg", ""))
+    try:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE jobs, leases IN ACCESS EXCLUSIVE MODE")
+            await asyncio.sleep(lasts_s)
+    finally:
+        await connection.close()
+    return True
+
+
+def _lock_sqlite(database_url: str, lasts_s: float) -> None:
+    path = database_url.removeprefix("sqlite+aiosqlite:///")
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        time.sleep(lasts_s)
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+async def lose(parts: Parts, lasts_s: float) -> bool:
+    """The server dies and is started again; a file is locked instead."""
+    postgres = parts.postgres
+    if postgres is None:
+        return await lock(parts, lasts_s)
+    await asyncio.to_thread(postgres.stop)
+    try:
+        await asyncio.sleep(lasts_s)
+    finally:
+        postgres.start()
+    return True
+
+
+async def freeze(parts: Parts, lasts_s: float) -> bool:
+    """The server says nothing, and no connection to it ends."""
+    postgres = parts.postgres
+    if postgres is None:
+        return False
+    postgres.signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(lasts_s)
+    finally:
+        postgres.signal(signal.SIGCONT)
+    return True
