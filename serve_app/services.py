@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,7 +54,10 @@ class ProgressBoard(Protocol):
     """Called with the id and the progress of a job, whenever that is told."""
 
     def get(self, job_id: str, /) -> JobProgress | None:
-        """None where nothing was heard of it."""
+        """The last that was heard, if anything; from now on the job is heard of for some time."""
+
+    def watching(self, job_id: str | None = None, /) -> AbstractContextManager[None]:
+        """Hear of this job, or of all jobs, for as long as the context lasts."""
 
     async def run(self) -> None:
         """Listen until cancelled."""

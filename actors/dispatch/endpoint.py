@@ -18,6 +18,7 @@ from actors.endpoints.status import EndpointStatus
 from actors.waiting.choice import Chosen, choice_for
 from actors.waiting.deadlines import Deadlines
 from actors.waiting.forgotten import Forgotten
+from actors.waiting.given import Given
 from actors.waiting.in_hand import PASSING, Held, InHand, drop_entry
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.job import RunOutcome
@@ -73,8 +74,7 @@ class EndpointDispatcher:
         hold_s = min(_HOLD_LEASES * settings.dispatcher_lease_s, lease_s)
         self.in_hand = self._make_in_hand(settings.jobs_in_hand, hold_s)
         self._forgotten = self._make_forgotten(lease_s)
-        self._given: set[Held] = set()
-        """What slots were given, as long as they run it."""
+        self._given = Given()
         self._last_depth = 0
 
     def _make_deadlines(self, settings: DispatchSettings) -> Deadlines:
@@ -148,7 +148,7 @@ class EndpointDispatcher:
         return held
 
     def _is_known(self, job_id: str) -> bool:
-        is_given = any(held.job_id == job_id for held in self._given)
+        is_given = bool(self._given.of(job_id))
         return is_given or job_id in self.in_hand or self._pool.free.running(job_id) is not None
 
     async def _is_running(self, job: Job, entry: QueueEntry) -> bool:
@@ -171,8 +171,8 @@ class EndpointDispatcher:
         """A slot was given it while its entry was on the way to us: nobody has begun yet."""
         since = time.monotonic() - self._answer_s
         return any(
-            (held.job_id, held.attempts) == (job.id, job.attempts) and held.taken_at > since
-            for held in self._given
+            held.attempts == job.attempts and held.taken_at > since
+            for held in self._given.of(job.id)
         )
 
     async def _run_held(self, held: Held, place: Place) -> None:
@@ -201,7 +201,7 @@ class EndpointDispatcher:
     def _end_run(self, held: Held) -> None:
         """It may have been ended before."""
         if held in self._given:
-            self._given.discard(held)
+            self._given.remove(held)
             self._running_jobs.remove(held.waiting.owner, self.endpoint)
 
     def _note_end(self, owner: str) -> None:

@@ -55,7 +55,7 @@ class WorkerPool:
         self._found: Collection[Worker] = ()
         """Those of a predecessor, until they have said what they run."""
         self._found_at = time.monotonic()
-        self._draining: Collection[str] = ()
+        self._draining: Collection[str] = frozenset()
         """Workers whose node is about to be taken away, by name: others take their places."""
         self._keeping: dict[int, asyncio.Task[None]] = {}
         self._pauses = Pauses(
@@ -146,7 +146,8 @@ class WorkerPool:
 
     async def _leave_draining(self) -> None:
         """They get no more jobs; what they run ends there, or is tried again elsewhere."""
-        self._draining = await self._cluster.draining(endpoint_prefix(self._endpoint.id))
+        prefix = endpoint_prefix(self._endpoint.id)
+        self._draining = frozenset(await self._cluster.draining(prefix))
         for worker in self._workers.values():
             if worker.name in self._draining and not worker.is_leaving:
                 logger.info("node drains", extra={"action": "worker_leave", "worker": worker.name})
@@ -177,7 +178,7 @@ class WorkerPool:
         old = [worker for worker in self._workers.values() if self._is_old(worker)]
         if not old:
             self._leave_surplus(max(wanted, self._endpoint.max_workers))
-        rollout = Rollout(old, [each for each in self._workers.values() if each not in old])
+        rollout = Rollout(old, [each for each in self._workers.values() if not self._is_old(each)])
         step = rollout.step(wanted, room_wait_s=room_wait_s)
         if step is Step.LEAVE:
             rollout.leaves_next.leave()
@@ -240,7 +241,7 @@ class WorkerPool:
         ]
         starting.sort(key=lambda index: (self._workers[index].startup.is_placed, -index))
         is_replacing = any(map(self._is_old, self._workers.values()))
-        unwanted = starting[: max(self._lasting - wanted - is_replacing, 0)]
+        unwanted = frozenset(starting[: max(self._lasting - wanted - is_replacing, 0)])
         for index, worker in list(self._workers.items()):
             if index not in unwanted:
                 worker.unwanted_since = None
@@ -257,13 +258,15 @@ class WorkerPool:
             idle_s = endpoint.idle_timeout_s
         if endpoint.draining:
             idle_s = math.inf if wanted else 0.0
+        lasting = self._lasting  # counted once: it goes through all of them
         for index, worker in sorted(self._workers.items(), reverse=True):
             if (task := self._keeping[index]).done():
                 task.result()
             if not worker.is_ready or worker.is_busy:
                 worker.idle_since = now
-            elif self._lasting > wanted and now - worker.idle_since > idle_s:
+            elif lasting > wanted and now - worker.idle_since > idle_s:
                 await self._close_idle(index)
+                lasting = self._lasting
 
     async def _close_leaving(self) -> None:
         for index, worker in list(self._workers.items()):

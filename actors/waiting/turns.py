@@ -11,12 +11,13 @@ debt is kept until its turn has come, so nobody gains by asking for one job at a
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from heapq import merge
+from itertools import islice, takewhile
 
+from actors.waiting.rings import Rings
 from events.types import Priority
 
 _FORGET_FROM = 64
@@ -48,7 +49,6 @@ class _Owner:
     """What it has paid, in the time of the turns."""
     jobs: deque[Waiting] = field(default_factory=deque)
     """The first one waits; others may have been removed."""
-    ring: _Ring | None = None
     is_held: bool = False
 
 
@@ -56,21 +56,11 @@ def _was_put_first(job: Waiting) -> bool:
     return job.is_first
 
 
-class _Ring:
-    """The owners of one turn, in order; those who run nothing come first."""
-
-    __slots__ = ("busy", "idle")
-
-    def __init__(self) -> None:
-        self.idle: OrderedDict[_Owner, None] = OrderedDict()
-        self.busy: OrderedDict[_Owner, None] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self.idle or self.busy)
-
-
 class Turns:
-    """Each step takes constant time, but for a heap of the turns in which somebody is served."""
+    """Each step takes constant time, but for heaps of the turns in which somebody is served.
+
+    In a turn those who run nothing come first.
+    """
 
     def __init__(self, *, turn_cost: float, runs_some: Callable[[str], bool]) -> None:
         """`turn_cost`: of a turn of an owner of weight 1. `runs_some`: whether an owner runs a job
@@ -80,9 +70,11 @@ class Turns:
         self._runs_some = runs_some
         self._turn = 0
         self._owners: dict[str, _Owner] = {}
-        self._rings: dict[int, _Ring] = {}
-        self._heap: list[int] = []
-        """The turns that have a ring, which may be empty."""
+        self._idle = Rings[_Owner]()
+        """Those who run nothing."""
+        self._busy = Rings[_Owner]()
+        self._forget_from = _FORGET_FROM
+        """With so many owners there is the next look at who may be forgotten."""
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -116,14 +108,12 @@ class Turns:
 
         `only_idle`: of owners who run nothing.
         """
-        found: list[Waiting] = []
-        for turn in self._turns():
-            ring = self._rings[turn]
-            for owner in chain(ring.idle, () if only_idle else ring.busy):
-                if len(found) == most:
-                    return found
-                found.append(owner.jobs[0])
-        return found
+        found = self._idle.first(most)
+        turn = None if only_idle else self._busy.turn
+        # Where enough are idle in an earlier turn, or this one, the others are not needed.
+        if turn is not None and (len(found) < most or found[-1][0] > turn):
+            found = list(merge(found, self._busy.first(most), key=lambda each: each[0]))
+        return [owner.jobs[0] for _, owner in islice(found, most)]
 
     def take(self, job: Waiting) -> None:
         """A candidate starts: its owner pays, and the turn goes on."""
@@ -142,21 +132,19 @@ class Turns:
         owner.tag -= self._price(job)
         self._leave(owner)
         self._place(owner)
-        if (ring := owner.ring) is not None:
-            there = ring.idle if owner in ring.idle else ring.busy
-            there.move_to_end(owner, last=False)
+        for rings in (self._idle, self._busy):
+            if owner in rings:
+                rings.make_first(owner)
 
     def note_running(self, name: str) -> None:
         """Whether this owner runs some job may have changed."""
-        owner = self._owners.get(name)
-        if owner is None or owner.ring is None:
+        if (owner := self._owners.get(name)) is None:
             return
-        there, other = owner.ring.idle, owner.ring.busy
+        there, other = self._idle, self._busy
         if self._runs_some(name):
             there, other = other, there
-        if owner in other:
-            del other[owner]
-            there[owner] = None
+        if (turn := other.remove(owner)) is not None:
+            there.add(owner, turn)
 
     def hold(self, name: str) -> None:
         """No job of this owner is a candidate until `release`."""
@@ -172,7 +160,7 @@ class Turns:
 
     @property
     def has_candidates(self) -> bool:
-        return next(iter(self._turns()), None) is not None
+        return self._next_turn is not None
 
     @property
     def _now(self) -> float:
@@ -182,13 +170,11 @@ class Turns:
         assert job.cost is not None
         return job.cost / job.weight
 
-    def _turns(self) -> Iterator[int]:
-        """Those in which somebody is served, in order. Nothing is to change meanwhile."""
-        while self._heap and not self._rings[self._heap[0]]:
-            del self._rings[heapq.heappop(self._heap)]
-        if self._heap:
-            yield self._heap[0]
-            yield from (turn for turn in sorted(self._heap)[1:] if self._rings[turn])
+    @property
+    def _next_turn(self) -> int | None:
+        """The first in which somebody is served."""
+        turns = [turn for turn in (self._idle.turn, self._busy.turn) if turn is not None]
+        return min(turns, default=None)
 
     def _end_wait(self, job: Waiting) -> None:
         assert job.is_waiting
@@ -202,30 +188,27 @@ class Turns:
         if not owner.jobs or owner.is_held:
             self._leave(owner)
             self._forget(owner)
-        elif owner.ring is None:
+        elif owner not in self._idle and owner not in self._busy:
             turn = max(int(owner.tag // self._turn_cost), self._turn)
-            ring = self._rings.get(turn)
-            if ring is None:
-                ring = self._rings[turn] = _Ring()
-                heapq.heappush(self._heap, turn)
-            (ring.busy if self._runs_some(owner.name) else ring.idle)[owner] = None
-            owner.ring = ring
+            (self._busy if self._runs_some(owner.name) else self._idle).add(owner, turn)
 
     def _leave(self, owner: _Owner) -> None:
-        if owner.ring is not None:
-            owner.ring.idle.pop(owner, None)
-            owner.ring.busy.pop(owner, None)
-            owner.ring = None
+        self._idle.remove(owner)
+        self._busy.remove(owner)
 
     def _advance(self, begins: float) -> None:
         """To the first turn in which somebody is served; if nobody waits, to that of the start."""
-        turn = next(self._turns(), int(begins // self._turn_cost))
+        turn = self._next_turn
+        if turn is None:
+            turn = int(begins // self._turn_cost)
         if turn <= self._turn:
             return
         self._turn = turn
-        if len(self._owners) > _FORGET_FROM + 2 * self._waiting:
+        if len(self._owners) >= self._forget_from:
             for owner in list(self._owners.values()):
                 self._forget(owner)
+            # As many have to come again as stay: so a look costs each that came a fixed part.
+            self._forget_from = _FORGET_FROM + 2 * len(self._owners)
 
     def _forget(self, owner: _Owner) -> None:
         """One that waits for nothing and owes nothing is as good as new."""

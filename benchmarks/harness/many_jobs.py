@@ -60,7 +60,9 @@ async def nats_server(folder: Path, *, sync: str) -> AsyncGenerator[tuple[int, s
 class Mould:
     """One job, from which others are cast: one that has ended, or one that waits."""
 
-    def __init__(self, last_event_at: datetime, *, is_open: bool = False) -> None:
+    def __init__(
+        self, last_event_at: datetime, *, is_open: bool = False, owner: str = OWNER
+    ) -> None:
         self._id = new_id()
         image = ImageStored(
             index=0,
@@ -72,7 +74,7 @@ class Mould:
             height=512,
             seed=7,
         )
-        data: list[EventData] = [_submitted()]
+        data: list[EventData] = [_submitted(owner)]
         if not is_open:
             data += [Started(attempt=1, actor="a"), image, Completed(images=1)]
         self._payloads = [
@@ -114,10 +116,10 @@ class Mould:
         return rows
 
 
-def _submitted() -> Submitted:
+def _submitted(owner: str) -> Submitted:
     return Submitted(
         flavour=Flavour.DIFFUSION,
-        owner=OWNER,
+        owner=owner,
         key_id="k1",
         endpoint="default",
         lane=3,

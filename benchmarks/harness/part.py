@@ -22,6 +22,8 @@ from settings.settings import Settings
 ROLES = {"router": run_router, "results": run_results, "callbacks": run_callbacks}
 JOB_S = "BENCHMARK_JOB_S"
 """How long a simulated job takes; without it, no worker gets a place."""
+JOB_WRITES = "BENCHMARK_JOB_WRITES"
+"""Empty where a simulated job writes no event, and only acknowledges its entry."""
 
 
 async def _dispatch(settings: Settings) -> None:
@@ -36,6 +38,7 @@ async def _dispatch(settings: Settings) -> None:
             job_s=float(job_s or 0),
             jobs_per_worker=config.endpoint.jobs_per_worker,
             has_room=job_s is not None,
+            writes=bool(os.environ.get(JOB_WRITES, "yes")),
         )
 
     await run_dispatcher(settings, open_cluster=open_cluster)

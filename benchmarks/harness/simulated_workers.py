@@ -20,9 +20,12 @@ from events.queue import QueueEntry
 
 
 class SimulatedJobActor:
-    """Works for a job for `job_s`, then the job has succeeded."""
+    """Works for a job for `job_s`, then the job has succeeded.
 
-    def __init__(self, name: str, writer: JobWriter, *, job_s: float) -> None:
+    `writer`: None where nothing is written, and its entry is only acknowledged.
+    """
+
+    def __init__(self, name: str, writer: JobWriter | None, *, job_s: float) -> None:
         self._name = name
         self._writer = writer
         self._job_s = job_s
@@ -44,16 +47,22 @@ class SimulatedJobActor:
         self._job_id, self._jobs_run = entry.job_id, self._jobs_run + 1
         self._idle.clear()
         try:
-            start = Start(self._name, max_attempts=3, max_attempts_total=9, now=utc_now())
-            outcome = await self._writer.execute(start, job)
-            await asyncio.sleep(self._job_s)
-            assert outcome.job is not None
-            await self._writer.execute(Complete(self._name, images=0), outcome.job)
+            if self._writer is None:
+                await asyncio.sleep(self._job_s)
+            else:
+                await self._write(job, self._writer)
             await entry.ack()
             return RunOutcome.COMPLETED
         finally:
             self._job_id = None
             self._idle.set()
+
+    async def _write(self, job: Job, writer: JobWriter) -> None:
+        start = Start(self._name, max_attempts=3, max_attempts_total=9, now=utc_now())
+        outcome = await writer.execute(start, job)
+        await asyncio.sleep(self._job_s)
+        assert outcome.job is not None
+        await writer.execute(Complete(self._name, images=0), outcome.job)
 
     async def retire(self) -> bool:
         return self._job_id is None
@@ -86,6 +95,8 @@ class SimulatedCluster:
     job_s: float
     jobs_per_worker: int
     has_room: bool = True
+    writes: bool = True
+    """Whether a job's events are written."""
     _workers: dict[str, dict[str, SimulatedJobActor]] = field(default_factory=dict)
     """The job actors of each worker, by name."""
 
@@ -102,7 +113,8 @@ class SimulatedCluster:
         return [slot_number(name) for name in self._workers[worker]]
 
     async def job_actor(self, worker: str, name: str) -> SimulatedJobActor:
-        fresh = SimulatedJobActor(name, self.writer, job_s=self.job_s)
+        writer = self.writer if self.writes else None
+        fresh = SimulatedJobActor(name, writer, job_s=self.job_s)
         return self._workers[worker].setdefault(name, fresh)
 
     async def kill(self, name: str) -> None:

@@ -36,6 +36,7 @@ def newest_of(board: ProgressBoard, job_id: str) -> Generator[Newest]:
     newest = Newest(job_id)
     board.listeners.append(newest.note)
     try:
-        yield newest
+        with board.watching(job_id):
+            yield newest
     finally:
         board.listeners.remove(newest.note)

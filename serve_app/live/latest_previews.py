@@ -18,10 +18,12 @@ class LatestPreviews:
         self._latest: OrderedDict[str, bytes] | None = None
 
     def of(self, job_id: str) -> bytes | None:
-        """A JPEG; None where there is none yet."""
+        """A JPEG; None where there is none yet. Of no job it keeps what is heard from now on."""
         if self._latest is None:
             self._latest = OrderedDict()
             self._progress.listeners.append(self._note)
+        if job_id:
+            self._progress.get(job_id)  # so that it is heard of
         return self._latest.get(job_id)
 
     def _note(self, job_id: str, progress: JobProgress) -> None:

@@ -117,7 +117,8 @@ class Streams:
         """
         with self.place(owner, server):
             async with self._broadcaster.watch_owner(owner, only, after=after) as listener:
-                yield listener
+                with self._services.progress.watching():
+                    yield listener
 
     @contextmanager
     def place(self, owner: str, server: tuple[str, int | None] | None) -> Generator[None]:
@@ -145,7 +146,8 @@ class Streams:
         """Raises LogUnavailable."""
         if job.end is None:
             async with self._broadcaster.watch_job(job.id) as listener:
-                yield listener
+                with self._services.progress.watching(job.id):
+                    yield listener
         else:
             listener = Listener(most_events=1)
             listener.end()

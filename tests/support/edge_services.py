@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import ip_network
@@ -111,15 +112,26 @@ class MemoryProgress(dict[str, JobProgress]):
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Callable[[str, JobProgress], None]] = []
+        self.watched: Counter[str | None] = Counter()
+        """How many watch each job; None: all jobs."""
+
+    @contextmanager
+    def watching(self, job_id: str | None = None) -> Generator[None]:
+        self.watched[job_id] += 1
+        try:
+            yield
+        finally:
+            self.watched[job_id] -= 1
 
     async def run(self) -> None:
         pass
 
     def tell(self, job_id: str, progress: JobProgress) -> None:
-        """What a job actor does while it runs."""
+        """What a job actor does while it runs. What nobody watches is not heard."""
         self[job_id] = progress
-        for listener in self.listeners:
-            listener(job_id, progress)
+        if self.watched[job_id] or self.watched[None]:
+            for listener in self.listeners:
+                listener(job_id, progress)
 
 
 @dataclass(kw_only=True)

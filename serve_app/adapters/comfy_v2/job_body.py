@@ -39,7 +39,8 @@ async def known_body(replica: Replica, job: Job) -> dict[str, Any]:
 
 def job_body(services: Services, job: Job, place: QueuePlace | None = None) -> dict[str, Any]:
     """`job` has its request; one that was just accepted has no place yet."""
-    progress = None if job.end is not None else services.progress.get(job.id)
+    runs = job.end is None and job.started_at is not None
+    progress = services.progress.get(job.id) if runs else None
     return {
         "id": job.id,
         "status": status_of(job),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from actors.waiting.forgotten import Forgotten
-from events.decisions import FailAttempt, Start, Submit
+from events.decisions import Command, FailAttempt, Start, Submit
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import JobWriter, utc_now
@@ -47,8 +47,12 @@ class Bench:
         return job_id
 
     async def start(self, job_id: str) -> None:
-        start = Start(ACTOR, max_attempts=3, max_attempts_total=9, now=utc_now())
-        await self.writer.execute(start, await self.writer.load(job_id))
+        await self.write(job_id, Start(ACTOR, max_attempts=3, max_attempts_total=9, now=utc_now()))
+
+    async def write(self, job_id: str, command: Command) -> None:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        await self.writer.execute(command, job)
 
     async def look_after(self, seconds: float) -> None:
         self.time += seconds
@@ -78,9 +82,7 @@ async def test_an_entry_of_nobody_comes_again_after_some_time(bench: Bench) -> N
 async def test_one_whose_attempt_failed_comes_again(bench: Bench) -> None:
     job_id = await bench.submit()
     await bench.start(job_id)
-    await bench.writer.execute(
-        FailAttempt(ACTOR, "The engine died.", final=False), await bench.writer.load(job_id)
-    )
+    await bench.write(job_id, FailAttempt(ACTOR, "The engine died.", final=False))
     await bench.look_after(0)
     await bench.look_after(PATIENCE_S)
     assert await bench.delivered() == [job_id]

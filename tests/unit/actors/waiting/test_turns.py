@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from actors.waiting.rings import Rings
 from actors.waiting.turns import Turns, Waiting
 
 TURN = 10.0
@@ -220,3 +222,53 @@ def test_owners_who_are_gone_are_forgotten(line: Line) -> None:
     line.put("last")
     line.serve()
     assert len(line.turns._owners) <= 64 + 2
+
+
+class Looked:
+    """What a step looks at of the owners that there are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.owners = 0
+        forget, walk = Turns._forget, Rings.first
+
+        def counted_forget(turns: Turns, owner: Any) -> None:
+            self.owners += 1
+            forget(turns, owner)
+
+        def counted_walk(rings: Rings[Any], most: int) -> list[tuple[int, Any]]:
+            found = walk(rings, most)
+            self.owners += len(found)
+            return found
+
+        monkeypatch.setattr(Turns, "_forget", counted_forget)
+        monkeypatch.setattr(Rings, "first", counted_walk)
+
+
+@pytest.mark.parametrize("only_idle", [True, False])
+@pytest.mark.parametrize("owners", [100, 10_000])
+def test_a_choice_looks_at_as_many_owners_as_it_offers(
+    line: Line, monkeypatch: pytest.MonkeyPatch, owners: int, *, only_idle: bool
+) -> None:
+    for number in range(owners):
+        line.running[f"o{number}"] += number > 0  # so all but one run something
+        line.put(f"o{number}", cost=TURN * (1 + number), count=2)
+    for _ in range(owners):
+        line.start()  # so each is in a turn of its own
+    looked = Looked(monkeypatch)
+    found = line.turns.candidates(16, only_idle=only_idle)
+    assert len(found) == (0 if only_idle else 16)
+    assert looked.owners <= 2 * 16
+
+
+def test_owners_with_debts_are_not_looked_through_for_each_turn(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2000):
+        line.put(f"o{number}", cost=1e6)
+    line.serve(2000)  # now each owes, and none waits
+    looked = Looked(monkeypatch)
+    for number in range(1000):
+        line.put(f"cheap-{number % 10}")
+        line.serve()
+    # Each job: its choice, its owner as it leaves, and its part of a look through all.
+    assert looked.owners < 1000 * 10
