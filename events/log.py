@@ -14,6 +14,7 @@ from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_del
 from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold, fold_for_erasure, fold_for_submission
+from events.log_streams import LogPlace
 from events.types import DeliveryEvent, Event, EventData, JobEvent
 
 
@@ -116,11 +117,19 @@ class EventLog(Protocol):
         Raises LogUnavailable.
         """
 
-    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
-        """Follow the whole log from the position after `after`."""
+    def reader(self, *, after: LogPlace) -> AbstractAsyncContextManager[EventReader]:
+        """Follow the whole log from the place `after`. Events of a job come in their order."""
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """What is stored for one job from now on."""
+
+
+class WholeLog(EventLog, Protocol):
+    """The log of the jobs, which may be several streams."""
+
+    @property
+    def parts(self) -> Sequence[EventLog]:
+        """Each stream, by its index; with one stream this log itself."""
 
 
 class LogContents(Protocol):
@@ -129,16 +138,23 @@ class LogContents(Protocol):
     Nothing is delivered or changed by looking.
     """
 
+    @property
+    def parts(self) -> Sequence[LogContents]:
+        """Of each stream, by its index; with one stream these contents themselves."""
+
     def job_ids(self) -> AsyncGenerator[list[str]]:
         """Every job that has a message, once, some at a time. Raises LogUnavailable."""
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         """See `EventLog.stored`."""
 
-    async def following(self, sequence: int) -> list[StoredEvent]:
-        """Some messages after `sequence`, in order; empty if none are. Raises LogUnavailable."""
+    async def following(self, sequence: LogPlace) -> list[StoredEvent]:
+        """Some messages after a place, each stream's in order; empty if none are.
 
-    async def last_sequence(self) -> int:
+        Raises LogUnavailable.
+        """
+
+    async def last_sequence(self) -> LogPlace:
         """Of the last message that was ever stored; 0 before the first. Raises LogUnavailable."""
 
 

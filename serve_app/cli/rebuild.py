@@ -10,6 +10,7 @@ from rich.status import Status
 
 from events.errors import ServiceError
 from events.ids import new_id
+from events.log_streams import LogStreams
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.maintenance.rebuild import Rebuild
@@ -60,7 +61,7 @@ async def _rebuild(settings: Settings, status: Status) -> Rebuilt:
 
     async with open_places(settings.log, settings.stores) as places:
         writer = archive_writer(places, database)
-        rebuilding = Rebuilding(places, Rebuild(database), writer=writer, on_batch=on_batch)
+        rebuilding = Rebuilding(places, Rebuild(database, streams=LogStreams(settings.log.streams)), writer=writer, on_batch=on_batch)
         try:
             await database.prepare()
             await on_batch()

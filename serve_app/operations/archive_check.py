@@ -76,7 +76,7 @@ class ArchiveCheck:
         return {job_id: job for job_id, job in found.items() if job is not None}
 
     async def _job(
-        self, job: ArchivedJob, row: JobRow | None, *, checkpoint: int
+        self, job: ArchivedJob, row: JobRow | None, *, checkpoint: LogPlace
     ) -> list[Disagreement]:
         if row is None or row.columns["archived_at"] is None:  # the log may have something, too
             in_log = (await stored_of(self._places, [job.job_id])).get(job.job_id, job)

@@ -121,7 +121,7 @@ def _in_history(job_id: str, events: Sequence[Event]) -> list[Disagreement]:
 
 
 def in_row(
-    job_id: str, row: JobRow | None, events: Sequence[Event], *, checkpoint: int
+    job_id: str, row: JobRow | None, events: Sequence[Event], *, checkpoint: LogPlace
 ) -> list[Disagreement]:
     """What the row says otherwise than the events; `events` are not empty, and were read after
     `row`, which was read after `checkpoint`.

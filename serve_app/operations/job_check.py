@@ -8,6 +8,7 @@ from events.archive.segment import ArchivedJob
 from events.delivery import fold_delivery, is_wanted
 from events.job import Job
 from events.log import StoredEvent
+from events.log_streams import LogPlace
 from events.store.maintenance.contents import JobRow
 from serve_app.operations.disagreements import (
     Disagreement,
@@ -39,7 +40,7 @@ class JobCheck:
         )
 
     async def job(
-        self, stored: ArchivedJob, row: JobRow | None, *, checkpoint: int
+        self, stored: ArchivedJob, row: JobRow | None, *, checkpoint: LogPlace
     ) -> list[Disagreement]:
         """`stored` was read after `row`, and `row` after `checkpoint`."""
         history = job_history(stored.job_id, stored.events)

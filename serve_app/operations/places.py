@@ -18,9 +18,11 @@ from events.bus.contents import (
     log_contents,
 )
 from events.bus.jetstream_log import JetStreamLog
+from events.bus.job_log import job_log
 from events.bus.streams import DELIVERIES, delivery_subject
-from events.errors import DatabaseUnavailable, LogUnavailable
+from events.errors import DatabaseUnavailable, LogDiffers, LogUnavailable
 from events.log import EventLog, LogContents
+from events.log_streams import LogStreams
 from events.queue import QueueContents
 from events.store.archiving.hot_jobs import HotJobs
 from events.store.archiving.segments import Segments
@@ -65,11 +67,11 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
         yield Places(
             log=log_contents(bus),
             deliveries=delivery_contents(bus),
-            event_log=JetStreamLog(bus),
+            event_log=job_log(bus),
             delivery_log=JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject),
             queue=JetStreamJobEntries(bus),
             callbacks=JetStreamCallbackEntries(bus),
-            read_model=ReadModel(database),
+            read_model=ReadModel(database, streams=bus.log_streams),
             rows=DatabaseContents(database),
             images=images,
             archive=Archive(images),
@@ -87,12 +89,15 @@ async def open_bus(
         name="operator",
         prepares_streams=False,
         ca_file=log.nats_ca_file,
+        log_streams=LogStreams(log.streams),
     )
     bus.start()
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await bus.wait_connected()
+                await bus.wait_known()
+        if bus.refusal is not None:
+            raise LogDiffers(bus.refusal)
         if not bus.is_connected:
             raise LogUnavailable(
                 f"The event log does not answer within {timeout_s:g} s. Start the service."
