@@ -29,7 +29,7 @@ from events.bus.consumer import JobEvents
 from events.bus.endpoint_status import answer_status
 from events.bus.health import tell_log_size
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.bus.streams import DELIVERIES, delivery_subject, log_stream_names
@@ -38,11 +38,11 @@ from events.bus.telemetry.streams import stored_after, stream_states
 from events.callback_address import AddressRule
 from events.callback_networks import Own
 from events.log import EventConsumer, EventLog, WholeLog, utc_now
-from events.log_streams import LogStreams
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.records import Endpoint
+from events.streams.log_streams import LogStreams
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.log import LogSettings
@@ -123,7 +123,9 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         answer_status=partial(answer_status, bus),
         answer_metrics=partial(answer_metrics, bus),
         streams=Streams(
-            partial(stream_states, bus), log_stream_names(bus.log_streams), partial(stored_after, bus)
+            partial(stream_states, bus),
+            log_stream_names(bus.log_streams),
+            partial(stored_after, bus),
         ),
         log_streams=bus.log_streams,
         tell_log_size=partial(tell_log_size, bus, configured=settings.max_bytes),

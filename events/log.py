@@ -14,7 +14,7 @@ from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_del
 from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold, fold_for_erasure, fold_for_submission
-from events.log_streams import LogPlace
+from events.streams.log_streams import LogPlace
 from events.types import DeliveryEvent, Event, EventData, JobEvent
 
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from prometheus_client.metrics_core import Metric
 
 from events.log import utc_now
-from events.log_streams import LogStreams
 from events.store.archiving.totals import archive_totals
 from events.store.database import Database
 from events.store.read_model import ReadModel
+from events.streams.log_streams import LogStreams
 from telemetry.gauges import gauge, gauge_by
 from telemetry.streams import Streams
 

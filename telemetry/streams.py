@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from events.log import StreamState
-from events.log_streams import LogPlace
+from events.streams.log_streams import LogPlace
 
 
 @dataclass(frozen=True, slots=True)

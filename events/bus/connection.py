@@ -22,12 +22,12 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from events.bus.errors import DISCONNECTED, NO_MESSAGE, NO_STREAM, code_of
+from events.bus.logs.log_setup import LogStreamsDiffer, require_as_set
 from events.bus.puller import Feed, Puller
-from events.bus.log_setup import LogStreamsDiffer, require_as_set
 from events.bus.stream_setup import StreamSetup
 from events.errors import LogUnavailable
-from events.log_streams import ONE_STREAM, LogStreams
 from events.retry import pause
+from events.streams.log_streams import ONE_STREAM, LogStreams
 
 logger = logging.getLogger(__name__)
 

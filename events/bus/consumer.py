@@ -11,8 +11,8 @@ from events.bus.jetstream_log import event_in
 from events.bus.puller import Message
 from events.bus.streams import ConsumerSpec, router_consumer
 from events.errors import LogUnavailable
-from events.log_streams import LogStream
 from events.retry import keep_trying
+from events.streams.log_streams import LogStream
 from events.types import Event
 
 _ONE = LogStream()

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.bus.streams import (
     CALLBACKS,
     DELIVERIES,
@@ -21,7 +21,7 @@ from events.bus.streams import (
 )
 from events.job import Job
 from events.log import EventLog, LogContents, StoredEvent
-from events.log_streams import LogPlace, LogStream, LogStreams
+from events.streams.log_streams import LogPlace, LogStream, LogStreams
 
 _ONE = LogStream()
 _BATCH = 64

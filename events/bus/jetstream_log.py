@@ -13,8 +13,8 @@ from events.bus.puller import Feed, Message, Puller
 from events.bus.streams import JOBS, event_subject, job_id_in, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.log import Appended, Conflict, EventReader, StoredEvent, Subscription, stored
-from events.log_streams import LogPlace, LogStream
 from events.retry import pause
+from events.streams.log_streams import LogPlace, LogStream
 from events.types import Erased, Event
 from events.wire.cloud_events import decode_stored, encode
 

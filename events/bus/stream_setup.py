@@ -11,7 +11,7 @@ import nats.js.api
 import nats.js.errors
 from nats.js import JetStreamContext
 
-from events.bus.log_setup import split_if_empty
+from events.bus.logs.log_setup import split_if_empty
 from events.bus.streams import (
     REPUBLISH_FROM,
     REPUBLISH_TO,
@@ -20,7 +20,7 @@ from events.bus.streams import (
     log_subjects,
     stream_specs,
 )
-from events.log_streams import ONE_STREAM, LogStream, LogStreams
+from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from events.ids import LANES, partition_of
-from events.log_streams import ONE_STREAM, LogStream, LogStreams
+from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 JOBS = "JOBS"
 QUEUE = "QUEUE"

@@ -7,9 +7,9 @@ from operator import attrgetter
 
 from events.job import Job
 from events.log import StoredEvent
-from events.log_streams import LogPlace
 from events.memory.log import MemoryLog
 from events.queue import CallbackQueue, JobQueue
+from events.streams.log_streams import LogPlace
 
 
 class MemoryLogContents:

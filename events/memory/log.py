@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from events.errors import HistoryGone
 from events.log import Appended, Conflict, StoredEvent, stored
-from events.log_streams import LogPlace, LogStream
+from events.streams.log_streams import LogPlace, LogStream
 from events.types import Event
 from events.wire.cloud_events import encode
 

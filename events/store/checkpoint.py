@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from events.log_streams import LogPlace, LogStream, LogStreams
 from events.store.database import Database
 from events.store.tables import CHECKPOINTS, RESULTS_CHECKPOINT
+from events.streams.log_streams import LogPlace, LogStream, LogStreams
 
 
 def checkpoint_name(stream: LogStream) -> str:

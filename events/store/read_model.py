@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.job import Job, fold
 from events.log import utc_now
-from events.log_streams import ONE_STREAM, LogPlace, LogStream, LogStreams
 from events.result import Status
 from events.store.batch import Batch, Step, stop_at
 from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
@@ -33,6 +32,7 @@ from events.store.tables import (
 )
 from events.store.unsettled import UnsettledJobs
 from events.store.usage import Usage
+from events.streams.log_streams import ONE_STREAM, LogPlace, LogStream, LogStreams
 from events.types import DeadLetter, Event, Flavour, Submitted
 
 logger = logging.getLogger(__name__)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from events.log_streams import ONE_STREAM, LogPlace, LogStreams
 from events.result import Status
 from events.store.checkpoint import checkpoint_columns, place_in
 from events.store.database import Database
 from events.store.records import KeptBytes
 from events.store.tables import CHECKPOINTS, JOBS, RESULTS_CHECKPOINT
 from events.store.uploads import upload_bytes
+from events.streams.log_streams import ONE_STREAM, LogPlace, LogStreams
 
 
 class Usage:

@@ -82,4 +82,6 @@ def names(count: int) -> list[str]:
 
 if __name__ == "__main__":
     url, place, *count = sys.argv[1:]
-    asyncio.run(main(Path(url).read_text().strip(), Path(place), names(int(count[0]) if count else 1)))
+    asyncio.run(
+        main(Path(url).read_text().strip(), Path(place), names(int(count[0]) if count else 1))
+    )

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from events.log_streams import LogPlace
 from events.store.records import ApiKey
+from events.streams.log_streams import LogPlace
 from serve_app.access.unprojected import NoteStored, Unprojected
 from serve_app.refusals import Limited, TooManyOpenJobs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from events.log_streams import LogPlace
+from events.streams.log_streams import LogPlace
 
 NoteStored = Callable[[int], None]
 """Takes the position of the log at which it was stored."""

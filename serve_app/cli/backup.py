@@ -13,9 +13,9 @@ import typer
 from pydantic import SecretStr
 
 from events.errors import ServiceError
-from events.log_streams import LogStreams
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
+from events.streams.log_streams import LogStreams
 from serve_app.cli.admin_key import ADMIN_KEY_FILE
 from serve_app.cli.terminal import fail, progress_console, tell
 from serve_app.local.nats_server import NatsDidNotStart, NatsServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from events.archive.history import History
-from events.log_streams import LogPlace
 from events.result import UrlFor
+from events.streams.log_streams import LogPlace
 from serve_app.access.turns import Turns
 from serve_app.live.messages import is_shown, live_event
 from serve_app.live.recent import Belonging, RecentEvent, without_request

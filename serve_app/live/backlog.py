@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from events.log import LogContents
-from events.log_streams import LogPlace, is_beyond, most_between, part_of
+from events.streams.log_streams import LogPlace, is_beyond, most_between, part_of
 from events.types import Event
 from events.wire.cloud_events import decode_stored
 from serve_app.live.archived import ArchivedEvents
@@ -46,9 +46,8 @@ class Backlog:
         return archived
 
     async def _reach_back(self, recent: RecentEvents, after: LogPlace) -> None:
-        if is_beyond(after, recent.head):
-            if is_beyond(after, await self._contents.last_sequence()):
-                raise CursorGone(NEVER_ANSWERED)
+        if is_beyond(after, recent.head) and is_beyond(after, await self._contents.last_sequence()):
+            raise CursorGone(NEVER_ANSWERED)
         if not is_beyond(recent.floor, after):
             return
         if most_between(after, recent.head) > self._most:

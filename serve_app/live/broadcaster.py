@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventLog, LogContents
-from events.log_streams import LogPlace, like
 from events.result import Status, UrlFor
 from events.retry import keep_trying
+from events.streams.log_streams import LogPlace, like
 from events.types import Event
 from events.wire.progress import JobProgress
 from serve_app.live.archived import ArchivedEvents

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 from starlette.types import Receive, Scope, Send
 
-from events.log_streams import LogPlace, moved
+from events.streams.log_streams import LogPlace, moved
 from events.types import Cancelled, Completed, Erased, Failed, Submitted
 from serve_app.live.listener import Listener, LiveEvent
 from serve_app.live.messages import KEEP_ALIVE, begin_message, message_at

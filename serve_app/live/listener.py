@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from events.log_streams import LogPlace
 from events.result import Status
+from events.streams.log_streams import LogPlace
 from events.types import Event
 from serve_app.sending.timed_stream import SlowReader
 

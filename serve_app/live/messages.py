@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi.sse import format_sse_event
 
-from events.log_streams import LogPlace
 from events.result import Status, UrlFor, status_of
+from events.streams.log_streams import LogPlace
 from events.types import (
     AttemptFailed,
     Cancelled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from events.log_streams import LogPlace, is_beyond
+from events.streams.log_streams import LogPlace, is_beyond
 
 _PERIOD_S = 0.02
 _LONGEST_S = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 
-from events.log_streams import LogPlace, earliest, moved
+from events.streams.log_streams import LogPlace, earliest, moved
 from events.types import Erased, Event, Submitted
 from serve_app.live.listener import LiveEvent
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from events.ids import ENDPOINT_ID
-from events.log_streams import PLACE, parse_place
 from events.result import Status
+from events.streams.log_streams import PLACE, parse_place
 from serve_app.auth import ReadKey, may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream

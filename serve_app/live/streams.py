@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from events.job import Job
-from events.log_streams import LogPlace
+from events.streams.log_streams import LogPlace
 from serve_app.access.turns import Turns
 from serve_app.job_state import current_job
 from serve_app.live.archived import ArchivedEvents

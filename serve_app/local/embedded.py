@@ -19,7 +19,6 @@ from types import FrameType, TracebackType
 
 from pydantic import SecretStr
 
-from events.errors import LogDiffers
 from serve_app.local.folders import make_data_folder, put_logs_away, temporary_folder
 from serve_app.local.haproxy import serve_host
 from serve_app.local.local_ray import LocalRay, has_gpu
@@ -28,8 +27,8 @@ from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.ports import held_port, held_ports
 from serve_app.local.serve_environment import PORTS, configure_serve, haproxy_folder
 from serve_app.local.stale_processes import stop_stale_processes
+from serve_app.operations.places import prepare_log
 from settings.graph import MAX_COST_WITHOUT_GPU
-from settings.log import LogSettings
 from settings.settings import Settings, forget_secrets
 from settings.stores import StoreSettings
 
@@ -40,7 +39,6 @@ LOGS = "logs"
 RAY_ADDRESS_FILE = "ray.address"
 """There, too: where the Ray of the last start is."""
 _LOCK = "lock"
-_LOG_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
 
@@ -118,7 +116,7 @@ class Embedded:
             nats.start()
             settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
-        asyncio.run(require_fitting_log(settings.log))
+        asyncio.run(prepare_log(settings.log, settings.stores))
         self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
@@ -171,25 +169,6 @@ class Embedded:
         with suppress(TimeoutError):  # of its proxies: whoever waits for an answer waits for them
             serve.start(http_options=options)
         serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
-
-
-async def require_fitting_log(settings: LogSettings) -> None:
-    """Raises LogDiffers, before anything more is started in vain.
-
-    A NATS that is away is nobody's fault here: each process waits for it.
-    """
-    from actors.assembly import open_bus
-
-    bus = open_bus(settings, "up")
-    bus.start()
-    try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOG_TIMEOUT_S):
-                await bus.wait_known()
-        if bus.refusal is not None:
-            raise LogDiffers(bus.refusal)
-    finally:
-        await bus.close()
 
 
 def _logs_in(ray_folder: Path) -> Path:

@@ -15,9 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from events.bus.streams import JOBS, log_stream_names
 from events.ids import PARTITIONS
-from events.log_streams import LogStreams
 from serve_app.local.ports import PortTaken, held_port, held_ports
 from serve_app.local.stale_processes import stop_stale_processes
 
@@ -66,7 +64,7 @@ Here an answer stays within the account of the readers, and so do their inboxes.
 
 _READS = tuple(
     f'"$JS.API.DIRECT.GET.{stream}{more}"'
-    for stream in (JOBS, *log_stream_names(LogStreams(PARTITIONS)))
+    for stream in ("JOBS", *(f"JOBS_{index}" for index in range(PARTITIONS)))
     for more in ("", ".>")
 )
 """What the reader may ask: of the log, of however many streams it is."""

@@ -11,6 +11,7 @@ from events.archive.segment import ArchivedJob
 from events.errors import SegmentBroken
 from events.store.archiving.segments import SegmentState
 from events.store.maintenance.contents import JobRow
+from events.streams.log_streams import LogPlace
 from serve_app.operations.disagreements import Check, Disagreement, Kind
 from serve_app.operations.job_check import JobCheck
 from serve_app.operations.places import Places, archived_in, stored_of, together

@@ -10,6 +10,7 @@ from typing import get_args
 from events.job import Job, fold
 from events.log import StoredEvent
 from events.store.maintenance.contents import JobRow
+from events.streams.log_streams import LogPlace
 from events.types import Broken, End, Erased, Event, Submitted, Unknown
 from events.wire.cloud_events import decode_stored
 

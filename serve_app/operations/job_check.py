@@ -8,8 +8,8 @@ from events.archive.segment import ArchivedJob
 from events.delivery import fold_delivery, is_wanted
 from events.job import Job
 from events.log import StoredEvent
-from events.log_streams import LogPlace
 from events.store.maintenance.contents import JobRow
+from events.streams.log_streams import LogPlace
 from serve_app.operations.disagreements import (
     Disagreement,
     Kind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from events.log_streams import LogPlace, is_beyond
+from events.streams.log_streams import LogPlace, is_beyond
 from serve_app.operations.disagreements import Disagreement, Kind
 from serve_app.operations.places import Places
 

@@ -16,10 +16,10 @@ from datetime import date, datetime
 from events.archive.archive import SegmentRef
 from events.archive.segment import ArchivedJob
 from events.log import StoredEvent, utc_now
-from events.log_streams import LogPlace, moved
 from events.store.archiving.segments import SegmentState
 from events.store.archiving.writer import ArchiveWriter
 from events.store.maintenance.rebuild import Rebuild
+from events.streams.log_streams import LogPlace, moved
 from events.types import Erased, Event
 from events.wire.cloud_events import MalformedEvent, decode, decode_all
 from serve_app.operations.places import Places, archived_in

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from events.bus.bus import Bus
-from events.bus.dealing import closed, deal_out
+from events.bus.logs.dealing import closed, deal_out
 from events.bus.snapshot import restore, snapshot
 from events.bus.streams import DELIVERIES, JOBS, is_log_stream, log_stream_names
-from events.log_streams import LogStreams
+from events.streams.log_streams import LogStreams
 
 _PART_BYTES = 128 * 1024
 

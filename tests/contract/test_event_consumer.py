@@ -13,7 +13,7 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.consumer import JetStreamConsumer, JobEvents
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.bus.streams import JOBS, ConsumerSpec, job_subject
 from events.ids import new_id
 from events.log import Appended, EventConsumer, EventLog, utc_now

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.errors import HistoryGone
 from events.ids import new_id
 from events.log import Appended, Conflict, EventLog, EventReader, StoredEvent, utc_now
-from events.log_streams import LogStreams, moved
+from events.streams.log_streams import LogStreams, moved
 from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
 from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected
 from tests.support.events import submitted
-from tests.support.memory_streams import memory_streams
+from tests.support.live.memory_streams import memory_streams
 
 
 def event(job_id: str, version: int, data: JobEvent | None = None) -> Event:

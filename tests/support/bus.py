@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from events.bus.bus import Bus
 from events.bus.errors import NoAnswer
 from events.errors import LogUnavailable
-from events.log_streams import LogStreams
+from events.streams.log_streams import LogStreams
 from serve_app.local.nats_server import NatsServer
 
 

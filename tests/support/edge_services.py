@@ -22,7 +22,6 @@ from engine.graph.models_folder import ModelsFolder
 from events.callback_address import AddressRule
 from events.errors import FetchFailed
 from events.log import LogContents
-from events.log_streams import LogStreams
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.adapters.key_options import KeyOptions
@@ -32,6 +31,7 @@ from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
+from events.streams.log_streams import LogStreams
 from events.wire.progress import JobProgress
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
@@ -40,7 +40,7 @@ from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
 from tests.support.generate_bodies import CHECKPOINT
-from tests.support.memory_streams import contents_of
+from tests.support.live.memory_streams import contents_of
 
 URL = "http://darkroom.test"
 SECRET = b"a secret for the tests"

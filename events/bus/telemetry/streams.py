@@ -8,7 +8,7 @@ from datetime import datetime
 from events.bus.bus import Bus
 from events.bus.streams import REPUBLISH_FROM, log_stream_name, stream_specs
 from events.log import StreamState
-from events.log_streams import LogPlace, LogStream
+from events.streams.log_streams import LogPlace, LogStream
 
 _TIME = "Nats-Time-Stamp"
 

@@ -9,9 +9,9 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from events.log_streams import LogPlace
 from events.store.database import Database
 from events.store.tables import JOBS
+from events.streams.log_streams import LogPlace
 
 
 @dataclass(frozen=True, slots=True)

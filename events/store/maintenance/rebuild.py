@@ -24,7 +24,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.log import utc_now
-from events.log_streams import ONE_STREAM, LogPlace, LogStreams
 from events.store.archiving.hot_jobs import archived_bytes
 from events.store.archiving.segments import SegmentState
 from events.store.batch import Batch
@@ -38,6 +37,7 @@ from events.store.tables import (
     JOBS,
     SEGMENTS,
 )
+from events.streams.log_streams import ONE_STREAM, LogPlace, LogStreams
 from events.types import Event
 
 _PAGE = 500

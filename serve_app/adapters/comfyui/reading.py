@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from events.job import Job
-from events.log_streams import LogPlace
 from events.result import Status
+from events.streams.log_streams import LogPlace
 from events.types import Flavour
 from serve_app.replica import Replica
 

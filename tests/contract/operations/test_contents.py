@@ -13,21 +13,21 @@ import pytest
 
 from events.bus.bus import Bus
 from events.bus.contents import JetStreamCallbackEntries, JetStreamJobEntries, log_contents
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import Appended, EventLog, LogContents, utc_now
-from events.log_streams import LogStreams, moved
 from events.memory.contents import MemoryQueueContents
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.queue import CallbackQueue, JobQueue, QueueContents
+from events.streams.log_streams import LogStreams, moved
 from events.types import Event
 from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator
 from tests.support.events import folded, submitted
-from tests.support.memory_streams import memory_streams
+from tests.support.live.memory_streams import memory_streams
 
 
 @dataclass

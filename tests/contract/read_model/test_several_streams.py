@@ -12,13 +12,13 @@ from actors.upkeep.results import Results
 from events.decisions import Start, Submit
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.log_streams import LogStreams, Place
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
 from events.store.read_model import ReadModel
+from events.streams.log_streams import LogStreams, Place
 from events.types import Event
 from tests.support.events import submitted
-from tests.support.memory_streams import memory_streams
+from tests.support.live.memory_streams import memory_streams
 from tests.support.polling import eventually
 
 FOUR = LogStreams(4)
@@ -107,9 +107,7 @@ async def test_all_streams_are_projected_beside_each_other(
     log, contents = memory_streams(4)
     writer = JobWriter(log)
     roles = [
-        asyncio.create_task(
-            Results(log=log, read_model=model_of(each), catch_up_period_s=60).run()
-        )
+        asyncio.create_task(Results(log=log, read_model=model_of(each), catch_up_period_s=60).run())
         for each in (database, other_database)
     ]
     ids = await add_jobs(writer, 60)

@@ -11,12 +11,12 @@ from nats.aio.client import Client
 
 from events.bus.bus import Bus
 from events.bus.consumer import JobEvents
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.bus.streams import JOBS
 from events.errors import LogUnavailable
 from events.ids import new_id, partition_of
 from events.log import Appended, WholeLog, utc_now
-from events.log_streams import LogStreams
+from events.streams.log_streams import LogStreams
 from events.types import CancelRequested, Event
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator, stores

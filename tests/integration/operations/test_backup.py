@@ -17,7 +17,7 @@ from actors.dispatch.router import Router
 from actors.upkeep.results import Results
 from events.bus.bus import Bus
 from events.bus.consumer import JobEvents
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.bus.streams import JOBS, is_log_stream
 from events.decisions import Complete, Start, StoreImage, Submit

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from events.bus.bus import Bus
-from events.bus.job_log import job_log
+from events.bus.logs.job_log import job_log
 from events.decisions import Complete, Erase, Start, StoreImage, Submit
 from events.ids import new_id
 from events.job import Job

@@ -14,8 +14,8 @@ import pytest
 
 from events.memory.log import MemoryLog
 from tests.support.edge import Edge, running_edge
+from tests.support.live.memory_streams import memory_streams
 from tests.support.live.stream import Received, Stream, watching
-from tests.support.memory_streams import memory_streams
 from tests.unit.serve_app.live.conftest import Watch, submit
 
 PATH = "/v1/events"

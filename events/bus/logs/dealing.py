@@ -1,4 +1,4 @@
-"""The events of a log that is one stream, stored anew in several: for a restore, where nobody writes.
+"""The events of a log that is one stream, stored anew in several by a restore. Nobody else writes.
 
 Each job's events stay in their order, and every new position stands behind the old ones.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 from events.bus.bus import EXPECTED_STREAM, MESSAGE_ID, Bus
 from events.bus.errors import NoAnswer, WrongLastSequence
-from events.bus.log_setup import CLOSED_SUBJECT, first_sequence
+from events.bus.logs.log_setup import CLOSED_SUBJECT, first_sequence
 from events.bus.puller import Message
 from events.bus.streams import JOBS, REPUBLISH_FROM, job_id_in, log_stream_name, log_subjects
 from events.errors import LogUnavailable
-from events.log_streams import LogStream, LogStreams
+from events.streams.log_streams import LogStream, LogStreams
 
 _API = "$JS.API.STREAM"
 _BATCH = 64

@@ -14,7 +14,7 @@ from nats.js.api import StreamConfig, StreamInfo
 
 from events.bus.streams import JOBS, is_log_stream, log_stream_name, log_subjects
 from events.ids import PARTITIONS
-from events.log_streams import LogStream, LogStreams
+from events.streams.log_streams import LogStream, LogStreams
 
 logger = logging.getLogger(__name__)
 

@@ -106,7 +106,9 @@ async def test_jobs_run_and_are_told_of_on_four_streams_and_over_a_restart(four:
     four.stop(within_s=120)
     refused = refuse_other_streams(four)
     assert refused.returncode == 1
-    assert "DARKROOM_LOG_STREAMS is 2, but the event log is 4 streams: set it to 4" in refused.stderr
+    assert (
+        "DARKROOM_LOG_STREAMS is 2, but the event log is 4 streams: set it to 4" in refused.stderr
+    )
     four.start()
     four.http.headers["Authorization"] = f"Bearer {key}"
     assert (await asyncio.to_thread(four.ended, waiting))["status"] == 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from events.bus.contents import StreamsContents
-from events.bus.job_log import StreamsLog
+from events.bus.logs.job_log import StreamsLog
 from events.log import LogContents, WholeLog
-from events.log_streams import LogStreams
 from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
+from events.streams.log_streams import LogStreams
 
 
 def memory_streams(count: int) -> tuple[WholeLog, LogContents]:

@@ -19,7 +19,7 @@ from events.log import (
     Subscription,
     WholeLog,
 )
-from events.log_streams import LogPlace, LogStreams
+from events.streams.log_streams import LogPlace, LogStreams
 from events.types import Event
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from events.ids import PARTITIONS, new_id, partition_of
-from events.log_streams import (
+from events.streams.log_streams import (
     LogStreams,
     Place,
     earliest,
@@ -52,7 +54,7 @@ def test_with_one_stream_a_position_is_the_number_of_its_message() -> None:
 def test_each_partition_and_each_job_is_in_one_stream(count: int) -> None:
     streams = LogStreams(count)
     held = [list(streams.partitions(stream.index)) for stream in streams.all()]
-    assert sorted(sum(held, [])) == list(range(PARTITIONS))
+    assert sorted(chain.from_iterable(held)) == list(range(PARTITIONS))
     for job_id in (new_id() for _ in range(50)):
         assert partition_of(job_id) in held[streams.of_job(job_id)]
 
