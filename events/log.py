@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -130,32 +130,6 @@ class WholeLog(EventLog, Protocol):
     @property
     def parts(self) -> Sequence[EventLog]:
         """Each stream, by its index; with one stream this log itself."""
-
-
-class LogContents(Protocol):
-    """All that a log holds, as it is stored, also what no reader can decode: for whoever checks it.
-
-    Nothing is delivered or changed by looking.
-    """
-
-    @property
-    def parts(self) -> Sequence[LogContents]:
-        """Of each stream, by its index; with one stream these contents themselves."""
-
-    def job_ids(self) -> AsyncGenerator[list[str]]:
-        """Every job that has a message, once, some at a time. Raises LogUnavailable."""
-
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        """See `EventLog.stored`."""
-
-    async def following(self, sequence: LogPlace) -> list[StoredEvent]:
-        """Some messages after a place, each stream's in order; empty if none are.
-
-        Raises LogUnavailable.
-        """
-
-    async def last_sequence(self) -> LogPlace:
-        """Of the last message that was ever stored; 0 before the first. Raises LogUnavailable."""
 
 
 def utc_now() -> datetime:

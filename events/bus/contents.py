@@ -20,7 +20,8 @@ from events.bus.streams import (
     scheduled_subject,
 )
 from events.job import Job
-from events.log import EventLog, LogContents, StoredEvent
+from events.log import EventLog, StoredEvent
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogPlace, LogStream, LogStreams
 
 _ONE = LogStream()

@@ -32,7 +32,7 @@ from events.store.tables import (
 )
 from events.store.unsettled import UnsettledJobs
 from events.store.usage import Usage
-from events.streams.log_streams import ONE_STREAM, LogPlace, LogStream, LogStreams
+from events.streams.log_streams import ONE_STREAM, LogPlace, LogStreams
 from events.types import DeadLetter, Event, Flavour, Submitted
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,6 @@ class ReadModel:
         """Before `apply` is called for the first time: each stream gets a checkpoint."""
         await add_checkpoints(self._database, self._streams)
 
-    def _stream_of(self, event: Event) -> LogStream:
-        return self._streams.all()[self._streams.of_position(event.position)]
-
     async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
         """Fold `events` of one stream, those that follow position `expected`, into the rows, all
         or nothing.
@@ -90,7 +87,7 @@ class ReadModel:
         if not events:
             return await self.checkpoint() == expected
         async with self._database.write() as connection:
-            stream = self._stream_of(events[-1])
+            stream = self._streams.at(events[-1].position)
             if not await move_checkpoint(connection, stream, expected, events[-1].position):
                 return False
             ids = {event.job_id for event in events}
@@ -111,7 +108,7 @@ class ReadModel:
         """Leave out an event that no row can hold, and what follows of its job; see `apply`."""
         stop = stop_at(event, why, now=self._now())
         async with self._database.write() as connection:
-            stream = self._stream_of(event)
+            stream = self._streams.at(event.position)
             if not await move_checkpoint(connection, stream, expected, event.position):
                 return False
             await self._put_stops(connection, [stop])

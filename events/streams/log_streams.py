@@ -117,6 +117,10 @@ class LogStreams:
     def of_position(self, position: int) -> int:
         return position % self.count
 
+    def at(self, position: int) -> LogStream:
+        """Whose message it is."""
+        return self.all()[self.of_position(position)]
+
     def partitions(self, index: int) -> range:
         return range(index, PARTITIONS, self.count)
 

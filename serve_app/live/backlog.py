@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from events.log import LogContents
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogPlace, is_beyond, most_between, part_of
 from events.types import Event
 from events.wire.cloud_events import decode_stored

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
-from events.log import EventLog, LogContents
+from events.log import EventLog
 from events.result import Status, UrlFor
 from events.retry import keep_trying
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogPlace, like
 from events.types import Event
 from events.wire.progress import JobProgress

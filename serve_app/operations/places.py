@@ -21,7 +21,7 @@ from events.bus.jetstream_log import JetStreamLog
 from events.bus.logs.job_log import job_log
 from events.bus.streams import DELIVERIES, delivery_subject
 from events.errors import DatabaseUnavailable, LogDiffers, LogUnavailable
-from events.log import EventLog, LogContents
+from events.log import EventLog
 from events.queue import QueueContents
 from events.store.archiving.hot_jobs import HotJobs
 from events.store.archiving.segments import Segments
@@ -29,6 +29,7 @@ from events.store.archiving.writer import ArchiveWriter
 from events.store.database import Database
 from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogStreams
 from serve_app.local.nats_server import last_url
 from settings.log import LogSettings

@@ -21,7 +21,6 @@ from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
 from events.callback_address import AddressRule
 from events.errors import FetchFailed
-from events.log import LogContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.adapters.key_options import KeyOptions
@@ -31,6 +30,7 @@ from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogStreams
 from events.wire.progress import JobProgress
 from serve_app.services import Services

@@ -82,12 +82,34 @@ async def test_jobs_run_and_are_told_of_on_four_streams_and_over_a_restart(four:
     assert [result["status"] for result in results.values()] == [1] * JOBS
     assert {each["request_id"]: each for each in called} == results
 
+    last_id = await check_streams(four, list(results))
+    waiting = four.submit("diffusion", diffusion(steps=8, seed=99))
+    four.stop(within_s=120)
+    refused = refuse_other_streams(four)
+    assert refused.returncode == 1
+    assert (
+        "DARKROOM_LOG_STREAMS is 2, but the event log is 4 streams: set it to 4" in refused.stderr
+    )
+    four.start()
+    four.http.headers["Authorization"] = f"Bearer {key}"
+    assert (await asyncio.to_thread(four.ended, waiting))["status"] == 1
+    for number, (job_id, result) in enumerate(results.items()):
+        assert four.result(job_id, "workflow" if number % 2 else "diffusion") == result
+    later = await asyncio.to_thread(follow, four, last_id, 1)
+    assert later[0][:2] == ("submitted", waiting)
+    assert four.disagreements() == ""
+    doctor = four.command("doctor", check=False)
+    assert "all 8 streams" in doctor.stdout + doctor.stderr
+
+
+async def check_streams(four: Service, ids: list[str]) -> str:
+    """They are used, all is told, and still is once the archive has it. The last id."""
     last = await messages(four)
     assert sorted(last) == [f"JOBS_{index}" for index in range(4)]
     assert sum(last.values()) == 4 * JOBS
     assert len([each for each in last.values() if each]) > 1
     every = await asyncio.to_thread(follow, four, "0", 4 * JOBS)
-    check_told(every, list(results))
+    check_told(every, ids)
 
     async def is_archived() -> bool:
         """With nothing left in the log."""
@@ -101,24 +123,7 @@ async def test_jobs_run_and_are_told_of_on_four_streams_and_over_a_restart(four:
     await eventually(is_archived, within_s=120)
     archived = await asyncio.to_thread(follow, four, every[5][2], 4 * JOBS - 6)
     assert sorted(each[:2] for each in archived) == sorted(each[:2] for each in every[6:])
-
-    waiting = four.submit("diffusion", diffusion(steps=8, seed=99))
-    four.stop(within_s=120)
-    refused = refuse_other_streams(four)
-    assert refused.returncode == 1
-    assert (
-        "DARKROOM_LOG_STREAMS is 2, but the event log is 4 streams: set it to 4" in refused.stderr
-    )
-    four.start()
-    four.http.headers["Authorization"] = f"Bearer {key}"
-    assert (await asyncio.to_thread(four.ended, waiting))["status"] == 1
-    for number, (job_id, result) in enumerate(results.items()):
-        assert four.result(job_id, "workflow" if number % 2 else "diffusion") == result
-    later = await asyncio.to_thread(follow, four, every[-1][2], 1)
-    assert later[0][:2] == ("submitted", waiting)
-    assert four.disagreements() == ""
-    doctor = four.command("doctor", check=False)
-    assert "all 8 streams" in doctor.stdout + doctor.stderr
+    return every[-1][2]
 
 
 def check_told(events: list[tuple[str, str, str]], ids: list[str]) -> None:

@@ -17,10 +17,11 @@ from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.errors import LogUnavailable
 from events.ids import new_id
-from events.log import Appended, EventLog, LogContents, utc_now
+from events.log import Appended, EventLog, utc_now
 from events.memory.contents import MemoryQueueContents
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.queue import CallbackQueue, JobQueue, QueueContents
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogStreams, moved
 from events.types import Event
 from events.wire.cloud_events import encode

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from events.bus.contents import StreamsContents
 from events.bus.logs.job_log import StreamsLog
-from events.log import LogContents, WholeLog
+from events.log import WholeLog
 from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
+from events.streams.contents import LogContents
 from events.streams.log_streams import LogStreams
 
 
