@@ -25,22 +25,24 @@ from engine.graph.models_folder import ModelsFolder
 from engine.nodes import NODE_TYPES
 from engine.options import DeviceOptions, UnetOptions
 from events.bus.bus import Bus
-from events.bus.consumer import JetStreamConsumer
+from events.bus.consumer import JobEvents
 from events.bus.endpoint_status import answer_status
 from events.bus.health import tell_log_size
 from events.bus.jetstream_log import JetStreamLog
+from events.bus.logs.job_log import job_log
 from events.bus.progress import ProgressReporter
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
-from events.bus.streams import DELIVERIES, JOBS, delivery_subject, router_consumer
+from events.bus.streams import DELIVERIES, delivery_subject, log_stream_names
 from events.bus.telemetry.metrics import answer_metrics
 from events.bus.telemetry.streams import stored_after, stream_states
 from events.callback_address import AddressRule
 from events.callback_networks import Own
-from events.log import EventConsumer, EventLog, utc_now
+from events.log import EventConsumer, EventLog, WholeLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.records import Endpoint
+from events.streams.log_streams import LogStreams
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.log import LogSettings
@@ -61,11 +63,12 @@ def open_bus(settings: LogSettings, name: str) -> Bus:
         replicas=settings.replicas,
         log_max_bytes=settings.max_bytes,
         ca_file=settings.nats_ca_file,
+        log_streams=LogStreams(settings.streams),
     )
 
 
-def open_log(settings: LogSettings, bus: Bus) -> JetStreamLog:
-    return JetStreamLog(
+def open_log(settings: LogSettings, bus: Bus) -> WholeLog:
+    return job_log(
         bus,
         append_timeout_s=settings.append_timeout_s,
         try_timeout_s=settings.append_try_timeout_s,
@@ -86,7 +89,7 @@ AnswerStatus: TypeAlias = Callable[[StatusOf], Coroutine[None, None, None]]
 class Messaging:
     """The logs and the queues, as one process reaches them over one connection."""
 
-    log: EventLog
+    log: WholeLog
     deliveries: EventLog
     queue: JobQueue
     callback_queue: CallbackQueue
@@ -100,6 +103,7 @@ class Messaging:
     answer_metrics: Callable[[SayMetrics], Coroutine[None, None, None]]
     """Says what the process says of itself to whoever asks, until cancelled."""
     streams: Streams
+    log_streams: LogStreams
     tell_log_size: Callable[[], Coroutine[None, None, None]]
     """Says, once it is connected, where the log has another size than the settings."""
 
@@ -113,12 +117,17 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         deliveries=open_deliveries(bus),
         queue=JetStreamJobQueue(bus, lease_s=lease_s),
         callback_queue=JetStreamCallbackQueue(bus),
-        routed_events=JetStreamConsumer(bus, router_consumer()),
+        routed_events=JobEvents(bus),
         report_progress=ProgressReporter(bus).report,
         connected=bus.wait_connected,
         answer_status=partial(answer_status, bus),
         answer_metrics=partial(answer_metrics, bus),
-        streams=Streams(partial(stream_states, bus), JOBS, partial(stored_after, bus)),
+        streams=Streams(
+            partial(stream_states, bus),
+            log_stream_names(bus.log_streams),
+            partial(stored_after, bus),
+        ),
+        log_streams=bus.log_streams,
         tell_log_size=partial(tell_log_size, bus, configured=settings.max_bytes),
     )
 

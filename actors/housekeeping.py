@@ -24,7 +24,11 @@ from storage.images import ImageStore
 def make_janitor(
     settings: Settings, messaging: Messaging, database: Database, images: ImageStore
 ) -> Janitor:
-    log, deliveries, read_model = messaging.log, messaging.deliveries, ReadModel(database)
+    log, deliveries, read_model = (
+        messaging.log,
+        messaging.deliveries,
+        ReadModel(database, streams=messaging.log_streams),
+    )
     archiving, uploads = open_archive(database, images), Uploads(database)
     return Janitor(
         holder=lease_holder(),

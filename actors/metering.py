@@ -59,7 +59,7 @@ class ResultsMetrics:
             for note in notes:
                 note(steps)
 
-        read_model = ReadModel(database, on_folded=on_folded)
+        read_model = ReadModel(database, streams=messaging.log_streams, on_folded=on_folded)
         process.add(LogMetrics(messaging.streams, read_model).look)
         process.add(ArchiveMetrics(database).look)
         return cls(process, read_model, background)

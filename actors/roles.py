@@ -65,7 +65,7 @@ async def run_router(settings: Settings) -> None:
     """With the repair of the callback queue in the same process: it has little to do."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
-    read_model = ReadModel(database)
+    read_model = ReadModel(database, streams=messaging.log_streams)
     archiving = open_archive(database, open_images(settings.stores))
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     router = Router(

@@ -2,6 +2,7 @@
 
 ServiceError
 ├── LogUnavailable      nothing was stored: the event log is not connected
+│   └── LogDiffers          it is otherwise than the settings say
 ├── LogFull             nothing was stored: the event log has no room
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
@@ -30,6 +31,10 @@ class ServiceError(Exception):
 
 class LogUnavailable(ServiceError):
     """The event log is not connected; nothing was stored. Try again."""
+
+
+class LogDiffers(LogUnavailable):
+    """The event log is otherwise than DARKROOM_LOG_STREAMS says; nothing was stored."""
 
 
 class LogFull(ServiceError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_del
 from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold, fold_for_erasure, fold_for_submission
+from events.streams.log_streams import LogPlace
 from events.types import DeliveryEvent, Event, EventData, JobEvent
 
 
@@ -116,30 +117,19 @@ class EventLog(Protocol):
         Raises LogUnavailable.
         """
 
-    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
-        """Follow the whole log from the position after `after`."""
+    def reader(self, *, after: LogPlace) -> AbstractAsyncContextManager[EventReader]:
+        """Follow the whole log from the place `after`. Events of a job come in their order."""
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """What is stored for one job from now on."""
 
 
-class LogContents(Protocol):
-    """All that a log holds, as it is stored, also what no reader can decode: for whoever checks it.
+class WholeLog(EventLog, Protocol):
+    """The log of the jobs, which may be several streams."""
 
-    Nothing is delivered or changed by looking.
-    """
-
-    def job_ids(self) -> AsyncGenerator[list[str]]:
-        """Every job that has a message, once, some at a time. Raises LogUnavailable."""
-
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        """See `EventLog.stored`."""
-
-    async def following(self, sequence: int) -> list[StoredEvent]:
-        """Some messages after `sequence`, in order; empty if none are. Raises LogUnavailable."""
-
-    async def last_sequence(self) -> int:
-        """Of the last message that was ever stored; 0 before the first. Raises LogUnavailable."""
+    @property
+    def parts(self) -> Sequence[EventLog]:
+        """Each stream, by its index; with one stream this log itself."""
 
 
 def utc_now() -> datetime:

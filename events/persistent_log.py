@@ -9,6 +9,7 @@ from typing import TypeVar
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.log import Appended, Conflict, EventLog, EventReader, StoredEvent, Subscription
 from events.retry import keep_trying
+from events.streams.log_streams import LogPlace
 from events.types import Event
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class PersistentLog:
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         await self._persist(lambda: self._log.purge(job_id, keep=keep, upto=upto))
 
-    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
+    def reader(self, *, after: LogPlace) -> AbstractAsyncContextManager[EventReader]:
         return self._log.reader(after=after)
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:

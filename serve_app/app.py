@@ -199,7 +199,7 @@ def _services(
     settings: Settings, bus: Bus, database: Database, *, resolve: Resolve, sender: Sender
 ) -> Services:
     log, deliveries = open_log(settings.log, bus), open_deliveries(bus)
-    read_model, images = ReadModel(database), open_images(settings.stores)
+    read_model, images = ReadModel(database, streams=bus.log_streams), open_images(settings.stores)
     keys, http, archiving = ApiKeys(database), settings.http, open_archive(database, images)
     return Services(
         **_groups(settings),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.graph.catalogue import Catalogue
 from events.archive.history import History
 from events.callback_address import AddressRule, Resolve
-from events.log import EventLog, JobWriter, LogContents
+from events.log import EventLog, JobWriter
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.records import ApiKey, Endpoint
+from events.streams.contents import LogContents
 from events.types import CallbackAttempted
 from events.wire.progress import JobProgress
 from settings.callbacks import CallbackSettings, ImagePutSettings

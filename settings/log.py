@@ -7,10 +7,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
+
+
+def _of_streams(count: int) -> int:
+    if count not in _STREAM_COUNTS:
+        raise ValueError("must be 1, 2, 4, 8 or 16")
+    return count
+
+
+_STREAM_COUNTS = (1, 2, 4, 8, 16)
 
 
 class LogSettings(Group):
@@ -24,6 +33,9 @@ class LogSettings(Group):
     node; if unset, those of the system."""
     max_bytes: PositiveInt = 2 * 1024**3
     """How large the event log may become when it is made. An event takes about 1 KB."""
+    streams: Annotated[int, AfterValidator(_of_streams)] = 1
+    """How many streams of NATS the event log is, which share its size: 1, 2, 4, 8 or 16. It can be
+    raised from 1 while the log holds no event, and not changed later; see the operations guide."""
     hot_s: NonNegativeFloat = 3600.0
     """How long an ended job stays in the event log, before its events go to the archive; at least
     DARKROOM_APPEND_TIMEOUT_S."""

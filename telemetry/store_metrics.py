@@ -11,6 +11,7 @@ from events.log import utc_now
 from events.store.archiving.totals import archive_totals
 from events.store.database import Database
 from events.store.read_model import ReadModel
+from events.streams.log_streams import LogStreams
 from telemetry.gauges import gauge, gauge_by
 from telemetry.streams import Streams
 
@@ -27,17 +28,21 @@ class LogMetrics:
         """Raises LogUnavailable, DatabaseUnavailable."""
         checkpoint = await self._read_model.checkpoint()
         states = await self._streams.states()
-        log = states[self._streams.log]
-        behind = max(log.last_sequence - checkpoint, 0)
+        log = [states[name] for name in self._streams.log]
+        behind = sum(
+            max(state.last_sequence - stream.last_sequence(checkpoint), 0)
+            for state, stream in zip(log, LogStreams(len(log)).all(), strict=True)
+        )
         since = await self._streams.stored_after(checkpoint) if behind else None
         lag_s = 0.0 if since is None else max((self._now() - since).total_seconds(), 0.0)
         sizes = {name: float(state.size_bytes) for name, state in states.items()}
         counts = {name: float(state.messages) for name, state in states.items()}
+        fill = max(state.fill for state in log)
         blocked = await self._read_model.blocked.count()
         return [
             gauge_by("stream", "stream_bytes", "Bytes of the stream.", sizes),
             gauge_by("stream", "stream_messages", "Messages in the stream.", counts),
-            gauge("log_fill_ratio", "How full the event log is, 0 to 1.", log.fill),
+            gauge("log_fill_ratio", "How full the event log is, 0 to 1.", fill),
             gauge("projection_lag_events", "Events that no row has yet.", behind),
             gauge("projection_lag_seconds", "Age of the first event that no row has.", lag_s),
             gauge("jobs_blocked", "Jobs that the projection has stopped at.", blocked),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from events.log import StreamState
+from events.streams.log_streams import LogPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Streams:
 
     states: Callable[[], Awaitable[Mapping[str, StreamState]]]
     """By name."""
-    log: str
-    """The name of the one that is the log."""
-    stored_after: Callable[[int], Awaitable[datetime | None]]
-    """When the log stored the event that follows a position; None where none does."""
+    log: Sequence[str]
+    """The names of those that are the log, by their indexes."""
+    stored_after: Callable[[LogPlace], Awaitable[datetime | None]]
+    """When the log stored the oldest event that follows a place; None where none does."""

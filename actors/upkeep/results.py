@@ -1,5 +1,7 @@
 """Results: projects the log into the SQL read model, from the checkpoint that stands beside it.
 
+Each stream of the log has a projection of its own, with its own checkpoint: none waits for another.
+
 It stops at a job with an event that it cannot project, and goes on with the others. Such jobs are
 kept (`events/store/blocked.py`), and read from the log again at each start and every so often: a
 version that knows the event ends the stop, whichever left it out.
@@ -13,7 +15,7 @@ import random
 from collections.abc import Sequence
 
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
-from events.log import EventLog, EventReader
+from events.log import EventReader, WholeLog
 from events.retry import keep_trying
 from events.store.blocked import Stop
 from events.store.read_model import ReadModel
@@ -34,7 +36,7 @@ _PASSING = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
 class Results:
     """Has no durable consumer: the position lives in the database, in the rows' transaction."""
 
-    def __init__(self, *, log: EventLog, read_model: ReadModel, catch_up_period_s: float) -> None:
+    def __init__(self, *, log: WholeLog, read_model: ReadModel, catch_up_period_s: float) -> None:
         """`catch_up_period_s`: how often the jobs that were stopped at are looked at again."""
         self._log = log
         self._read_model = read_model
@@ -45,23 +47,28 @@ class Results:
     async def run(self) -> None:
         """Project until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow())
+            for index in range(len(self._log.parts)):
+                group.create_task(self._follow(index))
             group.create_task(self._keep_catching_up())
 
-    async def _follow(self) -> None:
+    async def _follow(self, index: int) -> None:
         while True:
             await keep_trying(
-                self._project,
+                lambda: self._project(index),
                 on=DatabaseUnavailable,
                 first_pause_s=1,
                 longest_pause_s=1,
                 fields={"action": "project"},
             )
 
-    async def _project(self) -> None:
-        """Returns where another instance turned out to be ahead: the caller begins again."""
-        checkpoint = await self._read_model.checkpoint()
-        async with self._log.reader(after=checkpoint) as reader:
+    async def _project(self, index: int) -> None:
+        """Of one stream. Returns where another instance turned out to be ahead: the caller begins
+        again.
+        """
+        await self._read_model.begin()
+        place = await self._read_model.checkpoint()
+        checkpoint = place if isinstance(place, int) else place.parts[index]
+        async with self._log.parts[index].reader(after=checkpoint) as reader:
             while True:
                 events = await self._next(reader)
                 if not events:

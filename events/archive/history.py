@@ -16,6 +16,7 @@ from events.log import (
     StoredEvent,
     Subscription,
 )
+from events.streams.log_streams import LogPlace
 from events.types import Erased, Event
 from events.wire.cloud_events import decode_all
 from storage.images import ImageNotFound
@@ -102,7 +103,7 @@ class ArchivedLog:
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         await self._log.purge(job_id, keep=keep, upto=upto)
 
-    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
+    def reader(self, *, after: LogPlace) -> AbstractAsyncContextManager[EventReader]:
         return self._log.reader(after=after)
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:

@@ -31,6 +31,7 @@ from events.errors import LogFull, LogUnavailable
 from events.log import StreamState
 
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_STREAM = "Nats-Expected-Stream"
 MESSAGE_ID = "Nats-Msg-Id"
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"

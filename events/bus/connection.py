@@ -22,10 +22,12 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from events.bus.errors import DISCONNECTED, NO_MESSAGE, NO_STREAM, code_of
+from events.bus.logs.log_setup import LogStreamsDiffer, require_as_set
 from events.bus.puller import Feed, Puller
 from events.bus.stream_setup import StreamSetup
 from events.errors import LogUnavailable
 from events.retry import pause
+from events.streams.log_streams import ONE_STREAM, LogStreams
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Connection:
         log_max_bytes: int = -1,
         prepares_streams: bool = True,
         ca_file: Path | None = None,
+        log_streams: LogStreams = ONE_STREAM,
     ) -> None:
         """With `prepares_streams` False the streams are taken as they are: nothing is made.
 
@@ -73,7 +76,12 @@ class Connection:
         self._ca_file = ca_file
         self._name = name
         self._prepares_streams = prepares_streams
-        self._setup = StreamSetup(replicas=replicas, log_max_bytes=log_max_bytes)
+        self.log_streams = log_streams
+        self._setup = StreamSetup(
+            replicas=replicas, log_max_bytes=log_max_bytes, log_streams=log_streams
+        )
+        self.refusal: str | None = None
+        """Why the streams that are there cannot be used, where that is so."""
         self._client = Client()
         self._js: JetStreamContext = self._client.jetstream(timeout=CALL_TIMEOUT_S)
         self._ready = asyncio.Event()
@@ -100,6 +108,13 @@ class Connection:
     async def wait_connected(self) -> None:
         """Returns once there is a connection and the streams are there."""
         await self._ready.wait()
+
+    async def wait_known(self) -> None:
+        """As `wait_connected`; or once the streams are refused, see `refusal`."""
+        while not (self._ready.is_set() or self.refusal):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_PERIOD_S):
+                    await self._ready.wait()
 
     async def _keep_connected(self) -> None:
         """One client after another: each reconnects by itself until it is closed for good."""
@@ -147,11 +162,30 @@ class Connection:
                     await self._dirty.wait()
             if self._dirty.is_set() and not client.is_closed:
                 self._dirty.clear()
-                if not self._prepares_streams or await self._setup.prepare(self._js):
+                if await self._is_prepared():
                     self._ready.set()
                 else:
                     self._dirty.set()
                 await pause(_WATCH_PERIOD_S)
+
+    async def _is_prepared(self) -> bool:
+        try:
+            if self._prepares_streams:
+                is_ready = await self._setup.prepare(self._js)
+                self.refusal = None
+                return is_ready
+            await require_as_set(self._js, self.log_streams)
+        except LogStreamsDiffer as error:
+            if self.refusal is None:
+                logger.error("the log is refused", extra={"action": "prepare", "why": str(error)})
+            self.refusal = str(error)
+            self._ready.clear()
+            return False
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            fields = {"action": "prepare", "error": str(error)}
+            logger.warning("the streams are not known", extra=fields)
+            return not self._prepares_streams  # whoever asks something is told what is wrong
+        return True
 
     async def _on_error(self, error: Exception) -> None:
         logger.info("connection error", extra={"action": "nats_error", "error": repr(error)})

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 from events.bus.bus import Bus
 from events.bus.jetstream_log import event_in
 from events.bus.puller import Message
-from events.bus.streams import ConsumerSpec
+from events.bus.streams import ConsumerSpec, router_consumer
 from events.errors import LogUnavailable
 from events.retry import keep_trying
+from events.streams.log_streams import LogStream
 from events.types import Event
 
+_ONE = LogStream()
 _BATCH = 100
 _PULL_TIMEOUT_S = 10.0
 _SPACING_S = 0.01
@@ -25,9 +27,11 @@ comes alone does not wait.
 class JetStreamConsumer:
     """See `events.log.EventConsumer`."""
 
-    def __init__(self, bus: Bus, spec: ConsumerSpec) -> None:
+    def __init__(self, bus: Bus, spec: ConsumerSpec, *, numbers: LogStream = _ONE) -> None:
+        """`numbers`: how the positions of the stream's messages follow from their sequences."""
         self._bus = bus
         self._spec = spec
+        self._numbers = numbers
 
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         await keep_trying(lambda: self._follow(handle), on=LogUnavailable)
@@ -44,6 +48,21 @@ class JetStreamConsumer:
     async def _hand_over(
         self, message: Message, handle: Callable[[Event], Awaitable[None]]
     ) -> None:
-        await handle(event_in(message))
+        await handle(event_in(message, self._numbers))
         # Not waited for: where it is lost the event comes again, as it may at any time.
         await self._bus.publish(message.ack_subject, b"+ACK")
+
+
+class JobEvents:
+    """The whole log, whose streams are read beside each other; see `events.log.EventConsumer`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._consumers = [
+            JetStreamConsumer(bus, router_consumer(stream), numbers=stream)
+            for stream in bus.log_streams.all()
+        ]
+
+    async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for consumer in self._consumers:
+                group.create_task(consumer.run(handle))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Generic, TypeVar
 from events.bus.bus import Bus
 from events.bus.errors import NoAnswer
 from events.bus.last_known import LastKnown
-from events.bus.streams import JOBS
+from events.bus.streams import log_stream_names
 from events.errors import LogFull, LogUnavailable
 from events.retry import pause
 
@@ -28,16 +29,22 @@ async def tell_log_size(bus: Bus, *, configured: int) -> None:
     while True:
         await bus.wait_connected()
         try:
-            actual = await bus.max_bytes(JOBS)
+            names = log_stream_names(bus.log_streams)
+            sizes = [await bus.max_bytes(name) for name in names]
         except LogUnavailable:
             await pause(1)
             continue
-        if actual != configured:
+        if set(sizes) != {configured // len(sizes)}:
             logger.warning(
                 "the log keeps the size that it has; see the operations guide to change it",
-                extra={"action": "prepare", "max_bytes": actual, "configured": configured},
+                extra={"action": "prepare", "max_bytes": sum(sizes), "configured": configured},
             )
         return
+
+
+async def _fullest(bus: Bus) -> float:
+    """Raises LogUnavailable."""
+    return max(await asyncio.gather(*map(bus.fill, log_stream_names(bus.log_streams))))
 
 
 @dataclass(slots=True)
@@ -53,17 +60,20 @@ class JetStreamHealth:
         """`known_s`: how long what the log last said counts while it does not answer."""
         self._bus = bus
         self._ready_period_s = ready_period_s
-        self._fill = LastKnown(lambda: bus.fill(JOBS), period_s=_FILL_PERIOD_S, oldest_s=known_s)
+        self._fill = LastKnown(lambda: _fullest(bus), period_s=_FILL_PERIOD_S, oldest_s=known_s)
         self._ready: _Cached[str | None] = _Cached(None, 0.0)
 
     async def fill(self) -> float:
-        """How much of the log's `max_bytes` is used, 0..1. Raises LogUnavailable."""
+        """How much of the log's `max_bytes` is used, 0..1; of several streams of the fullest.
+
+        Raises LogUnavailable.
+        """
         return await self._fill.get()
 
     async def ready(self) -> str | None:
         """None if the log takes writes, else why not: only a write shows that a disk is full."""
         if not self._bus.is_connected:
-            return str(LogUnavailable())
+            return self._bus.refusal or str(LogUnavailable())
         if time.monotonic() >= self._ready.until:
             reason = await self._write_canary()
             self._ready = _Cached(reason, time.monotonic() + self._ready_period_s)

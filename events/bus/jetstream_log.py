@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from events.bus.bus import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, Bus
+from events.bus.bus import EXPECTED_LAST_SUBJECT_SEQUENCE, EXPECTED_STREAM, MESSAGE_ID, Bus
 from events.bus.errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Feed, Message, Puller
 from events.bus.streams import JOBS, event_subject, job_id_in, job_subject
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.log import Appended, Conflict, EventReader, StoredEvent, Subscription, stored
 from events.retry import pause
+from events.streams.log_streams import LogPlace, LogStream
 from events.types import Erased, Event
 from events.wire.cloud_events import decode_stored, encode
 
+_ONE = LogStream()
+"""Whose positions are its sequences."""
 _BATCH = 500
 """How many events are asked for where the last one does not say how many there are."""
 
@@ -30,14 +33,21 @@ class JetStreamLog:
         *,
         stream: str = JOBS,
         subject_of: Callable[[str], str] = job_subject,
+        numbers: LogStream = _ONE,
         append_timeout_s: float = 10.0,
         try_timeout_s: float = 2.0,
     ) -> None:
+        """`numbers`: how the positions of the stream's messages follow from their sequences."""
         self._bus = bus
         self._stream = stream
         self._subject_of = subject_of
+        self._numbers = numbers
         self._append_timeout_s = append_timeout_s
         self._try_timeout_s = try_timeout_s
+
+    @property
+    def parts(self) -> Sequence[JetStreamLog]:
+        return (self,)
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         """Send the same bytes until answered or the time is up; see `EventLog.append`.
@@ -45,18 +55,22 @@ class JetStreamLog:
         Once an answer is lost, the event may be there: no refusal after that says that it is not.
         """
         payload = encode(event)
-        headers = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(expected), MESSAGE_ID: event.id}
+        sequence = self._numbers.sequence(expected)
+        headers = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(sequence), MESSAGE_ID: event.id}
+        if self._numbers.streams.count > 1:
+            headers[EXPECTED_STREAM] = self._stream
         subject = self._subject_of(event.job_id)
         give_up_at = time.monotonic() + self._append_timeout_s
         sent = False
         while True:
             try:
                 try:
-                    position = await self._bus.store(
+                    sequence = await self._bus.store(
                         subject, payload, timeout_s=self._try_timeout_s, headers=headers
                     )
                 except WrongLastSequence:
                     return await self._after_conflict(event, expected, give_up_at=give_up_at)
+                position = self._numbers.position(sequence)
                 return Appended(stored(event, position, size_bytes=len(payload)))
             except NoAnswer:
                 sent = True
@@ -99,11 +113,11 @@ class JetStreamLog:
             messages = await self._bus.batch(
                 self._stream,
                 self._subject_of(job_id),
-                after=events[-1].position if events else 0,
+                after=self._numbers.sequence(events[-1].position) if events else 0,
                 count=max(last.version - seen, 0) or _BATCH,
                 timeout_s=self._try_timeout_s,
             )
-            events += map(event_in, messages)
+            events += map(self._event_in, messages)
             if events and events[-1].position >= last.position:
                 return events
             if time.monotonic() >= give_up_at:
@@ -114,7 +128,10 @@ class JetStreamLog:
 
     async def last(self, job_id: str) -> Event | None:
         message = await self._bus.last(self._stream, self._subject_of(job_id))
-        return event_in(message) if message else None
+        return self._event_in(message) if message else None
+
+    def _event_in(self, message: Message) -> Event:
+        return event_in(message, self._numbers)
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         by_subject = {self._subject_of(job_id): job_id for job_id in job_ids}
@@ -122,27 +139,34 @@ class JetStreamLog:
             self._stream, list(by_subject), timeout_s=self._append_timeout_s
         )
         return {
-            by_subject[subject]: tuple(StoredEvent(each.sequence, each.data) for each in messages)
+            by_subject[subject]: tuple(
+                StoredEvent(self._numbers.position(each.sequence), each.data) for each in messages
+            )
             for subject, messages in found.items()
         }
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
-        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep, upto=upto)
+        sequence = None if upto is None else self._numbers.sequence(upto)
+        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep, upto=sequence)
 
     @asynccontextmanager
-    async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:
-        async with JetStreamReader(self._bus, self._stream, after=after) as reader:
+    async def reader(self, *, after: LogPlace) -> AsyncGenerator[EventReader]:
+        sequence = self._numbers.last_sequence(after)
+        async with JetStreamReader(
+            self._bus, self._stream, after=sequence, numbers=self._numbers
+        ) as reader:
             yield reader
 
     @asynccontextmanager
     async def watch(self, job_id: str) -> AsyncGenerator[Subscription]:
         async with self._bus.subscribe(event_subject(job_id)) as feed:
-            yield _Watch(feed)
+            yield _Watch(feed, self._numbers)
 
 
 class _Watch:
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, numbers: LogStream) -> None:
         self._feed = feed
+        self._numbers = numbers
 
     async def next(self, timeout_s: float) -> Event | None:
         try:
@@ -150,7 +174,7 @@ class _Watch:
                 message = await self._feed.get()
         except TimeoutError:
             return None
-        return event_in(message)
+        return event_in(message, self._numbers)
 
 
 class JetStreamReader:
@@ -160,8 +184,18 @@ class JetStreamReader:
     failure, a new consumer begins after the last position that was returned.
     """
 
-    def __init__(self, bus: Bus, stream: str, *, after: int, batch: int = 500) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        *,
+        after: int,
+        batch: int = 500,
+        numbers: LogStream = _ONE,
+    ) -> None:
+        """`after`: a sequence of the stream; `numbers`: see `JetStreamLog`."""
         self._bus = bus
+        self._numbers = numbers
         self._stream = stream
         self._after = after
         self._batch = batch
@@ -195,7 +229,7 @@ class JetStreamReader:
             return []
         self._delivered += len(messages)
         self._after = messages[-1].sequence
-        return [event_in(message) for message in messages]
+        return [event_in(message, self._numbers) for message in messages]
 
     async def _open(self) -> Puller:
         name = await self._bus.add_follower(self._stream, after=self._after)
@@ -208,7 +242,7 @@ class JetStreamReader:
         await self._stack.aclose()
 
 
-def event_in(message: Message) -> Event:
+def event_in(message: Message, numbers: LogStream) -> Event:
     """What a message of a log says. One that says nothing is its job's event all the same."""
     job_id = job_id_in(message.subject)
-    return decode_stored(message.data, job_id=job_id, position=message.sequence)
+    return decode_stored(message.data, job_id=job_id, position=numbers.position(message.sequence))

@@ -11,7 +11,16 @@ import nats.js.api
 import nats.js.errors
 from nats.js import JetStreamContext
 
-from events.bus.streams import REPUBLISH_FROM, REPUBLISH_TO, STREAMS, StreamSpec
+from events.bus.logs.log_setup import split_if_empty
+from events.bus.streams import (
+    REPUBLISH_FROM,
+    REPUBLISH_TO,
+    StreamSpec,
+    log_stream_name,
+    log_subjects,
+    stream_specs,
+)
+from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 logger = logging.getLogger(__name__)
 
@@ -20,16 +29,24 @@ _DUPLICATE_WINDOW_S = 120.0
 
 
 class StreamSetup:
-    def __init__(self, *, replicas: int, log_max_bytes: int) -> None:
+    def __init__(
+        self, *, replicas: int, log_max_bytes: int, log_streams: LogStreams = ONE_STREAM
+    ) -> None:
+        """`log_max_bytes`: of all streams of the log together."""
         self._replicas = replicas
-        self._log_max_bytes = log_max_bytes
+        self._log_streams = log_streams
+        self._log_max_bytes = -1 if log_max_bytes < 0 else log_max_bytes // log_streams.count
         self._updated: set[str] = set()
         """Streams that have had this process's configuration."""
 
     async def prepare(self, js: JetStreamContext) -> bool:
-        """Whether all are there; one that cannot be made or updated holds up no other."""
+        """Whether all are there; one that cannot be made or updated holds up no other.
+
+        Raises LogStreamsDiffer, and nothing was made; and what nats-py raises.
+        """
+        await split_if_empty(js, self._log_streams, self._log_config)
         ready = True
-        for spec in STREAMS:
+        for spec in stream_specs(self._log_streams):
             try:
                 await self._prepare_stream(js, spec)
             except (TimeoutError, nats.errors.Error, OSError) as error:
@@ -53,8 +70,15 @@ class StreamSetup:
                 raise
             if spec.name not in self._updated:
                 there = (await js.stream_info(spec.name)).config
-                await js.update_stream(config.evolve(max_bytes=there.max_bytes))
+                kept = {"max_bytes": there.max_bytes, "first_seq": there.first_seq}
+                await js.update_stream(config.evolve(**kept))
         self._updated.add(spec.name)
+
+    def _log_config(
+        self, stream: LogStream, first_sequence: int | None
+    ) -> nats.js.api.StreamConfig:
+        spec = StreamSpec(log_stream_name(stream), log_subjects(stream), is_log=True)
+        return self._stream_config(spec).evolve(first_seq=first_sequence)
 
     def differing(self, spec: StreamSpec, there: Mapping[str, Any]) -> tuple[str, ...]:
         """Those members of a stream's configuration, as the server tells it, that are otherwise.

@@ -3,6 +3,7 @@
 | stream       | subjects                             | is                                      |
 |--------------|--------------------------------------|-----------------------------------------|
 | `JOBS`       | `jobs.<p>.<job_id>`                  | the log: every event of a job           |
+| `JOBS_<i>`   | the same, of some partitions          | the log as several streams              |
 | (republished)| `events.<p>.<job_id>`                | stored events, for subscribers           |
 | `QUEUE`      | `queue.<endpoint>.<lane>.<job_id>`   | what waits or runs; rebuildable         |
 | `CALLBACKS`  | `callbacks.due|scheduled.<job_id>`   | deliveries that wait, now or later      |
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from events.ids import LANES, partition_of
+from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 JOBS = "JOBS"
 QUEUE = "QUEUE"
@@ -46,13 +48,41 @@ class StreamSpec:
     """Keep only the last message of each subject."""
 
 
-STREAMS = (
-    StreamSpec(JOBS, (REPUBLISH_FROM,), is_log=True),
+_OTHERS = (
     StreamSpec(QUEUE, ("queue.*.*.*",), work_queue=True),
     StreamSpec(CALLBACKS, ("callbacks.*.*",), work_queue=True, scheduled=True),
     StreamSpec(DELIVERIES, ("deliveries.*.*",)),
     StreamSpec(CANARY, ("canary.*",), last_only=True),
 )
+
+
+def log_stream_name(stream: LogStream) -> str:
+    return JOBS if stream.streams.count == 1 else f"{JOBS}_{stream.index}"
+
+
+def log_stream_names(streams: LogStreams) -> tuple[str, ...]:
+    return tuple(map(log_stream_name, streams.all()))
+
+
+def is_log_stream(name: str) -> bool:
+    """Of whatever number of streams."""
+    return name == JOBS or name.removeprefix(f"{JOBS}_").isdecimal()
+
+
+def log_subjects(stream: LogStream) -> tuple[str, ...]:
+    if stream.streams.count == 1:
+        return (REPUBLISH_FROM,)
+    partitions = stream.streams.partitions(stream.index)
+    return tuple(f"jobs.{partition}.*" for partition in partitions)
+
+
+def stream_specs(streams: LogStreams) -> tuple[StreamSpec, ...]:
+    log = (StreamSpec(log_stream_name(s), log_subjects(s), is_log=True) for s in streams.all())
+    return (*log, *_OTHERS)
+
+
+STREAMS = stream_specs(ONE_STREAM)
+_ONE = LogStream()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +96,9 @@ class ConsumerSpec:
     max_ack_pending: int
 
 
-def router_consumer() -> ConsumerSpec:
-    return ConsumerSpec(JOBS, "router", "jobs.*.*", ack_wait_s=30, max_ack_pending=1000)
+def router_consumer(stream: LogStream = _ONE) -> ConsumerSpec:
+    name = log_stream_name(stream)
+    return ConsumerSpec(name, "router", REPUBLISH_FROM, ack_wait_s=30, max_ack_pending=1000)
 
 
 def lane_consumer(endpoint: str, lane: int, *, lease_s: float) -> ConsumerSpec:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from operator import attrgetter
 
 from events.job import Job
 from events.log import StoredEvent
 from events.memory.log import MemoryLog
 from events.queue import CallbackQueue, JobQueue
+from events.streams.log_streams import LogPlace
 
 
 class MemoryLogContents:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
+
+    @property
+    def parts(self) -> Sequence[MemoryLogContents]:
+        return (self,)
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         return await self._log.stored(job_ids)
@@ -21,7 +26,7 @@ class MemoryLogContents:
     async def job_ids(self) -> AsyncGenerator[list[str]]:
         yield self._log.job_ids()
 
-    async def following(self, sequence: int) -> list[StoredEvent]:
+    async def following(self, sequence: LogPlace) -> list[StoredEvent]:
         stored = await self._log.stored(self._log.job_ids())
         later = (each for some in stored.values() for each in some if each.sequence > sequence)
         return sorted(later, key=attrgetter("sequence"))

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from events.errors import HistoryGone
 from events.log import Appended, Conflict, StoredEvent, stored
+from events.streams.log_streams import LogPlace, LogStream
 from events.types import Event
 from events.wire.cloud_events import encode
 
+_ONE = LogStream()
 _READ_TIMEOUT_S = 10.0
 
 
 class MemoryLog:
     """Keeps the same promises as the JetStream log, but only while the process lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: LogStream = _ONE) -> None:
+        """`numbers`: how the positions follow from how many events there are."""
+        self._numbers = numbers
         self._events: list[Event | None] = []
-        """By position; None where one was purged."""
+        """In order; None where one was purged."""
         self._by_job: dict[str, list[Event]] = defaultdict(list)
         self._changed = asyncio.Condition()
+
+    @property
+    def parts(self) -> Sequence[MemoryLog]:
+        return (self,)
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         history = self._by_job[event.job_id]
@@ -33,7 +41,7 @@ class MemoryLog:
             raise HistoryGone
         if (history[-1].position if history else 0) != expected:
             return Conflict(tuple(known for known in history if known.position > expected))
-        position = len(self._events) + 1
+        position = self._numbers.position(len(self._events) + 1)
         appended = stored(event, position, size_bytes=len(encode(event)))
         self._events.append(appended)
         history.append(appended)
@@ -61,7 +69,7 @@ class MemoryLog:
         if upto is not None:
             kept = [event for event in history if event.position > upto]
         for event in history[: len(history) - len(kept)]:
-            self._events[event.position - 1] = None
+            self._events[self._numbers.sequence(event.position) - 1] = None
         self._by_job[job_id] = kept
 
     def job_ids(self) -> list[str]:
@@ -71,11 +79,12 @@ class MemoryLog:
     @property
     def last_position(self) -> int:
         """Of the last event that was ever stored."""
-        return len(self._events)
+        return self._numbers.position(len(self._events))
 
     @asynccontextmanager
-    async def reader(self, *, after: int) -> AsyncGenerator[MemoryReader]:
-        yield MemoryReader(self._events, self._changed, after=after)
+    async def reader(self, *, after: LogPlace) -> AsyncGenerator[MemoryReader]:
+        count = self._numbers.last_sequence(after)
+        yield MemoryReader(self._events, self._changed, after=count)
 
     @asynccontextmanager
     async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:

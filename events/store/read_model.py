@@ -15,20 +15,24 @@ from events.log import utc_now
 from events.result import Status
 from events.store.batch import Batch, Step, stop_at
 from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
-from events.store.checkpoint import hold_checkpoint, move_checkpoint
+from events.store.checkpoint import (
+    add_checkpoints,
+    hold_checkpoint,
+    move_checkpoint,
+    read_checkpoint,
+)
 from events.store.database import Database
 from events.store.job_rows import from_state, image_rows, is_behind, job_row, listing
 from events.store.tables import (
     BLOCKED_JOBS,
-    CHECKPOINTS,
     ERASURES,
     IMAGES,
     JOBS,
-    RESULTS_CHECKPOINT,
     SUMMARY,
 )
 from events.store.unsettled import UnsettledJobs
 from events.store.usage import Usage
+from events.streams.log_streams import ONE_STREAM, LogPlace, LogStreams
 from events.types import DeadLetter, Event, Flavour, Submitted
 
 logger = logging.getLogger(__name__)
@@ -41,17 +45,21 @@ class ReadModel:
         self,
         database: Database,
         *,
+        streams: LogStreams = ONE_STREAM,
         now: Callable[[], datetime] = utc_now,
         on_folded: Callable[[Sequence[Step]], None] = lambda _: None,
     ) -> None:
-        """`on_folded` is told of the events that `apply` has folded, once it is committed."""
-        self.usage = Usage(database)
+        """`streams`: what the log is. `on_folded` is told of the events that `apply` has folded,
+        once it is committed.
+        """
+        self.usage = Usage(database, streams)
         """What these rows add up to for a key and an owner."""
         self.blocked = BlockedJobs(database)
         """The jobs that it has stopped at."""
         self.unsettled = UnsettledJobs(database)
         """Those of these jobs of which something is left to do after their end."""
         self._database = database
+        self._streams = streams
         self._now = now
         self._on_folded = on_folded
         # Statements are made once: SQLAlchemy takes longer for it than to run one.
@@ -62,21 +70,25 @@ class ReadModel:
         self._state = database.point_read(JOBS.c.state, by=JOBS.c.id)
         self._summary = database.point_read(SUMMARY, by=JOBS.c.id)
 
-    async def checkpoint(self) -> int:
-        """Position of the last event folded into the rows; 0 before the first."""
-        query = sa.select(CHECKPOINTS.c.seq).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
-        [row] = await self._database.fetch(query)
-        return int(row.seq)
+    async def checkpoint(self) -> LogPlace:
+        """Of the last events folded into the rows; 0 before the first."""
+        return await read_checkpoint(self._database, self._streams)
+
+    async def begin(self) -> None:
+        """Before `apply` is called for the first time: each stream gets a checkpoint."""
+        await add_checkpoints(self._database, self._streams)
 
     async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
-        """Fold `events`, those that follow position `expected`, into the rows, all or nothing.
+        """Fold `events` of one stream, those that follow position `expected`, into the rows, all
+        or nothing.
 
         False if the checkpoint is not `expected`: another instance is ahead, nothing was done.
         """
         if not events:
             return await self.checkpoint() == expected
         async with self._database.write() as connection:
-            if not await move_checkpoint(connection, expected, events[-1].position):
+            stream = self._streams.at(events[-1].position)
+            if not await move_checkpoint(connection, stream, expected, events[-1].position):
                 return False
             ids = {event.job_id for event in events}
             jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
@@ -96,7 +108,8 @@ class ReadModel:
         """Leave out an event that no row can hold, and what follows of its job; see `apply`."""
         stop = stop_at(event, why, now=self._now())
         async with self._database.write() as connection:
-            if not await move_checkpoint(connection, expected, event.position):
+            stream = self._streams.at(event.position)
+            if not await move_checkpoint(connection, stream, expected, event.position):
                 return False
             await self._put_stops(connection, [stop])
         _tell([stop])
@@ -109,7 +122,8 @@ class ReadModel:
         """
         job = fold(history)
         async with self._database.write() as connection:
-            await hold_checkpoint(connection)
+            stream = self._streams.all()[self._streams.of_job(job_id)]
+            await hold_checkpoint(connection, stream)
             up_to = history[-1].position if history else None
             if not await end_stop(connection, job_id, up_to=up_to):
                 return False

@@ -1,16 +1,18 @@
 // Prints the events of all jobs, one a line: those that are stored, then each as it happens.
 //
 //     npm ci --prefix examples/subscriber
-//     node examples/subscriber/follow.mjs data/nats/reader.url place
+//     node examples/subscriber/follow.mjs data/nats/reader.url place [streams]
 //
 // `place` is the file in which it keeps how far it has come: it goes on from there the next time.
+// `streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1.
 
 import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { connect } from "@nats-io/transport-node";
 
 const LOOKS_EVERY_MS = 5000; // news may be lost on the way, so it looks without any, too
 
-const [urlFile, place] = process.argv.slice(2);
+const [urlFile, place, count = "1"] = process.argv.slice(2);
+const streams = count === "1" ? ["JOBS"] : Array.from({ length: Number(count) }, (_, i) => `JOBS_${i}`);
 
 async function main() {
   const { host, username: user, password: pass } = new URL(readFileSync(urlFile, "utf8").trim());
@@ -18,9 +20,13 @@ async function main() {
   const news = newsOf(client);
   while (true) {
     news.clear();
-    for await (const [sequence, event] of stored(client, read())) {
-      handle(event);
-      write(sequence); // last: after a crash the event comes again, and is not lost
+    const places = read();
+    for (const [index, stream] of streams.entries()) {
+      for await (const [sequence, event] of stored(client, stream, places[index])) {
+        handle(event);
+        places[index] = sequence;
+        write(places); // last: after a crash the event comes again, and is not lost
+      }
     }
     await news.wait();
   }
@@ -52,12 +58,12 @@ function newsOf(client) {
 }
 
 // The events behind a place, each with its own, as far as they can be had now.
-async function* stored(client, after) {
+async function* stored(client, stream, after) {
   while (true) {
     const question = JSON.stringify({ seq: after + 1, next_by_subj: "jobs.*.*" });
     let message;
     try {
-      message = await client.request("$JS.API.DIRECT.GET.JOBS", question, { timeout: 5000 });
+      message = await client.request(`$JS.API.DIRECT.GET.${stream}`, question, { timeout: 5000 });
     } catch {
       return; // the server is away
     }
@@ -73,12 +79,13 @@ function handle(event) {
   console.log(JSON.stringify(event));
 }
 
+// One place in each stream.
 function read() {
-  return existsSync(place) ? Number(readFileSync(place, "utf8")) : 0;
+  return existsSync(place) ? readFileSync(place, "utf8").split(" ").map(Number) : streams.map(() => 0);
 }
 
-function write(sequence) {
-  writeFileSync(`${place}.new`, String(sequence));
+function write(places) {
+  writeFileSync(`${place}.new`, places.join(" "));
   renameSync(`${place}.new`, place);
 }
 

@@ -1,9 +1,9 @@
 """Prints the events of all jobs, one a line: those that are stored, then each as it happens.
 
-    python examples/subscriber/follow.py data/nats/reader.url place
+    python examples/subscriber/follow.py data/nats/reader.url place [streams]
 
 `place` is the file in which it keeps how far it has come: it goes on from there the next time.
-It needs `nats-py` alone.
+`streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1. It needs `nats-py` alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOKS_EVERY_S = 5.0
 """News may be lost on the way, so it looks without any, too."""
 
 
-async def main(url: str, place: Path) -> None:
+async def main(url: str, place: Path, streams: list[str]) -> None:
     news = asyncio.Event()
 
     async def note(_message: object) -> None:
@@ -33,19 +33,24 @@ async def main(url: str, place: Path) -> None:
     await client.subscribe("events.>", cb=note)
     while True:
         news.clear()
-        async for sequence, event in stored(client.jetstream(), after=read(place)):
-            handle(event)
-            write(place, sequence)  # last: after a crash the event comes again, and is not lost
+        places = read(place, len(streams))
+        for index, stream in enumerate(streams):
+            async for sequence, event in stored(client.jetstream(), stream, after=places[index]):
+                handle(event)
+                places[index] = sequence
+                write(place, places)  # last: after a crash the event comes again, and is not lost
         with suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), LOOKS_EVERY_S)
 
 
-async def stored(log: JetStreamContext, *, after: int) -> AsyncIterator[tuple[int, dict]]:
+async def stored(
+    log: JetStreamContext, stream: str, *, after: int
+) -> AsyncIterator[tuple[int, dict]]:
     """The events behind a place, each with its own, as far as they can be had now."""
     while True:
         try:
             message = await log.get_msg(
-                "JOBS", seq=after + 1, next=True, subject="jobs.*.*", direct=True
+                stream, seq=after + 1, next=True, subject="jobs.*.*", direct=True
             )
         except NotFoundError:  # that was the last one
             return
@@ -60,15 +65,23 @@ def handle(event: dict) -> None:
     print(json.dumps(event), flush=True)
 
 
-def read(place: Path) -> int:
-    return int(place.read_text()) if place.exists() else 0
+def read(place: Path, streams: int) -> list[int]:
+    """One in each stream."""
+    return [int(each) for each in place.read_text().split()] if place.exists() else [0] * streams
 
 
-def write(place: Path, sequence: int) -> None:
+def write(place: Path, places: list[int]) -> None:
     fresh = place.with_name(f"{place.name}.new")
-    fresh.write_text(str(sequence))
+    fresh.write_text(" ".join(map(str, places)))
     fresh.replace(place)
 
 
+def names(count: int) -> list[str]:
+    return ["JOBS"] if count == 1 else [f"JOBS_{index}" for index in range(count)]
+
+
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]).read_text().strip(), Path(sys.argv[2])))
+    url, place, *count = sys.argv[1:]
+    asyncio.run(
+        main(Path(url).read_text().strip(), Path(place), names(int(count[0]) if count else 1))
+    )

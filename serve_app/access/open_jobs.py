@@ -10,6 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from events.store.records import ApiKey
+from events.streams.log_streams import LogPlace
 from serve_app.access.unprojected import NoteStored, Unprojected
 from serve_app.refusals import Limited, TooManyOpenJobs
 
@@ -48,7 +49,7 @@ class OpenJobs:
         self._clock = clock
         self._counted_until = -float("inf")
         self._counting = asyncio.Lock()
-        self._checkpoint = 0
+        self._checkpoint: LogPlace = 0
         self._rows: Counter[_Account] = Counter()
         self._unprojected: dict[_Account, Unprojected] = {}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from events.streams.log_streams import LogPlace
+
 NoteStored = Callable[[int], None]
 """Takes the position of the log at which it was stored."""
 
@@ -15,7 +17,7 @@ class Unprojected:
     What was stored counts from here until the checkpoint has passed it, and from the rows then.
     """
 
-    def __init__(self, *, checkpoint: int = 0) -> None:
+    def __init__(self, *, checkpoint: LogPlace = 0) -> None:
         """`checkpoint`: that of the rows as they were last counted."""
         self._checkpoint = checkpoint
         self._stored: list[tuple[int, int]] = []
@@ -38,7 +40,7 @@ class Unprojected:
         finally:
             self.total -= amount
 
-    def drop_until(self, checkpoint: int) -> None:
+    def drop_until(self, checkpoint: LogPlace) -> None:
         """The rows were counted at this checkpoint."""
         self._checkpoint = checkpoint
         passed = sum(amount for position, amount in self._stored if position <= checkpoint)

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from events.errors import ServiceError
 from events.store.database import Database
 from events.store.maintenance.rebuild import Rebuild
+from events.streams.log_streams import LogStreams
 from serve_app.cli.admin_key import ADMIN_KEY_FILE
 from serve_app.cli.terminal import fail, progress_console, tell
 from serve_app.local.nats_server import NatsDidNotStart, NatsServer
@@ -70,7 +71,7 @@ def restore(folder: BackupArgument) -> None:
 
 async def _restore(settings: Settings, folder: Path) -> Rebuilt:
     stores = settings.stores
-    await lay_out(stores, folder, private_files=_PRIVATE_FILES)
+    await lay_out(settings.log, stores, folder, private_files=_PRIVATE_FILES)
     with _event_log(settings.log, stores) as log:
         await load_log(log, stores, folder)
         database = Database(stores.effective_database_url)
@@ -79,7 +80,7 @@ async def _restore(settings: Settings, folder: Path) -> Rebuilt:
             async with open_places(log, stores) as places:
                 rebuilding = Rebuilding(
                     places,
-                    Rebuild(database),
+                    Rebuild(database, streams=LogStreams(settings.log.streams)),
                     writer=archive_writer(places, database),
                     on_batch=_nothing,
                 )

@@ -13,6 +13,7 @@ from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.maintenance.rebuild import Rebuild
+from events.streams.log_streams import LogStreams
 from serve_app.cli.terminal import fail, progress_console, tell
 from serve_app.operations.places import archive_writer, open_places
 from serve_app.operations.rebuilding import Rebuilding, RebuildNotDone, Rebuilt
@@ -60,7 +61,12 @@ async def _rebuild(settings: Settings, status: Status) -> Rebuilt:
 
     async with open_places(settings.log, settings.stores) as places:
         writer = archive_writer(places, database)
-        rebuilding = Rebuilding(places, Rebuild(database), writer=writer, on_batch=on_batch)
+        rebuilding = Rebuilding(
+            places,
+            Rebuild(database, streams=LogStreams(settings.log.streams)),
+            writer=writer,
+            on_batch=on_batch,
+        )
         try:
             await database.prepare()
             await on_batch()

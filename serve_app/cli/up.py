@@ -19,6 +19,7 @@ import typer
 from rich.markup import escape
 
 from engine.extensions.installed import Extension, ExtensionInvalid, installed_extensions
+from events.errors import LogDiffers
 from serve_app.cli.admin_key import (
     ADMIN_KEY_FILE,
     CALLBACK_SECRET_FILE,
@@ -38,7 +39,14 @@ from serve_app.local.ports import PortTaken
 from settings.settings import Settings
 
 _READY_TIMEOUT_S = 120.0
-_CANNOT_START = (AlreadyRunning, ExtensionInvalid, NatsDidNotStart, RayDidNotStart, UnsafeFolder)
+_CANNOT_START = (
+    AlreadyRunning,
+    ExtensionInvalid,
+    LogDiffers,
+    NatsDidNotStart,
+    RayDidNotStart,
+    UnsafeFolder,
+)
 
 
 PortOption = Annotated[

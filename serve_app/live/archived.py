@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from events.archive.history import History
 from events.result import UrlFor
+from events.streams.log_streams import LogPlace
 from serve_app.access.turns import Turns
 from serve_app.live.messages import is_shown, live_event
 from serve_app.live.recent import Belonging, RecentEvent, without_request
@@ -32,8 +33,8 @@ class ArchivedEvents:
         self._url_for = url_for
         self._most_jobs = most_jobs
 
-    async def of(self, owner: str, *, after: int, upto: int) -> list[RecentEvent]:
-        """Those of the owner's archived jobs after one position and up to another.
+    async def of(self, owner: str, *, after: LogPlace, upto: LogPlace) -> list[RecentEvent]:
+        """Those of the owner's archived jobs after one place and up to another.
 
         Raises CursorGone where it is too many jobs, NoTurn, DatabaseUnavailable and what
         `History.read` raises.
@@ -51,5 +52,5 @@ class ArchivedEvents:
                 )
                 for job_id, endpoint in jobs
                 for event in await self._history.read(job_id)
-                if after < event.position <= upto and is_shown(event)
+                if event.position > after and event.position <= upto and is_shown(event)
             ]

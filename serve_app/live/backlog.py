@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from events.log import LogContents
+from events.streams.contents import LogContents
+from events.streams.log_streams import LogPlace, is_beyond, most_between, part_of
 from events.types import Event
 from events.wire.cloud_events import decode_stored
 from serve_app.live.archived import ArchivedEvents
@@ -13,6 +14,7 @@ from serve_app.live.messages import is_shown
 from serve_app.live.recent import RecentEvent, RecentEvents
 from serve_app.refusals import CursorGone
 
+NEVER_ANSWERED = "The cursor is not one that was answered here."
 Keep = Callable[[Event], Awaitable[RecentEvent | None]]
 """An event as streams are sent it, with whose it is; None where that cannot be told."""
 
@@ -28,8 +30,8 @@ class Backlog:
         self._most = most
         self._reaching = asyncio.Lock()
 
-    async def reach(self, recent: RecentEvents, owner: str, after: int) -> list[RecentEvent]:
-        """Add to `recent` what the log has after position `after`.
+    async def reach(self, recent: RecentEvents, owner: str, after: LogPlace) -> list[RecentEvent]:
+        """Add to `recent` what the log has after the place `after`.
 
         What has left the log is handed back, since it is one owner's. Raises CursorGone, and what
         reading log, database and archive raises.
@@ -37,18 +39,18 @@ class Backlog:
         async with self._reaching:
             await self._reach_back(recent, after)
         archived = []
-        if after < recent.begun_at:
+        if is_beyond(recent.begun_at, after):
             archived = await self._archived.of(owner, after=after, upto=recent.begun_at)
-        if after < recent.floor:  # so much came meanwhile
+        if is_beyond(recent.floor, after):  # so much came meanwhile
             raise self._too_far()
         return archived
 
-    async def _reach_back(self, recent: RecentEvents, after: int) -> None:
-        if after >= recent.floor:
-            if after > recent.head and after > await self._contents.last_sequence():
-                raise CursorGone("The cursor is not one that was answered here.")
+    async def _reach_back(self, recent: RecentEvents, after: LogPlace) -> None:
+        if is_beyond(after, recent.head) and is_beyond(after, await self._contents.last_sequence()):
+            raise CursorGone(NEVER_ANSWERED)
+        if not is_beyond(recent.floor, after):
             return
-        if recent.head - after > self._most:
+        if most_between(after, recent.head) > self._most:
             raise self._too_far()
         older = [
             kept
@@ -57,21 +59,27 @@ class Backlog:
         ]
         recent.reach_back(older, floor=after)
 
-    async def _between(self, after: int, recent: RecentEvents) -> AsyncGenerator[Event]:
+    async def _between(self, after: LogPlace, recent: RecentEvents) -> AsyncGenerator[Event]:
         """What stands between `after` and the floor, which may rise meanwhile.
 
         Raises LogUnavailable.
         """
-        while after < recent.floor:
-            stored = await self._contents.following(after)
-            if not stored:
-                return  # the rest was removed
+        streams = self._contents.parts
+        at = [part_of(after, index) for index in range(len(streams))]
+
+        def behind() -> list[int]:
+            return [index for index, each in enumerate(at) if each < part_of(recent.floor, index)]
+
+        while found := behind():
+            index = found[0]
+            floor = part_of(recent.floor, index)
+            stored = await streams[index].following(at[index])
             for each in stored:
                 await asyncio.sleep(0)  # requests may be large, and take long to be read
                 event = decode_stored(each.payload, job_id="", position=each.sequence)
                 if is_shown(event):
                     yield event
-            after = stored[-1].sequence
+            at[index] = stored[-1].sequence if stored else floor  # the rest was removed
 
     def _too_far(self) -> CursorGone:
         return CursorGone(f"More than {self._most:,} events of the service follow this cursor.")

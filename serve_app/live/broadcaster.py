@@ -9,13 +9,15 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
-from events.log import EventLog, LogContents
+from events.log import EventLog
 from events.result import Status, UrlFor
 from events.retry import keep_trying
+from events.streams.contents import LogContents
+from events.streams.log_streams import LogPlace, like
 from events.types import Event
 from events.wire.progress import JobProgress
 from serve_app.live.archived import ArchivedEvents
-from serve_app.live.backlog import Backlog
+from serve_app.live.backlog import NEVER_ANSWERED, Backlog
 from serve_app.live.belongings import Belongings, FindJob
 from serve_app.live.listener import Filter, Listener, LiveEvent, Passing
 from serve_app.live.messages import (
@@ -26,6 +28,7 @@ from serve_app.live.messages import (
     status_at,
 )
 from serve_app.live.recent import Belonging, RecentEvent, RecentEvents, without_request
+from serve_app.refusals import CursorGone
 from settings.http import HttpSettings
 
 logger = logging.getLogger(__name__)
@@ -85,13 +88,14 @@ class Broadcaster:
 
     @asynccontextmanager
     async def watch_owner(
-        self, owner: str, only: Filter, *, after: int | None
+        self, owner: str, only: Filter, *, after: LogPlace | None
     ) -> AsyncGenerator[Listener]:
-        """What is stored of all jobs of the owner after position `after`; None is now.
+        """What is stored of all jobs of the owner after the place `after`; None is now.
 
         Raises CursorGone, and what reading log, database and archive raises.
         """
         async with self._following() as recent:
+            after = None if after is None else _as_here(after, recent)
             archived = [] if after is None else await self._before(recent, owner, after)
             # Nothing is awaited from here on until it listens, so nothing is missed.
             waiting = [] if after is None else recent.of(owner, after=after, archived=archived)
@@ -229,7 +233,7 @@ class Broadcaster:
 
     # What was not followed.
 
-    async def _before(self, recent: RecentEvents, owner: str, after: int) -> list[RecentEvent]:
+    async def _before(self, recent: RecentEvents, owner: str, after: LogPlace) -> list[RecentEvent]:
         """See `Backlog.reach`."""
         archived = await self._backlog.reach(recent, owner, after)
         if recent is not self._recent:
@@ -253,6 +257,14 @@ class Broadcaster:
             await self._belongings.look_up(job_id)
         except (JobUnreadable, ReadTimeout, *_AWAY):
             return  # the next step asks again
+
+
+def _as_here(cursor: LogPlace, recent: RecentEvents) -> LogPlace:
+    """With as many parts as the log has. Raises CursorGone."""
+    try:
+        return like(cursor, recent.head)
+    except ValueError:
+        raise CursorGone(NEVER_ANSWERED) from None
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from contextlib import AbstractAsyncContextManager
 
 from starlette.types import Receive, Scope, Send
 
+from events.streams.log_streams import LogPlace, moved
 from events.types import Cancelled, Completed, Erased, Failed, Submitted
 from serve_app.live.listener import Listener, LiveEvent
-from serve_app.live.messages import KEEP_ALIVE, begin_message
+from serve_app.live.messages import KEEP_ALIVE, begin_message, message_at
 from serve_app.sending.timed_stream import SlowReader, TimedStream
 from settings.http import HttpSettings
 
@@ -70,12 +71,14 @@ class Following:
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._tell_place = tell_place
-        self._after = 0
-        """Position of the last event that was sent."""
+        self._after: LogPlace = 0
+        """Up to where the events were sent."""
         self._is_over = False
 
-    async def messages(self, stored: Sequence[LiveEvent], *, after: int) -> AsyncGenerator[bytes]:
-        """Each event after position `after` once, in the log's order. Raises SlowReader."""
+    async def messages(
+        self, stored: Sequence[LiveEvent], *, after: LogPlace
+    ) -> AsyncGenerator[bytes]:
+        """Each event after the place `after` once, in the log's order. Raises SlowReader."""
         self._after = after
         yield begin_message(after)
         for part in self._parts(stored):
@@ -116,8 +119,8 @@ class Following:
             if not isinstance(live.event.data, Submitted):
                 self._tell_place = None  # it waits no more
             if live.position > self._after:
-                self._after = live.position
-                messages.append(live.message)
+                self._after = moved(self._after, live.position)
+                messages.append(message_at(live, self._after))
             self._is_over = self._is_over or (
                 self._ends_with_job and isinstance(live.event.data, _LAST)
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from events.result import Status
+from events.streams.log_streams import LogPlace
 from events.types import Event
 from serve_app.sending.timed_stream import SlowReader
 
@@ -51,17 +52,17 @@ class Listener:
         *,
         most_events: int,
         only: Filter | None = None,
-        after: int = 0,
+        after: LogPlace = 0,
         waiting: Sequence[LiveEvent] = (),
     ) -> None:
         """`most_events`: how many may wait, and of how many jobs what is not stored.
 
-        What is up to position `after` is passed over. `waiting` is there already.
+        What is up to the place `after` is passed over. `waiting` is there already.
         """
         self.only = only or Filter()
         self._most_events = most_events + len(waiting)
         self.after = after
-        """What is up to this position it passes over."""
+        """What is up to this place it passes over."""
         self._events = list(waiting)
         self._passing: dict[tuple[str, Passing], bytes] = {}
         self._is_late = False

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from events.result import Status, UrlFor, status_of
+from events.streams.log_streams import LogPlace
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -57,7 +58,7 @@ RETRY_MS = 1000
 KEEP_ALIVE = format_sse_event(comment="keep-alive")
 
 
-def begin_message(after: int) -> bytes:
+def begin_message(after: LogPlace) -> bytes:
     """The first that each stream sends: how long to wait before another try, and from where on.
 
     So one that breaks before its first event goes on from where it began.
@@ -84,6 +85,20 @@ def stored_message(event: Event, url_for: UrlFor) -> bytes:
 def live_event(event: Event, url_for: UrlFor) -> LiveEvent:
     """As all who watch are sent it. `event` must be shown."""
     return LiveEvent(event, stored_message(event, url_for))
+
+
+def message_at(live: LiveEvent, place: LogPlace) -> bytes:
+    """The message under the place that a stream has come to with it, from where it can go on.
+
+    With one stream of the log, and of one job, that is the event's position.
+    """
+    if isinstance(place, int):
+        return live.message
+    return live.message.replace(_id_line(live.position), _id_line(place), 1)
+
+
+def _id_line(place: LogPlace) -> bytes:
+    return f"\nid: {place}\n".encode()
 
 
 def progress_message(job_id: str, progress: JobProgress) -> bytes:

@@ -5,31 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from events.streams.log_streams import LogPlace, is_beyond
+
 _PERIOD_S = 0.02
 _LONGEST_S = 1.0
 
 
 class Projected:
-    """`checkpoint` reads the position of the last event that the rows have."""
+    """`checkpoint` reads up to where the rows have the events."""
 
     def __init__(
-        self, checkpoint: Callable[[], Awaitable[int]], *, longest_s: float = _LONGEST_S
+        self, checkpoint: Callable[[], Awaitable[LogPlace]], *, longest_s: float = _LONGEST_S
     ) -> None:
         self._checkpoint = checkpoint
         self._longest_s = longest_s
-        self._position = 0
+        self._place: LogPlace | None = None
         self._look: asyncio.Task[None] | None = None
         """The one under way: whoever comes meanwhile waits for the next one."""
         self._looked_at = 0.0
 
-    async def reach(self, position: int) -> None:
-        """Wait until the rows have the event at this position, or it has taken too long.
+    async def reach(self, place: LogPlace) -> None:
+        """Wait until the rows have what is up to there, or it has taken too long.
 
         Raises DatabaseUnavailable.
         """
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._longest_s
-        while self._position < position and (left_s := give_up_at - now()) > 0:
+        while self._is_behind(place) and (left_s := give_up_at - now()) > 0:
             if self._look is None or self._look.done():
                 self._look = asyncio.create_task(self._look_again())
                 self._look.add_done_callback(_note)
@@ -42,7 +44,10 @@ class Projected:
         now = asyncio.get_running_loop().time
         await asyncio.sleep(self._looked_at + _PERIOD_S - now())
         self._looked_at = now()
-        self._position = max(self._position, await self._checkpoint())
+        self._place = await self._checkpoint()
+
+    def _is_behind(self, place: LogPlace) -> bool:
+        return self._place is None or is_beyond(place, self._place)
 
     async def stop(self) -> None:
         if self._look is not None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from events.ids import ENDPOINT_ID
 from events.result import Status
+from events.streams.log_streams import PLACE, parse_place
 from serve_app.auth import ReadKey, may_go_on
 from serve_app.job_state import owned_job
 from serve_app.live.event_stream import EventStream
@@ -16,13 +17,22 @@ from serve_app.openapi.error_responses import documented
 from serve_app.replica import ReplicaDep
 
 _LARGEST = 2**63 - 1
+_LAST_EVENT_ID = "Last-Event-ID"
 
 LastEventId = Annotated[
     int | None,
     Header(
-        alias="Last-Event-ID",
+        alias=_LAST_EVENT_ID,
         ge=0,
         le=_LARGEST,
+        description="The `id` that was received last: what follows it is sent",
+    ),
+]
+LastPlace = Annotated[
+    str | None,
+    Header(
+        alias=_LAST_EVENT_ID,
+        pattern=PLACE,
         description="The `id` that was received last: what follows it is sent",
     ),
 ]
@@ -72,16 +82,17 @@ async def owner_events(
     status: Annotated[Status | None, Query(description="0, 1 or 2, of the job by then")] = None,
     endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
     cursor: Annotated[
-        int | None,
-        Query(ge=0, le=_LARGEST, description="As `Last-Event-ID`, which counts where both are"),
+        str | None,
+        Query(pattern=PLACE, description="As `Last-Event-ID`, which counts where both are"),
     ] = None,
-    last_event_id: LastEventId = None,
+    last_event_id: LastPlace = None,
 ) -> Response:
     """What happens to all jobs of the caller, from now or from a cursor, as Server-Sent Events."""
+    after = cursor if last_event_id is None else last_event_id
     return replica.streams.of_owner(
         key.owner,
         Filter(status=status, endpoint=endpoint),
-        after=cursor if last_event_id is None else last_event_id,
+        after=None if after is None else parse_place(after),
         may_go_on=may_go_on(request, key),
         server=request.scope.get("server"),
     )

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from events.job import Job
+from events.streams.log_streams import LogPlace
 from serve_app.access.turns import Turns
 from serve_app.job_state import current_job
 from serve_app.live.archived import ArchivedEvents
@@ -79,11 +80,11 @@ class Streams:
         owner: str,
         only: Filter,
         *,
-        after: int | None,
+        after: LogPlace | None,
         may_go_on: MayGoOn,
         server: tuple[str, int | None] | None,
     ) -> EventStream:
-        """What is stored of their jobs after position `after`; None is now.
+        """What is stored of their jobs after the place `after`; None is now.
 
         Before it begins it may raise TooManyStreams and what
         `Broadcaster.watch_owner` raises.
@@ -108,7 +109,7 @@ class Streams:
         owner: str,
         only: Filter,
         *,
-        after: int | None,
+        after: LogPlace | None,
         server: tuple[str, int | None] | None,
     ) -> AsyncGenerator[Listener]:
         """A stream as `of_owner` counts it, for whoever writes it in another form.

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from events.ids import PARTITIONS
 from serve_app.local.ports import PortTaken, held_port, held_ports
 from serve_app.local.stale_processes import stop_stale_processes
 
@@ -32,8 +33,7 @@ accounts {{
     users: [{{ user: service, password: {service} }}]
     exports: [
       {{ stream: "events.>" }}
-      {{ service: "$JS.API.DIRECT.GET.JOBS", response_type: stream }}
-      {{ service: "$JS.API.DIRECT.GET.JOBS.>", response_type: stream }}
+      {exports}
     ]
   }}
   READERS {{
@@ -43,14 +43,15 @@ accounts {{
         password: {reader}
         permissions: {{
           subscribe: ["events.>", "_INBOX.>"]
-          publish: ["$JS.API.DIRECT.GET.JOBS", "$JS.API.DIRECT.GET.JOBS.>"]
+          publish: [
+            {reads}
+          ]
         }}
       }}
     ]
     imports: [
       {{ stream: {{ account: DARKROOM, subject: "events.>" }} }}
-      {{ service: {{ account: DARKROOM, subject: "$JS.API.DIRECT.GET.JOBS" }} }}
-      {{ service: {{ account: DARKROOM, subject: "$JS.API.DIRECT.GET.JOBS.>" }} }}
+      {imports}
     ]
   }}
 }}
@@ -60,6 +61,13 @@ to any reply subject that a request names. In the service's account a reader who
 that does not exist, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject, deletes that stream.
 Here an answer stays within the account of the readers, and so do their inboxes.
 """
+
+_READS = tuple(
+    f'"$JS.API.DIRECT.GET.{stream}{more}"'
+    for stream in ("JOBS", *(f"JOBS_{index}" for index in range(PARTITIONS)))
+    for more in ("", ".>")
+)
+"""What the reader may ask: of the log, of however many streams it is."""
 
 _RECOVERY_TIMEOUT_S = 1800.0
 """nats-server accepts connections only once it has read its store."""
@@ -176,7 +184,7 @@ class NatsServer:
 
     def _write_config(self) -> Path:
         credentials = self._credentials()
-        text = _CONFIG.format(
+        text = config_text(
             port=self.port,
             store=json.dumps(str(self._folder / "store")),
             service=json.dumps(credentials.service),
@@ -215,6 +223,20 @@ class NatsServer:
         with suppress(OSError, ValueError):
             ports.insert(0, int((self._folder / "port").read_text()))
         return [port for port in ports if port]
+
+
+def config_text(*, port: int, store: str, service: str, reader: str) -> str:
+    """Texts are as they stand in the file."""
+    own, others = "{{ service: {}, response_type: stream }}", "account: DARKROOM, subject:"
+    return _CONFIG.format(
+        port=port,
+        store=store,
+        service=service,
+        reader=reader,
+        exports="\n      ".join(own.format(each) for each in _READS),
+        reads="\n            ".join(_READS),
+        imports="\n      ".join(f"{{ service: {{ {others} {each} }} }}" for each in _READS),
+    )
 
 
 def last_url(folder: Path) -> str | None:

@@ -11,6 +11,7 @@ from events.archive.segment import ArchivedJob
 from events.errors import SegmentBroken
 from events.store.archiving.segments import SegmentState
 from events.store.maintenance.contents import JobRow
+from events.streams.log_streams import LogPlace
 from serve_app.operations.disagreements import Check, Disagreement, Kind
 from serve_app.operations.job_check import JobCheck
 from serve_app.operations.places import Places, archived_in, stored_of, together
@@ -76,7 +77,7 @@ class ArchiveCheck:
         return {job_id: job for job_id, job in found.items() if job is not None}
 
     async def _job(
-        self, job: ArchivedJob, row: JobRow | None, *, checkpoint: int
+        self, job: ArchivedJob, row: JobRow | None, *, checkpoint: LogPlace
     ) -> list[Disagreement]:
         if row is None or row.columns["archived_at"] is None:  # the log may have something, too
             in_log = (await stored_of(self._places, [job.job_id])).get(job.job_id, job)

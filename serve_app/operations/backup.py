@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from events.log import utc_now
 from serve_app.operations.places import open_bus, open_database
-from serve_app.operations.saved_streams import load_streams, save_streams
+from serve_app.operations.saved_streams import load_streams, save_streams, streams_in
 from settings.log import LogSettings
 from settings.stores import SQLITE_FILE, StoreSettings
 from settings.version import VERSION
@@ -73,16 +73,22 @@ async def back_up(
     return elsewhere
 
 
-async def lay_out(stores: StoreSettings, folder: Path, *, private_files: Sequence[str]) -> None:
+async def lay_out(
+    log: LogSettings, stores: StoreSettings, folder: Path, *, private_files: Sequence[str]
+) -> None:
     """Copy the files of a backup to where a new installation has them.
 
     Raises BackupRefused, OSError.
     """
+    await asyncio.to_thread(_check, folder, log_streams=log.streams)
     await asyncio.to_thread(_lay_out, stores, folder, private_files)
 
 
 async def load_log(log: LogSettings, stores: StoreSettings, folder: Path) -> None:
-    """Make the streams of a backup in a log that has none. Raises LogUnavailable, OSError."""
+    """Make the streams of a backup in a log that has none; of one as many as the settings say.
+
+    Raises LogUnavailable, OSError.
+    """
     async with open_bus(log, stores) as bus:
         await load_streams(bus, folder / _STREAMS)
 
@@ -94,7 +100,6 @@ def _make_empty(folder: Path) -> None:
 
 
 def _lay_out(stores: StoreSettings, folder: Path, private_files: Sequence[str]) -> None:
-    _check(folder)
     data_dir = stores.data_dir
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if any(data_dir.iterdir()):
@@ -107,13 +112,17 @@ def _lay_out(stores: StoreSettings, folder: Path, private_files: Sequence[str]) 
         shutil.copytree(folder / _IMAGES, images, dirs_exist_ok=True)
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, *, log_streams: int) -> None:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
         raise BackupRefused(f"{folder} is no whole backup: it has no {_MANIFEST}") from None
     if manifest.get("format") != FORMAT:
         raise BackupRefused(f"{folder} is a backup that this version cannot read")
+    if (count := streams_in(folder / _STREAMS)) not in {1, log_streams}:
+        raise BackupRefused(
+            f"the event log in {folder} is {count} streams: set DARKROOM_LOG_STREAMS to {count}"
+        )
 
 
 def _local_folder(images_url: str) -> Path | None:

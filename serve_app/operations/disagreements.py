@@ -10,6 +10,7 @@ from typing import get_args
 from events.job import Job, fold
 from events.log import StoredEvent
 from events.store.maintenance.contents import JobRow
+from events.streams.log_streams import LogPlace
 from events.types import Broken, End, Erased, Event, Submitted, Unknown
 from events.wire.cloud_events import decode_stored
 
@@ -121,7 +122,7 @@ def _in_history(job_id: str, events: Sequence[Event]) -> list[Disagreement]:
 
 
 def in_row(
-    job_id: str, row: JobRow | None, events: Sequence[Event], *, checkpoint: int
+    job_id: str, row: JobRow | None, events: Sequence[Event], *, checkpoint: LogPlace
 ) -> list[Disagreement]:
     """What the row says otherwise than the events; `events` are not empty, and were read after
     `row`, which was read after `checkpoint`.

@@ -9,6 +9,7 @@ from events.delivery import fold_delivery, is_wanted
 from events.job import Job
 from events.log import StoredEvent
 from events.store.maintenance.contents import JobRow
+from events.streams.log_streams import LogPlace
 from serve_app.operations.disagreements import (
     Disagreement,
     Kind,
@@ -39,7 +40,7 @@ class JobCheck:
         )
 
     async def job(
-        self, stored: ArchivedJob, row: JobRow | None, *, checkpoint: int
+        self, stored: ArchivedJob, row: JobRow | None, *, checkpoint: LogPlace
     ) -> list[Disagreement]:
         """`stored` was read after `row`, and `row` after `checkpoint`."""
         history = job_history(stored.job_id, stored.events)

@@ -18,9 +18,10 @@ from events.bus.contents import (
     log_contents,
 )
 from events.bus.jetstream_log import JetStreamLog
+from events.bus.logs.job_log import job_log
 from events.bus.streams import DELIVERIES, delivery_subject
-from events.errors import DatabaseUnavailable, LogUnavailable
-from events.log import EventLog, LogContents
+from events.errors import DatabaseUnavailable, LogDiffers, LogUnavailable
+from events.log import EventLog
 from events.queue import QueueContents
 from events.store.archiving.hot_jobs import HotJobs
 from events.store.archiving.segments import Segments
@@ -28,6 +29,8 @@ from events.store.archiving.writer import ArchiveWriter
 from events.store.database import Database
 from events.store.maintenance.contents import DatabaseContents
 from events.store.read_model import ReadModel
+from events.streams.contents import LogContents
+from events.streams.log_streams import LogStreams
 from serve_app.local.nats_server import last_url
 from settings.log import LogSettings
 from settings.stores import SQLITE_FILE, StoreSettings
@@ -36,6 +39,7 @@ from storage.images import ImageNotFound, ImageStore
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S = 10.0
+_PREPARE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,11 @@ async def open_places(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
         yield Places(
             log=log_contents(bus),
             deliveries=delivery_contents(bus),
-            event_log=JetStreamLog(bus),
+            event_log=job_log(bus),
             delivery_log=JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject),
             queue=JetStreamJobEntries(bus),
             callbacks=JetStreamCallbackEntries(bus),
-            read_model=ReadModel(database),
+            read_model=ReadModel(database, streams=bus.log_streams),
             rows=DatabaseContents(database),
             images=images,
             archive=Archive(images),
@@ -87,17 +91,44 @@ async def open_bus(
         name="operator",
         prepares_streams=False,
         ca_file=log.nats_ca_file,
+        log_streams=LogStreams(log.streams),
     )
     bus.start()
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await bus.wait_connected()
+                await bus.wait_known()
+        if bus.refusal is not None:
+            raise LogDiffers(bus.refusal)
         if not bus.is_connected:
             raise LogUnavailable(
                 f"The event log does not answer within {timeout_s:g} s. Start the service."
             )
         yield bus
+    finally:
+        await bus.close()
+
+
+async def prepare_log(log: LogSettings, stores: StoreSettings) -> None:
+    """Make the streams of the log, before anything else is started in vain. Raises LogDiffers.
+
+    A NATS that is away is nobody's fault here: each process waits for it.
+    """
+    bus = Bus(
+        _nats_url(log, stores),
+        name="up",
+        replicas=log.replicas,
+        log_max_bytes=log.max_bytes,
+        ca_file=log.nats_ca_file,
+        log_streams=LogStreams(log.streams),
+    )
+    bus.start()
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PREPARE_TIMEOUT_S):
+                await bus.wait_known()
+        if bus.refusal is not None:
+            raise LogDiffers(bus.refusal)
     finally:
         await bus.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from events.streams.log_streams import LogPlace, is_beyond
 from serve_app.operations.disagreements import Disagreement, Kind
 from serve_app.operations.places import Places
 
@@ -13,7 +14,7 @@ class ProjectionCheck:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._checkpoint: int | None = None
+        self._checkpoint: LogPlace | None = None
         """Where it was at the last look."""
 
     async def check(self, _: Sequence[str]) -> list[Disagreement]:
@@ -21,7 +22,7 @@ class ProjectionCheck:
         moved = self._checkpoint is not None and self._checkpoint != checkpoint
         self._checkpoint = checkpoint
         last = await self._places.log.last_sequence()
-        if checkpoint > last:
+        if is_beyond(checkpoint, last):
             text = f"The read model is at position {checkpoint}, the log ends at {last}."
             return [Disagreement(Kind.PROJECTION_AHEAD, text)]
         if moved or not await self._places.log.following(checkpoint):

@@ -19,6 +19,7 @@ from events.log import StoredEvent, utc_now
 from events.store.archiving.segments import SegmentState
 from events.store.archiving.writer import ArchiveWriter
 from events.store.maintenance.rebuild import Rebuild
+from events.streams.log_streams import LogPlace, moved
 from events.types import Erased, Event
 from events.wire.cloud_events import MalformedEvent, decode, decode_all
 from serve_app.operations.places import Places, archived_in
@@ -66,35 +67,35 @@ class Rebuilding:
 
     async def run(self) -> None:
         """Raises RebuildNotDone, SegmentBroken, and what the places raise."""
-        position = await self._places.log.last_sequence()
+        place = await self._places.log.last_sequence()
         await self._tables.begin()
         async for page in self._places.log.job_ids():
             for start in range(0, len(page), _BATCH):
                 await self._read_log(page[start : start + _BATCH])
-        await self._swap(position)
+        await self._swap(place)
         await self._purge_older_copies()
         await self._merge_copies()
         await self._forget_lost_segments()
         await self._drop_what_was_removed()
         await self._tables.finish()
 
-    async def _swap(self, position: int) -> None:
+    async def _swap(self, place: LogPlace) -> None:
         for _ in range(_MOST_SWAPS):
-            position = await self._follow(position)
+            place = await self._follow(place)
             if await self._scan_new_segments():
                 continue
             await self._heat()
             log_end = await self._places.log.last_sequence()
-            if await self._tables.swap(position, log_end=log_end):
+            if await self._tables.swap(place, log_end=log_end):
                 return
         raise RebuildNotDone("The log grew faster than it was read; try again later.")
 
-    async def _follow(self, position: int) -> int:
-        """Read the jobs that have events after `position`; the position of the last of those."""
-        while stored := await self._places.log.following(position):
+    async def _follow(self, place: LogPlace) -> LogPlace:
+        """Read the jobs that have events after `place`; up to where there are any."""
+        while stored := await self._places.log.following(place):
             await self._read_log({job_id for each in stored if (job_id := _job_id(each))})
-            position = stored[-1].sequence
-        return position
+            place = moved(place, stored[-1].sequence)
+        return place
 
     async def _read_log(self, job_ids: Collection[str]) -> None:
         stored = await self._places.log.stored(job_ids)

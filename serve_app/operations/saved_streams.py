@@ -8,18 +8,29 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from events.bus.bus import Bus
+from events.bus.logs.dealing import closed, deal_out
 from events.bus.snapshot import restore, snapshot
-from events.bus.streams import DELIVERIES, JOBS
+from events.bus.streams import DELIVERIES, JOBS, is_log_stream, log_stream_names
+from events.streams.log_streams import LogStreams
 
-SAVED = (DELIVERIES, JOBS)
-"""In this order: an end whose delivery is not there is called back once more. The other way round,
-a delivery would be there whose job has not ended."""
 _PART_BYTES = 128 * 1024
+
+
+def saved(streams: LogStreams) -> tuple[str, ...]:
+    """In this order: an end whose delivery is not there is called back once more. The other way
+    round, a delivery would be there whose job has not ended.
+    """
+    return (DELIVERIES, *log_stream_names(streams))
+
+
+def streams_in(folder: Path) -> int:
+    """How many streams the saved log is."""
+    return sum(is_log_stream(path.stem) for path in folder.glob("*.json"))
 
 
 async def save_streams(bus: Bus, folder: Path) -> None:
     """Write them to the folder. Raises LogUnavailable, OSError."""
-    for stream in SAVED:
+    for stream in saved(bus.log_streams):
         async with snapshot(bus, stream) as (description, parts):
             with await asyncio.to_thread(_snapshot_file(folder, stream).open, "wb") as file:
                 async for part in parts:
@@ -29,10 +40,22 @@ async def save_streams(bus: Bus, folder: Path) -> None:
 
 
 async def load_streams(bus: Bus, folder: Path) -> None:
-    """Make them anew from the folder. Raises LogUnavailable, also where one exists; OSError."""
-    for stream in SAVED:
+    """Make them anew from the folder. A log of one stream may become several.
+
+    Raises LogUnavailable, also where one exists; OSError.
+    """
+    count = await asyncio.to_thread(streams_in, folder)
+    is_dealt = count == 1 < bus.log_streams.count
+    for stream in saved(LogStreams(count)):
         text = await asyncio.to_thread(_description_file(folder, stream).read_text)
-        await restore(bus, stream, json.loads(text), _parts(_snapshot_file(folder, stream)))
+        description = json.loads(text)
+        parts = _parts(_snapshot_file(folder, stream))
+        if stream == JOBS and is_dealt:
+            config = description["config"]
+            await restore(bus, stream, description | {"config": closed(config)}, parts)
+            await deal_out(bus, bus.log_streams, config)
+        else:
+            await restore(bus, stream, description, parts)
 
 
 async def _parts(path: Path) -> AsyncGenerator[bytes]:

@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from events.bus.bus import Bus
-from events.bus.consumer import JetStreamConsumer
+from events.bus.consumer import JetStreamConsumer, JobEvents
 from events.bus.jetstream_log import JetStreamLog
+from events.bus.logs.job_log import job_log
 from events.bus.streams import JOBS, ConsumerSpec, job_subject
 from events.ids import new_id
 from events.log import Appended, EventConsumer, EventLog, utc_now
 from events.memory.log import MemoryConsumer, MemoryLog
 from events.types import Broken, Event
 from serve_app.local.nats_server import NatsServer
-from tests.support.bus import operator
+from tests.support.bus import connected, operator
 from tests.support.events import submitted
 from tests.support.polling import eventually
 
@@ -52,11 +54,19 @@ def on_jetstream(bus: Bus) -> Source:
     return Source(JetStreamLog(bus), JetStreamConsumer(bus, SPEC))
 
 
-@pytest.fixture(params=["memory", "jetstream"])
-def source(request: pytest.FixtureRequest) -> Source:
+@pytest.fixture(params=["memory", "jetstream", "several streams"])
+async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Source]:
     if request.param == "memory":
-        return in_memory()
-    return on_jetstream(request.getfixturevalue("bus"))
+        yield in_memory()
+        return
+    server = NatsServer(tmp_path / "nats", preferred_port=0)
+    server.start()
+    async with connected(server, log_streams=1 if request.param == "jetstream" else 4) as bus:
+        if request.param == "jetstream":
+            yield on_jetstream(bus)
+        else:
+            yield Source(job_log(bus), JobEvents(bus))
+    server.stop()
 
 
 class Handler:
@@ -93,7 +103,7 @@ async def test_every_event_is_handed_over_also_those_stored_later(source: Source
         stored += await source.add(2)
         await eventually(lambda: len(handler.handled) == 5)
     assert {event.id for event in handler.handled} == {event.id for event in stored}
-    assert sorted(handler.handled, key=lambda event: event.position) == stored
+    assert sorted(handler.handled, key=lambda event: event.time) == stored
 
 
 async def test_an_event_that_takes_long_does_not_stop_those_beside_it(source: Source) -> None:

@@ -1,23 +1,25 @@
-"""One suite over both event logs: in memory, and on a real nats-server."""
+"""One suite over both event logs, of one stream and of several: in memory, and on a nats-server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from events.bus.bus import Bus
-from events.bus.jetstream_log import JetStreamLog
+from events.bus.logs.job_log import job_log
 from events.errors import HistoryGone
 from events.ids import new_id
 from events.log import Appended, Conflict, EventLog, EventReader, StoredEvent, utc_now
-from events.memory.log import MemoryLog
+from events.streams.log_streams import LogStreams, moved
 from events.types import CancelRequested, Erased, Event, Flavour, JobEvent, Started
 from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
+from tests.support.bus import connected
 from tests.support.events import submitted
+from tests.support.live.memory_streams import memory_streams
 
 
 def event(job_id: str, version: int, data: JobEvent | None = None) -> Event:
@@ -26,18 +28,22 @@ def event(job_id: str, version: int, data: JobEvent | None = None) -> Event:
     )
 
 
+@pytest.fixture(params=[1, 4])
+def streams(request: pytest.FixtureRequest) -> LogStreams:
+    return LogStreams(request.param)
+
+
 @pytest.fixture(params=["memory", "jetstream"])
-async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EventLog]:
+async def log(
+    request: pytest.FixtureRequest, tmp_path: Path, streams: LogStreams
+) -> AsyncIterator[EventLog]:
     if request.param == "memory":
-        yield MemoryLog()
+        yield memory_streams(streams.count)[0]
         return
     server = NatsServer(tmp_path / "nats", preferred_port=0)
     server.start()
-    bus = Bus(server.url, name="test")
-    bus.start()
-    await asyncio.wait_for(bus.wait_connected(), 10)
-    yield JetStreamLog(bus)
-    await bus.close()
+    async with connected(server, log_streams=streams.count) as bus:
+        yield job_log(bus)
     server.stop()
 
 
@@ -111,15 +117,41 @@ async def test_a_long_history_is_read_whole(log: EventLog) -> None:
     assert [known.version for known in history] == list(range(1, 60))
 
 
-async def test_a_reader_follows_from_where_it_is_told(log: EventLog) -> None:
-    stored = [await appended(log, event(new_id(), 1), 0) for _ in range(5)]
-    async with log.reader(after=stored[1].position) as reader:
-        known: list[Event] = []
-        while batch := await reader.next(0.3):
-            known += batch
-        assert known == stored[2:]
+async def test_a_reader_follows_from_where_it_is_told(log: EventLog, streams: LogStreams) -> None:
+    stored = [await appended(log, event(new_id(), 1), 0) for _ in range(20)]
+    place = streams.spread(0)
+    for each in stored[:8]:
+        place = moved(place, each.position)
+    async with log.reader(after=place) as reader:
+        known = await read_all(reader)
+        assert in_order(known, streams) == in_order(stored[8:], streams)
+        assert {each.id for each in known} == {each.id for each in stored[8:]}
         later = await appended(log, event(new_id(), 1), 0)
         assert await reader.next(2) == [later]
+
+
+async def test_a_reader_that_was_told_nothing_for_a_while_is_told_what_comes(log: EventLog) -> None:
+    async with log.reader(after=0) as reader:
+        for _ in range(5):
+            assert await reader.next(0) == []
+        new = await appended(log, event(new_id(), 1), 0)
+        assert await read_until(reader, new) == [new]
+        assert await reader.next(0) == []
+
+
+def in_order(events: Sequence[Event], streams: LogStreams) -> list[list[Event]]:
+    """As they came, by the stream."""
+    return [
+        [each for each in events if streams.of_position(each.position) == index]
+        for index in range(streams.count)
+    ]
+
+
+async def read_all(reader: EventReader) -> list[Event]:
+    known: list[Event] = []
+    while batch := await reader.next(0.5):
+        known += batch
+    return known
 
 
 async def test_a_watch_sees_what_is_stored_for_its_job_once(log: EventLog) -> None:
@@ -152,7 +184,8 @@ async def test_a_purge_keeps_the_last_event_and_its_place(log: EventLog) -> None
     assert await log.append(late, expected=second.position) == Conflict((last,))
     assert await log.append(event(job_id, 1), expected=0) == Conflict((last,))
     async with log.reader(after=0) as reader:
-        assert await read_until(reader, other) == [last, other]
+        found = await read_all(reader)
+        assert sorted(found, key=attrgetter("time")) == [last, other]
 
 
 async def test_a_purge_of_everything_leaves_an_unknown_job(log: EventLog) -> None:

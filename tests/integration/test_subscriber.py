@@ -13,6 +13,7 @@ import nats
 from docs.generate.asyncapi.document import asyncapi_document
 from events.bus.bus import Bus
 from serve_app.local.nats_server import NatsServer
+from tests.support.bus import connected
 from tests.support.live.subscriber import WHOLE, Jobs, Subscriber, follows_replays_and_resumes
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "subscriber" / "follow.py"
@@ -23,6 +24,12 @@ async def test_it_follows_replays_and_resumes(
 ) -> None:
     subscriber = Subscriber((sys.executable, PROGRAM), nats_server, tmp_path)
     await follows_replays_and_resumes(subscriber, Jobs(bus))
+
+
+async def test_it_follows_a_log_of_several_streams(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with connected(nats_server, log_streams=4) as bus:
+        subscriber = Subscriber((sys.executable, PROGRAM), nats_server, tmp_path, arguments=["4"])
+        await follows_replays_and_resumes(subscriber, Jobs(bus))
 
 
 async def test_messages_are_as_the_asyncapi_document_has_them(

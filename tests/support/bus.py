@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from events.bus.bus import Bus
 from events.bus.errors import NoAnswer
 from events.errors import LogUnavailable
+from events.streams.log_streams import LogStreams
 from serve_app.local.nats_server import NatsServer
 
 
@@ -32,8 +33,10 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def connected(server: NatsServer, name: str = "test") -> AsyncIterator[Bus]:
-    bus = Bus(server.url, name=name)
+async def connected(
+    server: NatsServer, name: str = "test", *, log_streams: int = 1
+) -> AsyncIterator[Bus]:
+    bus = Bus(server.url, name=name, log_streams=LogStreams(log_streams))
     bus.start()
     await asyncio.wait_for(bus.wait_connected(), 10)
     try:

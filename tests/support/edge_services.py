@@ -22,7 +22,6 @@ from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
 from events.callback_address import AddressRule
 from events.errors import FetchFailed
-from events.memory.contents import MemoryLogContents
 from events.memory.log import MemoryLog
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.adapters.key_options import KeyOptions
@@ -32,6 +31,8 @@ from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
+from events.streams.contents import LogContents
+from events.streams.log_streams import LogStreams
 from events.wire.progress import JobProgress
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
@@ -40,6 +41,7 @@ from settings.settings import Settings
 from storage.images import ImageStore
 from storage.tokens import url_for
 from tests.support.generate_bodies import CHECKPOINT
+from tests.support.live.memory_streams import contents_of
 
 URL = "http://darkroom.test"
 SECRET = b"a secret for the tests"
@@ -170,8 +172,8 @@ class MemoryParts:
         return list(self.said_metrics)
 
     @property
-    def log_contents(self) -> MemoryLogContents:
-        return MemoryLogContents(self.log)
+    def log_contents(self) -> LogContents:
+        return contents_of(self.log)
 
     async def endpoint_status(self, endpoint: str) -> dict[str, Any] | None:
         return self.statuses.get(endpoint)
@@ -206,7 +208,8 @@ def _services(
     images: ImageStore,
     catalogue: Catalogue,
 ) -> Services:
-    deliveries, read_model, keys = MemoryLog(), ReadModel(database), ApiKeys(database)
+    deliveries, keys = MemoryLog(), ApiKeys(database)
+    read_model = ReadModel(database, streams=LogStreams(len(parts.log.parts)))
     archiving = open_archive(database, images)
     return Services(
         **_groups(settings),

@@ -37,7 +37,8 @@ _ASK = """\
 Asks for the next stored event at or behind a place, by
 [direct get](https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-31.md).
 The answer comes to the reply subject of the request. With `batch` several come, the last of which
-has the status 204."""
+has the status 204. Where the log is several streams, `JOBS_0`, `JOBS_1` and so on, ask each
+for its own, by its name in the place of `JOBS`; each numbers its own events."""
 _ANSWERS = "The inbox of whoever asked, which is the reply subject of the request."
 _END = "No event is stored there or behind it: the answer has no payload, and this status."
 

@@ -51,7 +51,7 @@ def headers() -> dict[str, Any]:
         "type": "object",
         "required": ["Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"],
         "properties": {
-            "Nats-Stream": {"const": JOBS},
+            "Nats-Stream": {"type": "string", "pattern": rf"^{JOBS}(_[0-9]+)?$"},
             "Nats-Subject": {**_TEXT, "description": "Where it is stored: `jobs.*.<job id>`"},
             "Nats-Sequence": {
                 **_TEXT,

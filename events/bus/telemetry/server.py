@@ -9,7 +9,7 @@ from typing import Any
 
 from events.bus.bus import Bus
 from events.bus.stream_setup import StreamSetup
-from events.bus.streams import CALLBACKS, JOBS, QUEUE, STREAMS
+from events.bus.streams import CALLBACKS, QUEUE, is_log_stream, stream_specs
 from events.errors import LogUnavailable
 from events.log import StreamState, utc_now
 
@@ -35,7 +35,9 @@ class ServerReport:
 
     @property
     def log(self) -> StreamState | None:
-        return self.streams.get(JOBS)
+        """The fullest of its streams."""
+        states = [state for name, state in self.streams.items() if is_log_stream(name)]
+        return max(states, key=lambda state: state.fill, default=None)
 
     @property
     def queued(self) -> int:
@@ -56,12 +58,13 @@ async def describe_server(bus: Bus, *, replicas: int) -> ServerReport:
         if not bus.is_connected:
             raise
         return ServerReport(has_jetstream=False)
-    setup = StreamSetup(replicas=replicas, log_max_bytes=_NO_LIMIT)
+    setup = StreamSetup(replicas=replicas, log_max_bytes=_NO_LIMIT, log_streams=bus.log_streams)
+    specs = stream_specs(bus.log_streams)
     there = set((await bus.ask("$JS.API.STREAM.NAMES", b"")).get("streams") or ())
     differing: dict[str, tuple[str, ...]] = {}
     states: dict[str, StreamState] = {}
     asked_at = told_at = None
-    for spec in STREAMS:
+    for spec in specs:
         if spec.name not in there:
             continue
         before = utc_now()
@@ -74,7 +77,7 @@ async def describe_server(bus: Bus, *, replicas: int) -> ServerReport:
         has_jetstream=True,
         asked_at=asked_at,
         told_at=told_at,
-        missing=tuple(spec.name for spec in STREAMS if spec.name not in there),
+        missing=tuple(spec.name for spec in specs if spec.name not in there),
         differing=differing,
         streams=states,
         free_bytes=_free_bytes(account),

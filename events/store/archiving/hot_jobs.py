@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.store.database import Database
 from events.store.tables import JOBS
+from events.streams.log_streams import LogPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,17 @@ def _is_cool(since: datetime) -> sa.ColumnElement[bool]:
     return JOBS.c.hot_since.is_(None) | (JOBS.c.hot_since <= since)
 
 
+def _is_behind(place: LogPlace) -> sa.ColumnElement[bool]:
+    position = JOBS.c.position
+    if isinstance(place, int):
+        return position > place
+    count = len(place.parts)
+    parts = (
+        (position % count == index) & (position > part) for index, part in enumerate(place.parts)
+    )
+    return (position > min(place.parts)) & sa.or_(*parts)
+
+
 class HotJobs:
     """Every method raises DatabaseUnavailable."""
 
@@ -72,12 +84,12 @@ class HotJobs:
         rows = await self._database.fetch(query.order_by(*_PLACE).limit(limit))
         return [HotJob(*row) for row in rows]
 
-    async def left(self, owner: str, *, after: int, limit: int) -> list[tuple[str, str]]:
+    async def left(self, owner: str, *, after: LogPlace, limit: int) -> list[tuple[str, str]]:
         """Id and endpoint of an owner's jobs that have nothing in the log any more.
 
-        Those whose last event stands behind position `after`, the first ended first.
+        Those whose last event stands behind the place `after`, the first ended first.
         """
-        mine = (JOBS.c.owner == owner, JOBS.c.position > after, JOBS.c.archived_at.is_not(None))
+        mine = (JOBS.c.owner == owner, _is_behind(after), JOBS.c.archived_at.is_not(None))
         query = sa.select(JOBS.c.id, JOBS.c.endpoint).where(*mine)
         rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
         return [(row.id, row.endpoint) for row in rows]

@@ -27,17 +27,17 @@ from events.log import utc_now
 from events.store.archiving.hot_jobs import archived_bytes
 from events.store.archiving.segments import SegmentState
 from events.store.batch import Batch
+from events.store.checkpoint import add_checkpoints, replace_checkpoints
 from events.store.database import Database, rebuilt_index
 from events.store.job_rows import ERASED, job_row
 from events.store.tables import (
     BLOCKED_JOBS,
-    CHECKPOINTS,
     ERASURES,
     IMAGES,
     JOBS,
-    RESULTS_CHECKPOINT,
     SEGMENTS,
 )
+from events.streams.log_streams import ONE_STREAM, LogPlace, LogStreams
 from events.types import Event
 
 _PAGE = 500
@@ -65,8 +65,16 @@ _NEW = {JOBS: _NEW_JOBS, IMAGES: _NEW_IMAGES, BLOCKED_JOBS: _NEW_STOPS}
 class Rebuild:
     """Every method raises DatabaseUnavailable."""
 
-    def __init__(self, database: Database, *, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        streams: LogStreams = ONE_STREAM,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """`streams`: what the log is."""
         self._database = database
+        self._streams = streams
         self._now = now
 
     async def begin(self) -> None:
@@ -125,20 +133,17 @@ class Rebuild:
         hot = {"archived_at": None, "hot_since": since, "settled_at": None}
         await self._database.execute(sa.update(_NEW_JOBS).where(*mine).values(hot))
 
-    async def swap(self, position: int, *, log_end: int) -> bool:
-        """Put the new tables in the place of the old ones, which are projected up to `position`.
+    async def swap(self, place: LogPlace, *, log_end: LogPlace) -> bool:
+        """Put the new tables in the place of the old ones, which are projected up to `place`.
 
         False, and nothing was done, if the old ones are further by now. Those that are further than
         the log itself, which ends at `log_end`, know what nobody else knows, and go.
         """
+        await add_checkpoints(self._database, self._streams)
         async with self._database.write() as connection:
-            lock = sa.update(CHECKPOINTS).where(CHECKPOINTS.c.name == RESULTS_CHECKPOINT)
-            moved = await connection.execute(
-                lock.where((CHECKPOINTS.c.seq <= position) | (CHECKPOINTS.c.seq > log_end)).values(
-                    seq=position
-                )
-            )
-            if moved.rowcount == 0:
+            if not await replace_checkpoints(
+                connection, self._streams, place=place, log_end=log_end
+            ):
                 return False
             if connection.dialect.name == "postgresql":
                 names = ", ".join(_OLD)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from events.job import Job
 from events.result import Status
+from events.streams.log_streams import LogPlace
 from events.types import Flavour
 from serve_app.replica import Replica
 
@@ -81,15 +82,15 @@ def _first(jobs: list[Job]) -> tuple[list[str], int]:
     return ids, size_bytes
 
 
-async def caught_up(replica: Replica, position: int | None = None) -> None:
-    """Wait until the rows have what is stored up to this position; None is up to now.
+async def caught_up(replica: Replica, place: LogPlace | None = None) -> None:
+    """Wait until the rows have what is stored up to there; None is up to now.
 
     Not longer than a moment: what comes late shows a little later. Raises LogUnavailable,
     DatabaseUnavailable.
     """
-    if position is None:
-        position = await replica.services.log_contents.last_sequence()
-    await replica.projected.reach(position)
+    if place is None:
+        place = await replica.services.log_contents.last_sequence()
+    await replica.projected.reach(place)
 
 
 async def remaining(replica: Replica, owner: str) -> int:

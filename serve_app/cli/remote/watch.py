@@ -16,7 +16,7 @@ from serve_app.cli.terminal import console, printable, show_json, wants_json
 IdArgument = Annotated[str | None, typer.Argument(help="Of one job; without it, of all of yours.")]
 EndpointOption = Annotated[str | None, typer.Option(help="All jobs of this endpoint alone.")]
 SinceOption = Annotated[
-    int | None, typer.Option(min=0, help="All jobs: what followed the event of this id.")
+    str | None, typer.Option(help="All jobs: what followed the event of this id.")
 ]
 _TOLD = ("message", "index", "url", "attempt", "queue_position", "starts_in_s", "images")
 """The members of events that people are shown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.bus.bus import Bus
 from events.bus.telemetry.server import ServerReport, describe_server
-from events.errors import LogUnavailable
+from events.errors import LogDiffers, LogUnavailable
 from serve_app.operations.diagnosis.findings import Finding, Level, clock_finding, size
 from serve_app.operations.places import open_bus
 from settings.log import LogSettings
@@ -39,6 +39,9 @@ class LogCheck:
         try:
             async with open_bus(self._log, self._stores, timeout_s=self._timeout_s) as bus:
                 return await self._looked_at(bus)
+        except LogDiffers as error:
+            remedy = "Nothing is stored or read before they are the same."
+            return [Finding(self.part, Level.ERROR, str(error), remedy)]
         except LogUnavailable as error:
             remedy = (
                 f"See {self._stores.nats_dir / 'nats-server.log'}."

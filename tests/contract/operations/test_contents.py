@@ -13,20 +13,22 @@ import pytest
 
 from events.bus.bus import Bus
 from events.bus.contents import JetStreamCallbackEntries, JetStreamJobEntries, log_contents
-from events.bus.jetstream_log import JetStreamLog
+from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.errors import LogUnavailable
 from events.ids import new_id
-from events.log import Appended, EventLog, LogContents, utc_now
-from events.memory.contents import MemoryLogContents, MemoryQueueContents
-from events.memory.log import MemoryLog
+from events.log import Appended, EventLog, utc_now
+from events.memory.contents import MemoryQueueContents
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.queue import CallbackQueue, JobQueue, QueueContents
+from events.streams.contents import LogContents
+from events.streams.log_streams import LogStreams, moved
 from events.types import Event
 from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator
 from tests.support.events import folded, submitted
+from tests.support.live.memory_streams import memory_streams
 
 
 @dataclass
@@ -39,24 +41,32 @@ class Parts:
     callback_contents: QueueContents
 
 
+@pytest.fixture(params=[1, 4])
+def streams(request: pytest.FixtureRequest) -> LogStreams:
+    return LogStreams(request.param)
+
+
 @pytest.fixture(params=["memory", "jetstream"])
-async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Parts]:
+async def parts(
+    request: pytest.FixtureRequest, tmp_path: Path, streams: LogStreams
+) -> AsyncIterator[Parts]:
     if request.param == "memory":
-        log, queue, callbacks = MemoryLog(), MemoryJobQueue(), MemoryCallbackQueue()
+        log, contents = memory_streams(streams.count)
+        queue, callbacks = MemoryJobQueue(), MemoryCallbackQueue()
         yield Parts(
             log,
             queue,
             callbacks,
-            MemoryLogContents(log),
+            contents,
             MemoryQueueContents(queue),
             MemoryQueueContents(callbacks),
         )
         return
     server = NatsServer(tmp_path / "nats", preferred_port=0)
     server.start()
-    async with connected(server) as bus:
+    async with connected(server, log_streams=streams.count) as bus:
         yield Parts(
-            JetStreamLog(bus),
+            job_log(bus),
             JetStreamJobQueue(bus, lease_s=30),
             JetStreamCallbackQueue(bus),
             log_contents(bus),
@@ -86,17 +96,39 @@ async def test_every_job_of_a_log_is_seen_once(parts: Parts) -> None:
     assert await all_of(parts.log_contents.job_ids()) == ids[1:]
 
 
-async def test_what_is_stored_and_what_follows_is_seen_as_it_is(parts: Parts) -> None:
-    assert await parts.log_contents.last_sequence() == 0
+async def test_what_is_stored_and_what_follows_is_seen_as_it_is(
+    parts: Parts, streams: LogStreams
+) -> None:
+    begin = streams.place([*range(streams.count)])
+    assert await parts.log_contents.last_sequence() == begin
     first, second = await submit(parts.log), await submit(parts.log)
+    place = moved(begin, first.position)
     stored = await parts.log_contents.stored([first.job_id, new_id()])
     [(sequence, payload)] = [(each.sequence, each.payload) for each in stored[first.job_id]]
     assert (list(stored), sequence, payload) == ([first.job_id], first.position, encode(first))
-    following = await parts.log_contents.following(first.position)
+    following = await parts.log_contents.following(place)
     assert [each.sequence for each in following] == [second.position]
-    assert await parts.log_contents.following(second.position) == []
+    place = moved(place, second.position)
+    assert await parts.log_contents.following(place) == []
     await parts.log.purge(second.job_id)
-    assert await parts.log_contents.last_sequence() == second.position
+    assert await parts.log_contents.last_sequence() == place
+
+
+async def test_all_that_follows_is_seen_step_by_step(parts: Parts, streams: LogStreams) -> None:
+    events = [await submit(parts.log) for _ in range(100)]
+    found, place = [], streams.spread(0)
+    while some := await parts.log_contents.following(place):
+        found += some
+        place = moved(place, some[-1].sequence)
+    assert len(found) == len(events)
+    assert {each.sequence for each in found} == {event.position for event in events}
+    for index, part in enumerate(parts.log_contents.parts):
+        position, seen = 0, []
+        while some := await part.following(position):
+            seen += [each.sequence for each in some]
+            position = seen[-1]
+        mine = [each.position for each in events if streams.of_position(each.position) == index]
+        assert seen == mine
 
 
 async def test_entries_that_wait_and_that_are_held_are_seen(parts: Parts) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,21 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from actors.dispatch.router import Router
-from events.bus.consumer import JetStreamConsumer
-from events.bus.jetstream_log import JetStreamLog
+from actors.upkeep.results import Results
+from events.bus.bus import Bus
+from events.bus.consumer import JobEvents
+from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
-from events.bus.streams import router_consumer
+from events.bus.streams import JOBS, is_log_stream
 from events.decisions import Complete, Start, StoreImage, Submit
 from events.ids import new_id
 from events.log import JobWriter, utc_now
+from events.store.database import Database
 from events.store.read_model import ReadModel
 from serve_app.cli.main import app
 from serve_app.local.nats_server import NatsServer
 from storage.images import ImageStore
-from tests.support.bus import connected
+from tests.support.bus import connected, operator
 from tests.support.database import database_in
 from tests.support.events import image, submitted
 from tests.support.polling import eventually
@@ -33,9 +36,9 @@ from tests.support.polling import eventually
 Darkroom = Callable[..., Awaitable[Result]]
 
 
-async def darkroom(data: Path, *words: str) -> Result:
-    call = CliRunner(env={"DARKROOM_DATA_DIR": str(data), "COLUMNS": "240"}).invoke
-    return await asyncio.to_thread(call, app, list(words))
+async def darkroom(data: Path, *words: str, streams: int = 1) -> Result:
+    env = {"DARKROOM_DATA_DIR": str(data), "DARKROOM_LOG_STREAMS": str(streams), "COLUMNS": "240"}
+    return await asyncio.to_thread(CliRunner(env=env).invoke, app, list(words))
 
 
 async def complete_jobs(writer: JobWriter, images: ImageStore, ended: list[str]) -> None:
@@ -55,18 +58,16 @@ async def complete_jobs(writer: JobWriter, images: ImageStore, ended: list[str])
         ended.append(job_id)
 
 
-async def project(model: ReadModel, log: JetStreamLog) -> None:
-    at = await model.checkpoint()
-    async with log.reader(after=at) as reader:
-        while True:
-            if events := await reader.next(1):
-                assert await model.apply(events, expected=at)
-                at = events[-1].position
+async def project(bus: Bus, database: Database) -> None:
+    model = ReadModel(database, streams=bus.log_streams)
+    await Results(log=job_log(bus), read_model=model, catch_up_period_s=60).run()
 
 
+@pytest.mark.parametrize(("before_streams", "streams"), [(1, 1), (4, 4), (1, 4)])
 async def test_what_was_stored_before_a_backup_is_there_after_a_restore(
-    nats_server: NatsServer, tmp_path: Path
+    nats_server: NatsServer, tmp_path: Path, before_streams: int, streams: int
 ) -> None:
+    """Into as many streams of the log, or of one into several."""
     (tmp_path / "secret").write_text("a secret of this installation")
     images, saved, new = (
         ImageStore((tmp_path / "images").as_uri()),
@@ -74,49 +75,53 @@ async def test_what_was_stored_before_a_backup_is_there_after_a_restore(
         tmp_path / "n",
     )
     ended: list[str] = []
-    async with connected(nats_server) as bus, database_in(tmp_path) as database:
-        log = JetStreamLog(bus)
+    async with (
+        connected(nats_server, log_streams=before_streams) as bus,
+        database_in(tmp_path) as database,
+    ):
         work = [
-            asyncio.create_task(complete_jobs(JobWriter(log), images, ended)),
-            asyncio.create_task(project(ReadModel(database), log)),
+            asyncio.create_task(complete_jobs(JobWriter(job_log(bus)), images, ended)),
+            asyncio.create_task(project(bus, database)),
         ]
         await eventually(lambda: len(ended) > 30)
         before = list(ended)
-        result = await darkroom(tmp_path, "backup", str(saved))
+        result = await darkroom(tmp_path, "backup", str(saved), streams=before_streams)
         assert (result.exit_code, result.stderr) == (0, "")
         assert len(ended) > len(before)
         await cancel(work)
     nats_server.stop()
 
-    result = await darkroom(new, "restore", str(saved))
+    result = await darkroom(new, "restore", str(saved), streams=streams)
     assert (result.exit_code, result.stderr) == (0, "")
     assert (new / "secret").read_text() == "a secret of this installation"
     server = NatsServer(new / "nats", preferred_port=0)
     server.start()
     try:
-        await run_until_all_agrees(server, new)
+        await run_until_all_agrees(server, new, streams)
         await check(server, new, before)
+        if before_streams != streams:
+            await check_dealt(server, streams)
     finally:
         server.stop()
 
 
-async def run_until_all_agrees(server: NatsServer, data: Path) -> None:
+async def run_until_all_agrees(server: NatsServer, data: Path, streams: int) -> None:
     """Router and projection, as a start of the service has them."""
-    async with connected(server) as bus, database_in(data) as database:
-        log, model = JetStreamLog(bus), ReadModel(database)
+    async with connected(server, log_streams=streams) as bus, database_in(data) as database:
         router = Router(
-            events=JetStreamConsumer(bus, router_consumer()),
-            writer=JobWriter(log),
+            events=JobEvents(bus),
+            writer=JobWriter(job_log(bus)),
             queue=JetStreamJobQueue(bus, lease_s=30),
             callbacks=JetStreamCallbackQueue(bus),
-            read_model=model,
+            read_model=ReadModel(database, streams=bus.log_streams),
             requeue_period_s=1,
             most_images_told=8,
         )
-        work = [asyncio.create_task(router.run()), asyncio.create_task(project(model, log))]
+        work = [asyncio.create_task(router.run()), asyncio.create_task(project(bus, database))]
 
         async def all_agree() -> bool:
-            return (await darkroom(data, "verify", "--images", "--settle-s", "1")).exit_code == 0
+            words = ("verify", "--images", "--settle-s", "1")
+            return (await darkroom(data, *words, streams=streams)).exit_code == 0
 
         await eventually(all_agree)
         await cancel(work)
@@ -131,7 +136,7 @@ async def cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 async def check(server: NatsServer, data: Path, ids: list[str]) -> None:
     images = ImageStore((data / "images").as_uri())
-    async with connected(server) as bus, database_in(data) as database:
+    async with operator_bus(server) as bus, database_in(data) as database:
         queued = await JetStreamJobQueue(bus, lease_s=30).job_ids()
         for number, job_id in enumerate(ids):
             job = await ReadModel(database).job(job_id)
@@ -141,6 +146,49 @@ async def check(server: NatsServer, data: Path, ids: list[str]) -> None:
             else:
                 assert job.end is not None
                 assert await images.get(job.images[0].key) == job_id.encode()
+
+
+@asynccontextmanager
+async def operator_bus(server: NatsServer) -> AsyncIterator[Bus]:
+    """It takes the streams as they are; the queues alone are looked at."""
+    async with connected(server, log_streams=await streams_of(server)) as bus:
+        yield bus
+
+
+async def streams_of(server: NatsServer) -> int:
+    async with operator(server) as client:
+        infos = await client.jetstream().streams_info()
+    return sum(is_log_stream(info.config.name or "") for info in infos)
+
+
+async def check_dealt(server: NatsServer, streams: int) -> None:
+    """Every stream has events, behind all positions that there were, with the ids they had."""
+    async with operator(server) as client:
+        js = client.jetstream()
+        infos = {info.config.name: info for info in await js.streams_info()}
+        assert JOBS not in infos
+        dealt = [infos[f"{JOBS}_{index}"] for index in range(streams)]
+        assert min(info.state.messages for info in dealt) > 0
+        first = min(info.state.first_seq for info in dealt)
+        assert first * streams > sum(info.state.messages for info in dealt)
+        assert {info.config.max_bytes for info in dealt} == {-1}
+        message = await js.get_msg(f"{JOBS}_0", dealt[0].state.first_seq)
+        assert message.headers is not None
+        assert message.headers["Nats-Msg-Id"] == json.loads(message.data or b"")["id"]
+
+
+async def test_a_log_of_several_streams_is_restored_as_many_alone(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    saved, new = tmp_path / "saved", tmp_path / "new"
+    async with connected(nats_server, log_streams=4), database_in(tmp_path):
+        pass
+    assert (await darkroom(tmp_path, "backup", str(saved), streams=4)).exit_code == 0
+    for streams in (1, 8):
+        result = await darkroom(new, "restore", str(saved), streams=streams)
+        assert result.exit_code == 1
+        assert "is 4 streams: set DARKROOM_LOG_STREAMS to 4" in result.stderr
+        assert not new.exists()
 
 
 async def test_a_folder_that_is_in_use_is_refused(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from events.bus.bus import Bus
-from events.bus.jetstream_log import JetStreamLog
+from events.bus.logs.job_log import job_log
 from events.decisions import Complete, Erase, Start, StoreImage, Submit
 from events.ids import new_id
 from events.job import Job
@@ -33,6 +33,8 @@ class Subscriber:
     command: Sequence[str | Path]
     server: NatsServer
     folder: Path
+    arguments: Sequence[str] = ()
+    """Those that follow."""
 
     @contextmanager
     def runs(self) -> Iterator[None]:
@@ -42,7 +44,7 @@ class Subscriber:
         with (
             self._output.open("ab") as output,
             subprocess.Popen(
-                [*self.command, address, self.folder / "place"],
+                [*self.command, address, self.folder / "place", *self.arguments],
                 stdout=output,
                 start_new_session=True,
             ) as process,
@@ -73,7 +75,7 @@ class Jobs:
     """Real events of real jobs, stored by the service's own writer."""
 
     def __init__(self, bus: Bus) -> None:
-        self._log = JetStreamLog(bus)
+        self._log = job_log(bus)
         self._writer = JobWriter(self._log)
 
     async def run(self) -> str:

@@ -37,7 +37,7 @@ async def known_metrics(folder: Path) -> list[Metric]:
         queue=MemoryJobQueue(), statuses=_no_endpoints, endpoints=EndpointLabels(1)
     )
     async with database_in(folder) as database:
-        log = LogMetrics(Streams(_streams, "JOBS", _nothing_after), ReadModel(database))
+        log = LogMetrics(Streams(_streams, ["JOBS"], _nothing_after), ReadModel(database))
         looks = (
             engines.look,
             dispatched.look,

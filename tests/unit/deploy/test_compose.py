@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.local.nats_server import _CONFIG
+from serve_app.local.nats_server import _CONFIG, config_text
 from settings.settings import Settings
 from tests.support.deploy.manifests import DEPLOY, ROOT, environment, one
 
@@ -95,7 +95,7 @@ def test_nats_syncs_each_write_and_takes_our_payloads(path: str) -> None:
 
 def test_accounts_are_those_of_darkroom_up() -> None:
     text = (DEPLOY / "nats" / "accounts.conf").read_text()
-    ours = _CONFIG.format(
+    ours = config_text(
         port=0, store="", service="$NATS_SERVICE_PASSWORD", reader="$NATS_READER_PASSWORD"
     )
     assert text[text.index("accounts {") :] == ours[ours.index("accounts {") :]

@@ -71,7 +71,7 @@ async def test_the_log_and_what_the_projection_lags_behind_it(
     async with database_in(tmp_path) as database:
         model, history = ReadModel(database), History()
         now = MORNING + timedelta(seconds=10)
-        streams = Streams(states, "JOBS", stored_after)
+        streams = Streams(states, ["JOBS"], stored_after)
         metrics = LogMetrics(streams, model, now=lambda: now)
         history.add(new_id(), submitted())
         await model.apply(history.events, expected=0)
@@ -98,7 +98,7 @@ async def test_an_empty_log_lags_behind_nothing(tmp_path: Path) -> None:
         raise AssertionError("there is nothing to look for")
 
     async with database_in(tmp_path) as database:
-        streams = Streams(states, "JOBS", stored_after)
+        streams = Streams(states, ["JOBS"], stored_after)
         samples = Samples(await LogMetrics(streams, ReadModel(database)).look())
     assert samples("log_fill_ratio") == 0
     assert samples("projection_lag_events") == 0

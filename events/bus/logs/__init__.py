@@ -1,0 +1,1 @@
+"""The log of the jobs as one stream of NATS or several."""
