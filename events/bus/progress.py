@@ -119,7 +119,7 @@ class ProgressBoard:
 
     def _wanted(self) -> set[str]:
         """Subjects."""
-        if PROGRESS_WILDCARD in self._watched:
+        if PROGRESS_WILDCARD in self._watched or len(self._asked) > self._most_subjects:
             return {PROGRESS_WILDCARD}
         subjects = self._watched.keys() | set(map(progress_subject, self._asked))
         return subjects if len(subjects) <= self._most_subjects else {PROGRESS_WILDCARD}
