@@ -27,7 +27,6 @@ from serve_app.local.nats_server import NatsServer, write_private
 from serve_app.local.ports import held_port, held_ports
 from serve_app.local.serve_environment import PORTS, configure_serve, haproxy_folder
 from serve_app.local.stale_processes import stop_stale_processes
-from serve_app.operations.places import prepare_log
 from settings.graph import MAX_COST_WITHOUT_GPU
 from settings.settings import Settings, forget_secrets
 from settings.stores import StoreSettings
@@ -116,6 +115,8 @@ class Embedded:
             nats.start()
             settings = _with_nats(settings, nats.url)
             self._stack.enter_context(watched(nats))
+        from serve_app.operations.places import prepare_log
+
         asyncio.run(prepare_log(settings.log, settings.stores))
         self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
