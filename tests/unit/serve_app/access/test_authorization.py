@@ -1,6 +1,6 @@
 """Who may call what: every route of the OpenAPI document, by every kind of caller.
 
-A new route fails here until it has its row in `routes.py`.
+A new route fails here until it has its row in `called/routes.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from events.store.records import Endpoint, Scope
 from serve_app.access.api_keys import mint
 from storage.tokens import file_token
 from tests.support.edge import Edge, running_edge
-from tests.unit.serve_app.access.routes import (
+from tests.unit.serve_app.access.called.routes import (
     ADMIN,
     GRAPH,
     KNOWN,

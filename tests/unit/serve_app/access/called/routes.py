@@ -11,8 +11,8 @@ from blake3 import blake3
 from actors.worker.png import encode_png
 from events.store.records import Scope
 from tests.support.generate_bodies import diffusion_body, workflow_body
-from tests.unit.serve_app.access.comfyui_routes import COMFYUI_ROUTES
-from tests.unit.serve_app.access.webui_routes import WEBUI_ROUTES
+from tests.unit.serve_app.access.called.comfyui_routes import COMFYUI_ROUTES
+from tests.unit.serve_app.access.called.webui_routes import WEBUI_ROUTES
 
 
 @dataclass(frozen=True)
