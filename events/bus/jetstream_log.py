@@ -56,9 +56,11 @@ class JetStreamLog:
         """
         payload = encode(event)
         sequence = self._numbers.sequence(expected)
-        headers = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(sequence), MESSAGE_ID: event.id}
-        if self._numbers.streams.count > 1:
-            headers[EXPECTED_STREAM] = self._stream
+        headers = {
+            EXPECTED_LAST_SUBJECT_SEQUENCE: str(sequence),
+            EXPECTED_STREAM: self._stream,
+            MESSAGE_ID: event.id,
+        }
         subject = self._subject_of(event.job_id)
         give_up_at = time.monotonic() + self._append_timeout_s
         sent = False

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from events.ids import LANES, partition_of
+from events.ids import LANES, PARTITIONS, partition_of
 from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 JOBS = "JOBS"
@@ -64,9 +64,12 @@ def log_stream_names(streams: LogStreams) -> tuple[str, ...]:
     return tuple(map(log_stream_name, streams.all()))
 
 
+LOG_STREAM_NAMES = (JOBS, *(f"{JOBS}_{index}" for index in range(PARTITIONS)))
+"""Of whatever number of streams."""
+
+
 def is_log_stream(name: str) -> bool:
-    """Of whatever number of streams."""
-    return name == JOBS or name.removeprefix(f"{JOBS}_").isdecimal()
+    return name in LOG_STREAM_NAMES
 
 
 def log_subjects(stream: LogStream) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ PLACE = r"^[0-9]{1,18}(-[0-9]{1,18}){0,15}$"
 
 def parse_place(text: str) -> LogPlace:
     """Raises ValueError where it is none."""
-    if not re.match(PLACE, text):
+    if not re.fullmatch(PLACE, text):
         raise ValueError("not a place in the log")
     parts = tuple(map(int, text.split("-")))
     return parts[0] if len(parts) == 1 else Place(parts)

@@ -6,13 +6,16 @@ another's, so nothing is done on such a log.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
 
-from events.bus.streams import JOBS, is_log_stream, log_stream_name, log_subjects
+from events.bus.errors import NO_STREAM
+from events.bus.streams import JOBS, LOG_STREAM_NAMES, log_stream_name, log_subjects
 from events.ids import PARTITIONS
 from events.streams.log_streams import LogStream, LogStreams
 
@@ -34,6 +37,9 @@ class LogStreamsDiffer(Exception):
         remedy = f"set it to {count}, or see “A log of several streams” in the operations guide"
         if count == 1 and not there.state.messages:
             what, remedy = "one stream still", "start the service, which changes that"
+        if not _is_ours(there):
+            what = f"not all there is: the stream {there.config.name} in NATS is another’s"
+            remedy = "remove that one, or give Darkroom an account of its own"
         super().__init__(
             f"DARKROOM_LOG_STREAMS is {wanted.count}, but the event log is {what}: {remedy}."
         )
@@ -41,7 +47,7 @@ class LogStreamsDiffer(Exception):
 
 async def require_as_set(js: JetStreamContext, streams: LogStreams) -> None:
     """Nothing is made where there are none. Raises LogStreamsDiffer and what nats-py raises."""
-    if odd := _odd(await _log_streams(js), streams):
+    if odd := _odd(await _log_streams(js, streams), streams):
         raise LogStreamsDiffer(streams, odd[0])
 
 
@@ -54,7 +60,7 @@ async def split_if_empty(
     again after a death: the one stream takes no events from the first step on, the others are
     there before it goes. Raises LogStreamsDiffer and what nats-py raises.
     """
-    odd = _odd(await _log_streams(js), streams)
+    odd = _odd(await _log_streams(js, streams), streams)
     if not odd:
         return
     if [info.config.name for info in odd] != [JOBS] or odd[0].state.messages:
@@ -64,6 +70,9 @@ async def split_if_empty(
     first = first_sequence(streams, after=last)
     for stream in streams.all():
         await js.add_stream(make_config(stream, first if last else None))
+    now = await js.stream_info(JOBS)
+    if now.state.messages or now.state.last_seq != last:  # of a write that was under way
+        raise LogStreamsDiffer(streams, now)
     await js.delete_stream(JOBS)
     fields = {"action": "split_log", "streams": streams.count, "first_sequence": first}
     logger.warning("the log is several streams now", extra=fields)
@@ -86,13 +95,27 @@ def first_sequence(streams: LogStreams, *, after: int) -> int:
     return -(-after // streams.count) + 1
 
 
-async def _log_streams(js: JetStreamContext) -> list[StreamInfo]:
-    found: list[StreamInfo] = []
-    offset = 0
-    while page := await js.streams_info(offset=offset):
-        found += [info for info in page if is_log_stream(info.config.name or "")]
-        offset += len(page)
-    return found
+async def _log_streams(js: JetStreamContext, streams: LogStreams) -> list[StreamInfo]:
+    """Each is asked for by its name: what else the account has may be slow, or not ours to see."""
+    found = await asyncio.gather(*(_info(js, name) for name in LOG_STREAM_NAMES))
+    wanted = {log_stream_name(stream) for stream in streams.all()}
+    there = [info for info in found if info is not None]
+    return [info for info in there if info.config.name in wanted or _is_ours(info)]
+
+
+async def _info(js: JetStreamContext, name: str) -> StreamInfo | None:
+    try:
+        return await js.stream_info(name)
+    except nats.js.errors.NotFoundError as error:
+        if error.err_code != NO_STREAM:
+            raise
+        return None
+
+
+def _is_ours(info: StreamInfo) -> bool:
+    """Whether it is of the log, and not another's stream that happens to have such a name."""
+    subjects = info.config.subjects or ()
+    return any(each.startswith("jobs.") or each == CLOSED_SUBJECT for each in subjects)
 
 
 def _odd(there: Sequence[StreamInfo], streams: LogStreams) -> list[StreamInfo]:

@@ -212,6 +212,17 @@ async def test_a_writer_of_another_number_of_streams_stores_nothing(
         assert (await js.stream_info("ELSEWHERE")).state.messages == 0
 
 
+async def test_a_writer_of_one_stream_stores_nothing_in_another(nats_server: NatsServer) -> None:
+    async with connected(nats_server) as bus, operator(nats_server) as client:
+        js = client.jetstream()
+        config = (await js.stream_info(JOBS)).config
+        await js.delete_stream(JOBS)
+        await js.add_stream(config.evolve(name="ELSEWHERE"))
+        with pytest.raises(LogUnavailable):
+            await submit(job_log(bus))
+        assert (await js.stream_info("ELSEWHERE")).state.messages == 0
+
+
 async def test_a_watch_of_one_job_has_its_positions(nats_server: NatsServer) -> None:
     async with connected(nats_server, log_streams=4) as bus:
         log, job_id = job_log(bus), new_id()

@@ -94,7 +94,9 @@ def test_a_place_is_read_as_it_is_written(count: int, parts: list[int]) -> None:
     assert [part_of(place, index) for index in range(count)] == parts[:count]
 
 
-@pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1--2", "a", "1" * 19, "-".join("1" * 17)])
+@pytest.mark.parametrize(
+    "text", ["", "-", "1-", "-1", "1--2", "1\n", "a", "1" * 19, "-".join("1" * 17)]
+)
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a place"):
         parse_place(text)
