@@ -13,7 +13,7 @@ from actors.upkeep.shares import Shares
 from events.decisions import Submit
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
-from events.log import JobWriter
+from events.log import JobWriter, WholeLog
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
@@ -146,45 +146,34 @@ async def test_an_error_of_the_work_ends_all(database: Database) -> None:
     assert await Leases(database).held("test/") == 0
 
 
+def project(log: WholeLog, model: ReadModel, leases: Leases, holder: str) -> asyncio.Task[None]:
+    shares = Shares("results", leases=leases, holder=holder, parts=PARTS, seats=2, lease_s=LEASE_S)
+    results = Results(log=log, read_model=model, catch_up_period_s=60, shares=shares)
+    return asyncio.create_task(results.run())
+
+
+async def new_jobs_are_projected(log: WholeLog, model: ReadModel) -> None:
+    jobs = [new_id() for _ in range(4 * PARTS)]
+    for job_id in jobs:
+        await JobWriter(log).submit(job_id, Submit(submitted()))
+
+    async def are_there() -> bool:
+        return None not in [await model.job(job_id) for job_id in jobs]
+
+    await eventually(are_there)
+
+
 async def test_two_projections_share_the_streams_and_one_that_dies_stops_none(
     database: Database,
 ) -> None:
     log, _ = memory_streams(PARTS)
     model = ReadModel(database, streams=LogStreams(PARTS))
-    leases = [Away(database), Away(database)]
-    roles = [
-        asyncio.create_task(
-            Results(
-                log=log,
-                read_model=model,
-                catch_up_period_s=60,
-                shares=Shares(
-                    "results",
-                    leases=each,
-                    holder=f"{number}",
-                    parts=PARTS,
-                    seats=2,
-                    lease_s=LEASE_S,
-                ),
-            ).run()
-        )
-        for number, each in enumerate(leases)
-    ]
-
-    async def all_projected() -> None:
-        jobs = [new_id() for _ in range(4 * PARTS)]
-        for job_id in jobs:
-            await JobWriter(log).submit(job_id, Submit(submitted()))
-
-        async def are_there() -> bool:
-            return None not in [await model.job(job_id) for job_id in jobs]
-
-        await eventually(are_there)
-
-    await all_projected()
-    leases[0].is_away = True
-    roles[0].cancel()
-    await asyncio.wait({roles[0]})
-    await all_projected()
-    roles[1].cancel()
-    await asyncio.wait({roles[1]})
+    mortal = Away(database)
+    one, two = project(log, model, mortal, "one"), project(log, model, Leases(database), "two")
+    await new_jobs_are_projected(log, model)
+    mortal.is_away = True
+    one.cancel()
+    await asyncio.wait({one})
+    await new_jobs_are_projected(log, model)
+    two.cancel()
+    await asyncio.wait({two})
