@@ -1,4 +1,4 @@
-"""Janitor and archiver, put together: they run beside the projection, and have little to do."""
+"""Projection, janitor and archiver, put together: the last two have little to do beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from actors.assembly import Messaging
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
+from actors.upkeep.results import Results
+from actors.upkeep.shares import Shares
 from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
 from events.store.database import Database
@@ -19,6 +21,28 @@ from events.store.uploads import Uploads
 from settings.callbacks import CallbackSettings
 from settings.settings import Settings
 from storage.images import ImageStore
+
+
+def make_projection(
+    settings: Settings, messaging: Messaging, database: Database, read_model: ReadModel
+) -> Results:
+    """Without leases where it is the only one."""
+    shares = None
+    if settings.log.projections > 1:
+        shares = Shares(
+            "results",
+            leases=Leases(database),
+            holder=lease_holder(),
+            parts=settings.log.streams,
+            seats=settings.log.projections,
+            lease_s=settings.dispatch.dispatcher_lease_s,
+        )
+    return Results(
+        log=messaging.log,
+        read_model=read_model,
+        catch_up_period_s=settings.dispatch.requeue_period_s,
+        shares=shares,
+    )
 
 
 def make_janitor(

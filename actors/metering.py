@@ -45,8 +45,14 @@ class ResultsMetrics:
 
     @classmethod
     def of(
-        cls, settings: TelemetrySettings, messaging: Messaging, database: Database
+        cls,
+        settings: TelemetrySettings,
+        messaging: Messaging,
+        database: Database,
+        *,
+        says_stores: bool = True,
     ) -> ResultsMetrics:
+        """`says_stores`: the sizes of log and archive too, which one process says for all."""
         process = ProcessMetrics("results", look_s=settings.metrics_timeout_s / 2)
         jobs = JobMetrics(process.registry, most_endpoints=settings.metrics_endpoints)
         notes, background = [jobs.note], list[Run]()
@@ -60,8 +66,9 @@ class ResultsMetrics:
                 note(steps)
 
         read_model = ReadModel(database, streams=messaging.log_streams, on_folded=on_folded)
-        process.add(LogMetrics(messaging.streams, read_model).look)
-        process.add(ArchiveMetrics(database).look)
+        if says_stores:
+            process.add(LogMetrics(messaging.streams, read_model).look)
+            process.add(ArchiveMetrics(database).look)
         return cls(process, read_model, background)
 
 

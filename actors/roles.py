@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -39,9 +39,8 @@ from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
 from actors.endpoints.pace import Pace
 from actors.endpoints.status import EndpointStatus
-from actors.housekeeping import lease_holder, make_archiver, make_janitor
+from actors.housekeeping import lease_holder, make_archiver, make_janitor, make_projection
 from actors.remote_keeper import keep_workers
-from actors.upkeep.results import Results
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.config import WorkerConfig
 from engine.batch_limits import jobs_in
@@ -96,11 +95,7 @@ async def run_results(settings: Settings) -> None:
     messaging = connect(settings.log, "results", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
     metrics = metering.ResultsMetrics.of(settings.telemetry, messaging, database)
-    results = Results(
-        log=messaging.log,
-        read_model=metrics.read_model,
-        catch_up_period_s=settings.dispatch.requeue_period_s,
-    )
+    results = make_projection(settings, messaging, database, metrics.read_model)
     images = open_images(settings.stores)
     async with asyncio.TaskGroup() as group:
         group.create_task(messaging.tell_log_size())
@@ -110,6 +105,19 @@ async def run_results(settings: Settings) -> None:
         group.create_task(results.run())
         group.create_task(make_janitor(settings, messaging, database, images).run())
         group.create_task(make_archiver(settings, messaging, database, images).run())
+
+
+async def run_projection(settings: Settings) -> None:
+    """A further process that projects its share of the streams, and does nothing else."""
+    messaging = connect(settings.log, "projection", lease_s=settings.workers.lease_s)
+    database = await _open_database(settings)
+    metrics = metering.ResultsMetrics.of(settings.telemetry, messaging, database, says_stores=False)
+    results = make_projection(settings, messaging, database, metrics.read_model)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(messaging.answer_metrics(metrics.process.encoded))
+        for run in metrics.background:
+            group.create_task(run())
+        group.create_task(results.run())
 
 
 async def run_lasting_dispatcher(settings: Settings) -> None:
@@ -262,3 +270,9 @@ ROLES = {
     "callbacks": "actors.roles:run_callbacks",
 }
 """By import path: a role's process finds its own, and nothing has to travel."""
+
+
+def role_mains(settings: Settings) -> Mapping[str, str]:
+    """The processes of the roles by their names, and what each runs."""
+    further = range(2, settings.log.projections + 1)
+    return ROLES | {f"results-{number}": "actors.roles:run_projection" for number in further}

@@ -41,7 +41,7 @@ from actors.callbacks.sender import Sender
 from actors.fetcher import Fetcher
 from actors.logs import set_up_logging
 from actors.remote_keeper import CPU_NODE
-from actors.roles import ROLES
+from actors.roles import role_mains
 from engine.extensions.installed import installed_extensions, log_extensions, nodes_of
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
@@ -100,7 +100,9 @@ def build_with(settings: Settings) -> Application:
         name="Roles",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
-        deployment_actors=[_role(name, settings) for name in ROLES],
+        deployment_actors=[
+            _role(name, main, settings) for name, main in role_mains(settings).items()
+        ],
         max_constructor_retry_count=_RETRIES,
     )(Roles)
     api = serve.deployment(
@@ -126,11 +128,11 @@ def _with_replicas(settings: Settings) -> Settings:
     return settings.model_copy(update={"http": http})
 
 
-def _role(name: str, settings: Settings) -> DeploymentActorConfig:
+def _role(name: str, main: str, settings: Settings) -> DeploymentActorConfig:
     return DeploymentActorConfig(
         name=name,
         actor_class="actors.remote:RoleActor",
-        init_kwargs={"main": ROLES[name], "settings": b64encode(pickle.dumps(settings)).decode()},
+        init_kwargs={"main": main, "settings": b64encode(pickle.dumps(settings)).decode()},
         actor_options={"num_cpus": 0, "resources": CPU_NODE},
     )
 
@@ -250,7 +252,7 @@ def _user_files(settings: AdapterSettings, database: Database) -> UserFiles:
 
 
 def _asking_all(settings: Settings, bus: Bus) -> AskAll:
-    processes = len(ROLES) + (settings.http.replicas or 1)
+    processes = len(role_mains(settings)) + (settings.http.replicas or 1)
     timeout_s = settings.telemetry.metrics_timeout_s
     return partial(ask_metrics, bus, enough=processes, timeout_s=timeout_s)
 

@@ -36,6 +36,9 @@ class LogSettings(Group):
     streams: Annotated[int, AfterValidator(_of_streams)] = 1
     """How many streams of NATS the event log is, which share its size: 1, 2, 4, 8 or 16. It can be
     raised from 1 while the log holds no event, and not changed later; see the operations guide."""
+    projections: Annotated[int, Field(ge=1, le=16)] = 1
+    """How many processes project the streams of the log into the database, of which each takes its
+    share. More than there are streams stand by."""
     hot_s: NonNegativeFloat = 3600.0
     """How long an ended job stays in the event log, before its events go to the archive; at least
     DARKROOM_APPEND_TIMEOUT_S."""

@@ -1,6 +1,8 @@
 """Results: projects the log into the SQL read model, from the checkpoint that stands beside it.
 
 Each stream of the log has a projection of its own, with its own checkpoint: none waits for another.
+Several processes divide the streams (`shares.py`). Where two project one stream for a moment, the
+checkpoint, which moves in the rows' transaction, lets each event be folded once and in its place.
 
 It stops at a job with an event that it cannot project, and goes on with the others. Such jobs are
 kept (`events/store/blocked.py`), and read from the log again at each start and every so often: a
@@ -14,6 +16,7 @@ import logging
 import random
 from collections.abc import Sequence
 
+from actors.upkeep.shares import Shares
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventReader, WholeLog
 from events.retry import keep_trying
@@ -36,20 +39,39 @@ _PASSING = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
 class Results:
     """Has no durable consumer: the position lives in the database, in the rows' transaction."""
 
-    def __init__(self, *, log: WholeLog, read_model: ReadModel, catch_up_period_s: float) -> None:
-        """`catch_up_period_s`: how often the jobs that were stopped at are looked at again."""
+    def __init__(
+        self,
+        *,
+        log: WholeLog,
+        read_model: ReadModel,
+        catch_up_period_s: float,
+        shares: Shares | None = None,
+    ) -> None:
+        """`catch_up_period_s`: how often the jobs that were stopped at are looked at again.
+
+        `shares`: of the streams of `log`; None where no other process projects any.
+        """
         self._log = log
         self._read_model = read_model
         self._catch_up_period_s = catch_up_period_s
+        self._shares = shares
         self._hopeless: set[tuple[str, int]] = set()
         """Jobs that this version cannot project, with the place: it learns nothing new."""
 
     async def run(self) -> None:
         """Project until cancelled."""
+        if self._shares is not None:
+            await self._shares.run(self._work_on)
         async with asyncio.TaskGroup() as group:
             for index in range(len(self._log.parts)):
-                group.create_task(self._follow(index))
-            group.create_task(self._keep_catching_up())
+                group.create_task(self._work_on(index))
+
+    async def _work_on(self, index: int) -> None:
+        """Who has the first stream catches up for all of them."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(index))
+            if index == 0:
+                group.create_task(self._keep_catching_up())
 
     async def _follow(self, index: int) -> None:
         while True:

@@ -36,3 +36,10 @@ class Leases:
         """Give it up; nothing happens if another holder has it."""
         mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
         await self._database.execute(sa.delete(LEASES).where(mine))
+
+    async def held(self, prefix: str) -> int:
+        """How many leases whose names begin with `prefix` have not run out."""
+        begins = LEASES.c.name.startswith(prefix, autoescape=True)
+        lasting = LEASES.c.expires_at_s > self._database.clock_s
+        query = sa.select(sa.func.count()).select_from(LEASES).where(begins & lasting)
+        return int((await self._database.fetch(query))[0][0])

@@ -49,3 +49,14 @@ async def test_a_lease_is_released_by_its_holder_alone(database: Database) -> No
     assert not await leases.acquire("x", "b", ttl_s=60)
     await leases.release("x", "a")
     assert await leases.acquire("x", "b", ttl_s=60)
+
+
+async def test_leases_of_a_prefix_that_last_are_counted(database: Database) -> None:
+    leases = Leases(database)
+    await leases.acquire("s_x/0", "a", ttl_s=60)
+    await leases.acquire("s_x/1", "b", ttl_s=60)
+    await leases.acquire("s_x/2", "c", ttl_s=-1)
+    await leases.acquire("s-x/3", "d", ttl_s=60)
+    assert await leases.held("s_x/") == 2
+    await leases.release("s_x/0", "a")
+    assert await leases.held("s_x/") == 1
