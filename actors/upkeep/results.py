@@ -62,9 +62,10 @@ class Results:
         """Project until cancelled."""
         if self._shares is not None:
             await self._shares.run(self._work_on)
-        async with asyncio.TaskGroup() as group:
-            for index in range(len(self._log.parts)):
-                group.create_task(self._work_on(index))
+        else:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(self._log.parts)):
+                    group.create_task(self._work_on(index))
 
     async def _work_on(self, index: int) -> None:
         """Who has the first stream catches up for all of them."""

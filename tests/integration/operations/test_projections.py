@@ -68,6 +68,7 @@ async def test_the_streams_of_a_killed_projection_go_on(
         processes = [await start(nats_server, tmp_path) for _ in range(2)]
 
         async def are_shared() -> bool:
+            assert [each.returncode for each in processes] == [None, None]
             return await shares(database) == [2, 2]
 
         try:
