@@ -1,4 +1,6 @@
-"""Projection, janitor and archiver, put together: the last two have little to do beside it."""
+"""Projection, janitor and archiver, put together: the last two have little to do beside it. And
+the leases by which processes share a work.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ import socket
 
 from actors.archiving import open_archive
 from actors.assembly import Messaging
+from actors.shares import Shares
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
-from actors.upkeep.shares import Shares
 from events.delivery_policy import longest_delivery_s
 from events.ids import new_id
 from events.store.database import Database
@@ -26,22 +28,27 @@ from storage.images import ImageStore
 def make_projection(
     settings: Settings, messaging: Messaging, database: Database, read_model: ReadModel
 ) -> Results:
-    """Without leases where it is the only one."""
-    shares = None
-    if settings.log.projections > 1:
-        shares = Shares(
-            "results",
-            leases=Leases(database),
-            holder=lease_holder(),
-            parts=settings.log.streams,
-            seats=settings.log.projections,
-            lease_s=settings.dispatch.dispatcher_lease_s,
-        )
+    shares = make_shares(settings, database, "results", processes=settings.log.projections)
     return Results(
         log=messaging.log,
         read_model=read_model,
         catch_up_period_s=settings.dispatch.requeue_period_s,
         shares=shares,
+    )
+
+
+def make_shares(
+    settings: Settings, database: Database, name: str, *, processes: int
+) -> Shares | None:
+    """Of the work of that name; None where one process has it alone, and needs no leases."""
+    if processes == 1:
+        return None
+    return Shares(
+        name,
+        leases=Leases(database),
+        holder=lease_holder(),
+        seats=processes,
+        lease_s=settings.dispatch.dispatcher_lease_s,
     )
 
 

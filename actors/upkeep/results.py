@@ -1,8 +1,9 @@
 """Results: projects the log into the SQL read model, from the checkpoint that stands beside it.
 
 Each stream of the log has a projection of its own, with its own checkpoint: none waits for another.
-Several processes divide the streams (`shares.py`). Where two project one stream for a moment, the
-checkpoint, which moves in the rows' transaction, lets each event be folded once and in its place.
+Several processes divide the streams (`actors/shares.py`). Where two project one stream for a
+moment, the checkpoint, which moves in the rows' transaction, lets each event be folded once and in
+its place.
 
 It stops at a job with an event that it cannot project, and goes on with the others. Such jobs are
 kept (`events/store/blocked.py`), and read from the log again at each start and every so often: a
@@ -16,7 +17,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from actors.upkeep.shares import Shares
+from actors.shares import Shares
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventReader, WholeLog
 from events.retry import keep_trying
@@ -60,11 +61,12 @@ class Results:
 
     async def run(self) -> None:
         """Project until cancelled."""
+        indexes = range(len(self._log.parts))
         if self._shares is not None:
-            await self._shares.run(self._work_on)
+            await self._shares.run([*map(str, indexes)], lambda part: self._work_on(int(part)))
         else:
             async with asyncio.TaskGroup() as group:
-                for index in range(len(self._log.parts)):
+                for index in indexes:
                     group.create_task(self._work_on(index))
 
     async def _work_on(self, index: int) -> None:

@@ -1,15 +1,15 @@
-"""Streams of the log, divided among projections by leases in a real database."""
+"""Parts of a work, divided among processes by leases in a real database."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 
 import pytest
 
+from actors.shares import Shares
 from actors.upkeep.results import Results
-from actors.upkeep.shares import Shares
 from events.decisions import Submit
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
@@ -24,6 +24,7 @@ from tests.support.live.memory_streams import memory_streams
 from tests.support.polling import eventually
 
 PARTS = 4
+NAMES = ["a", "b", "c", "d"]
 LEASE_S = 1.5
 
 
@@ -52,25 +53,26 @@ class Away(Leases):
 class Process:
     """One that shares; knows which parts it works on."""
 
-    def __init__(self, database: Database, holder: str, *, seats: int = 2) -> None:
+    def __init__(
+        self, database: Database, holder: str, *, seats: int = 2, names: Collection[str] = NAMES
+    ) -> None:
         self.leases = Away(database)
-        self.parts: set[int] = set()
+        self.parts: set[str] = set()
         self.shares = Shares(
             "test",
             leases=self.leases,
             holder=holder,
-            parts=PARTS,
             seats=seats,
             lease_s=LEASE_S,
         )
-        self.task = asyncio.create_task(self.shares.run(self.work))
+        self.task = asyncio.create_task(self.shares.run(names, self.work))
 
-    async def work(self, index: int) -> None:
-        self.parts.add(index)
+    async def work(self, part: str) -> None:
+        self.parts.add(part)
         try:
             await asyncio.Event().wait()
         finally:
-            self.parts.discard(index)
+            self.parts.discard(part)
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -137,17 +139,65 @@ async def test_a_process_without_a_seat_waits_for_one(database: Database) -> Non
 
 
 async def test_an_error_of_the_work_ends_all(database: Database) -> None:
-    async def fail(index: int) -> None:
-        raise ValueError(index)
+    async def fail(part: str) -> None:
+        raise ValueError(part)
 
-    shares = Shares("test", leases=Leases(database), holder="a", parts=1, seats=1, lease_s=LEASE_S)
+    shares = Shares("test", leases=Leases(database), holder="a", seats=1, lease_s=LEASE_S)
     with pytest.raises(ExceptionGroup):
-        await asyncio.wait_for(shares.run(fail), 10)
+        await asyncio.wait_for(shares.run(["a"], fail), 10)
     assert await Leases(database).held("test/") == 0
 
 
+async def test_parts_come_and_go_while_they_are_shared(database: Database) -> None:
+    names = ["a", "b"]
+    one, two = (Process(database, holder, names=names) for holder in ("one", "two"))
+    await eventually(lambda: len(one.parts) == len(two.parts) == 1)
+    names += ["c", "d"]
+    await eventually(lambda: len(one.parts) == len(two.parts) == PARTS / 2)
+    assert one.parts | two.parts == set(NAMES)
+    del names[1:]
+    await eventually(lambda: one.parts | two.parts == {"a"})
+    names[:] = ["e"]
+    await eventually(lambda: one.parts | two.parts == {"e"})
+    await one.stop()
+    await two.stop()
+    assert await Leases(database).held("test/") == 0
+
+
+async def test_the_lease_of_a_part_that_is_gone_is_given_back(database: Database) -> None:
+    shares = Shares("test", leases=Leases(database), holder="one", seats=1, lease_s=LEASE_S)
+    stopped: list[tuple[str, int]] = []
+
+    async def stop(part: str) -> None:
+        stopped.append((part, await Leases(database).held("test/part/")))
+
+    assert await shares.settle(["a", "b"], stop) == {"a", "b"}
+    assert await shares.settle(["b"], stop) == {"b"}
+    assert ("a", 2) in stopped, "it is stopped while its lease is held"
+    assert await Leases(database).held("test/part/") == 1
+    assert {part for part, _ in stopped} == {"a"}
+
+
+async def test_a_part_that_is_taken_away_is_stopped(database: Database) -> None:
+    leases, stopped = Away(database), list[str]()
+    shares = Shares("test", leases=leases, holder="one", seats=1, lease_s=LEASE_S)
+
+    async def stop(part: str) -> None:
+        stopped.append(part)
+
+    assert await shares.settle(["a"], stop) == {"a"}
+    leases.is_away = True
+    assert await shares.settle(["a"], stop) == {"a"}
+    await asyncio.sleep(LEASE_S)
+    assert await shares.settle(["a"], stop) == set()
+    assert stopped == ["a"]
+    assert await Leases(database).acquire("test/part/a", "two", ttl_s=LEASE_S)
+    leases.is_away = False
+    assert await shares.settle(["a"], stop) == set()
+
+
 def project(log: WholeLog, model: ReadModel, leases: Leases, holder: str) -> asyncio.Task[None]:
-    shares = Shares("results", leases=leases, holder=holder, parts=PARTS, seats=2, lease_s=LEASE_S)
+    shares = Shares("results", leases=leases, holder=holder, seats=2, lease_s=LEASE_S)
     results = Results(log=log, read_model=model, catch_up_period_s=60, shares=shares)
     return asyncio.create_task(results.run())
 

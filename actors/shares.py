@@ -1,0 +1,130 @@
+"""Shares: parts of a work, divided among processes by leases.
+
+A process is seen by the seat that it holds, a lease of which there are as many as processes may
+be. It holds at most its fair share of the parts: those above it, once another process has come, it
+gives back. A part of a process that died is free when its lease has run out. Parts have names, and
+may come and go.
+
+Two may hold a part for a while, since a lease may run out while its holder waits for the database:
+the work itself has to bear that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from typing import TypeAlias
+
+from events.errors import DatabaseUnavailable
+from events.store.leases import Leases
+
+logger = logging.getLogger(__name__)
+
+Stop: TypeAlias = Callable[[str], Awaitable[None]]
+"""Ends the work on a part, if there is any. It returns once it has ended."""
+
+
+class Shares:
+    def __init__(
+        self, name: str, *, leases: Leases, holder: str, seats: int, lease_s: float
+    ) -> None:
+        """`seats`: how many processes share the work; a further one waits for a seat."""
+        self._leases = leases
+        self._holder = holder
+        self._seats_prefix = f"{name}/seat/"
+        self._seats = [f"{self._seats_prefix}{index}" for index in range(seats)]
+        self._parts_prefix = f"{name}/part/"
+        self._lease_s = lease_s
+        self._until: dict[str, float] = {}
+        """Leases that are held, and until when, by this process's clock."""
+
+    async def run(self, parts: Collection[str], work: Callable[[str], Awaitable[None]]) -> None:
+        """Do `work` for each part while it is held, until cancelled. An error of it ends all."""
+        running: dict[str, asyncio.Task[None]] = {}
+
+        async def do(part: str) -> None:
+            await work(part)
+
+        async def stop(part: str) -> None:
+            if (task := running.pop(part, None)) is not None:
+                task.cancel()
+                await asyncio.wait({task})
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    for part in await self.settle(parts, stop) - running.keys():
+                        running[part] = group.create_task(do(part))
+                    await asyncio.sleep(self._lease_s / 3)
+        finally:
+            await self.release()
+
+    async def settle(self, parts: Collection[str], stop: Stop) -> set[str]:
+        """Renew the leases, take parts and give parts back. Those that are held now; they are for
+        a third of `lease_s`, then it is time to settle again.
+
+        Work on others is stopped, before their leases are given back. While the database is not
+        available, a lease that has not run out is still held.
+        """
+        before = self._held()
+        try:
+            await self._take_share(set(parts), stop)
+        except DatabaseUnavailable as error:
+            logger.warning("no shares taken", extra={"action": "share", "error": str(error)})
+        now = time.monotonic()
+        self._until = {name: until for name, until in self._until.items() if now < until}
+        for part in sorted(before - self._held()):
+            await stop(part)
+        return self._held()
+
+    async def release(self) -> None:
+        """Give all back. The work has ended: who comes next begins where it ended."""
+        with suppress(DatabaseUnavailable):
+            for name in list(self._until):
+                await self._release(name)
+
+    def _held(self) -> set[str]:
+        prefix = self._parts_prefix
+        return {name.removeprefix(prefix) for name in self._until if name.startswith(prefix)}
+
+    async def _take_share(self, parts: set[str], stop: Stop) -> None:
+        most = await self._fair(len(parts)) if await self._sit() else 0
+        for part in sorted(self._held()):
+            if part not in parts or len(self._held() & parts) > most:
+                # Others begin only when this one has ended.
+                await stop(part)
+                await self._release(self._parts_prefix + part)
+            else:
+                await self._acquire(self._parts_prefix + part)
+        free = sorted(parts - self._held())
+        for part in random.sample(free, len(free)):
+            if len(self._held()) >= most:
+                return
+            await self._acquire(self._parts_prefix + part)
+
+    async def _sit(self) -> bool:
+        """Keep the seat, or take one."""
+        for name in sorted(self._seats, key=lambda name: name not in self._until):
+            if await self._acquire(name):
+                return True
+        return False
+
+    async def _fair(self, parts: int) -> int:
+        living = max(1, await self._leases.held(self._seats_prefix))
+        return -(-parts // living)
+
+    async def _acquire(self, name: str) -> bool:
+        asked_at = time.monotonic()
+        mine = await self._leases.acquire(name, self._holder, ttl_s=self._lease_s)
+        self._until.pop(name, None)
+        if mine:
+            self._until[name] = asked_at + self._lease_s
+        return mine
+
+    async def _release(self, name: str) -> None:
+        self._until.pop(name, None)
+        await self._leases.release(name, self._holder)
