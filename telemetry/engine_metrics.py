@@ -1,7 +1,8 @@
 """EngineMetrics: what the engines of all workers say of their models and their memory.
 
 Each counts since its own process started. What it says more than the last time is added to the
-endpoint's count, so that the end of an engine takes nothing away.
+endpoint's count, so that the end of an engine takes nothing away. What it says first adds nothing:
+it is asked before it gets a job, and what one did before it was found is in the counts of others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _COUNTED = ("loaded", "loaded_bytes", "evicted", "evicted_bytes", "hits")
 @dataclass(frozen=True, slots=True)
 class _Engine:
     endpoint: str
-    """As a label."""
+    label: str
+    """Of the endpoint."""
     models: ModelUse
     memory_bytes: int
     heard_at: float
@@ -61,11 +63,20 @@ class EngineMetrics:
 
     def note(self, worker: str, endpoint: str, models: ModelUse, memory_bytes: int) -> None:
         label, before = self._endpoints.of(endpoint), self._engines.get(worker)
-        known = before.models if before is not None and _goes_on(before.models, models) else None
+        known = models if before is None else before.models
+        if not _goes_on(known, models):
+            known = ModelUse()
         for name, counter in self._counters.items():
-            more = getattr(models, name) - (getattr(known, name) if known else 0)
-            counter.labels(label).inc(more)
-        self._engines[worker] = _Engine(label, models, memory_bytes, self._clock())
+            counter.labels(label).inc(getattr(models, name) - getattr(known, name))
+        self._engines[worker] = _Engine(endpoint, label, models, memory_bytes, self._clock())
+
+    def forget(self, endpoint: str) -> None:
+        """Another process has its engines from now on, and says what they are."""
+        self._engines = {
+            worker: engine
+            for worker, engine in self._engines.items()
+            if engine.endpoint != endpoint
+        }
 
     async def look(self) -> Iterable[Metric]:
         now = self._clock()
@@ -77,8 +88,8 @@ class EngineMetrics:
         held, memory = defaultdict[str, int](int), defaultdict[str, int](int)
         for engine in self._engines.values():
             if now - engine.heard_at < _SILENT_S:
-                held[engine.endpoint] += engine.models.held_bytes
-                memory[engine.endpoint] += engine.memory_bytes
+                held[engine.label] += engine.models.held_bytes
+                memory[engine.label] += engine.memory_bytes
         return [
             gauge_by("endpoint", "models_bytes", "Bytes of the models in memory.", held),
             gauge_by(
