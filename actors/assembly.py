@@ -26,7 +26,8 @@ from engine.nodes import NODE_TYPES
 from engine.options import DeviceOptions, UnetOptions
 from events.bus.bus import Bus
 from events.bus.consumer import JobEvents
-from events.bus.endpoint_status import answer_status
+from events.bus.dispatching.endpoint_status import answer_status
+from events.bus.dispatching.running_jobs import hear_running, tell_running
 from events.bus.health import tell_log_size
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.logs.job_log import job_log
@@ -43,6 +44,7 @@ from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.records import Endpoint
 from events.streams.log_streams import LogStreams
+from events.wire.running import RunningCounts
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.log import LogSettings
@@ -100,6 +102,10 @@ class Messaging:
     """Returns once there is a connection and the streams are there."""
     answer_status: AnswerStatus
     """Answers what is asked about endpoints, until cancelled."""
+    tell_running: Callable[[RunningCounts], Awaitable[None]]
+    """Tells the other dispatchers what runs here."""
+    hear_running: Callable[[Callable[[RunningCounts], None]], Coroutine[None, None, None]]
+    """Hears what dispatchers tell of what they run, until cancelled."""
     answer_metrics: Callable[[SayMetrics], Coroutine[None, None, None]]
     """Says what the process says of itself to whoever asks, until cancelled."""
     streams: Streams
@@ -121,6 +127,8 @@ def connect(settings: LogSettings, name: str, *, lease_s: float) -> Messaging:
         report_progress=ProgressReporter(bus).report,
         connected=bus.wait_connected,
         answer_status=partial(answer_status, bus),
+        tell_running=partial(tell_running, bus),
+        hear_running=partial(hear_running, bus),
         answer_metrics=partial(answer_metrics, bus),
         streams=Streams(
             partial(stream_states, bus),

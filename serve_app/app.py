@@ -48,7 +48,7 @@ from engine.graph.models_folder import ModelsFolder
 from engine.nodes import NODE_TYPES
 from events.bus.bus import Bus
 from events.bus.contents import log_contents
-from events.bus.endpoint_status import ask_status
+from events.bus.dispatching.endpoint_status import ask_status
 from events.bus.health import JetStreamHealth
 from events.bus.progress import ProgressBoard
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue

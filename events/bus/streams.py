@@ -11,6 +11,7 @@
 | `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
 | (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
 | (core NATS)  | `endpoints.status.<endpoint>`        | asks how an endpoint is; never stored   |
+| (core NATS)  | `dispatchers.running`                | running jobs by owner; never stored     |
 | (core NATS)  | `metrics`                            | asks every process; never stored        |
 """
 
@@ -32,6 +33,7 @@ REPUBLISH_TO = "events.{{wildcard(1)}}.{{wildcard(2)}}"
 PROGRESS_WILDCARD = "progress.*"
 METRICS_SUBJECT = "metrics"
 STATUS_WILDCARD = "endpoints.status.*"
+RUNNING_SUBJECT = "dispatchers.running"
 DUE_WILDCARD = "callbacks.due.*"
 SCHEDULED_WILDCARD = "callbacks.scheduled.*"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from events.bus.endpoint_status import ask_status
+from events.bus.dispatching.endpoint_status import ask_status
 from events.errors import DatabaseUnavailable, LogUnavailable
 from events.store.endpoints import Endpoints
 from serve_app.operations.diagnosis.findings import Finding, Level

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from events.bus.bus import Bus
-from events.bus.endpoint_status import answer_status, ask_status
+from events.bus.dispatching.endpoint_status import answer_status, ask_status
 from events.errors import JobDamaged, LogUnavailable
 from tests.support.polling import eventually
 
