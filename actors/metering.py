@@ -82,6 +82,10 @@ class DispatcherMetrics:
     def note_engine(self, endpoint: str, worker: str, state: EngineState) -> None:
         self._engines.note(worker, endpoint, state.models, state.memory_bytes)
 
+    def note_left(self, endpoint: str) -> None:
+        """Another dispatcher has it from now on, or nobody."""
+        self._engines.forget(endpoint)
+
     def watch(self, dispatcher: Dispatcher, messaging: Messaging) -> ProcessMetrics:
         """With what `dispatcher` says of its endpoints."""
         dispatched = DispatchMetrics(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from typing import TypeAlias
 
 from actors import metering
 from actors.archiving import open_archive
@@ -26,36 +23,18 @@ from actors.callbacks.lost import LostCallbacks
 from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
-from actors.dispatch.cluster import Cluster
-from actors.dispatch.dispatcher import Dispatcher
-from actors.dispatch.endpoint import EndpointDispatcher
-from actors.dispatch.names import worker_prefix
-from actors.dispatch.pool import WorkerPool
 from actors.dispatch.ray_calls import RayCalls
-from actors.dispatch.ray_cluster import RayCluster
 from actors.dispatch.router import Router
-from actors.dispatch.slots import SlotNumbers
-from actors.endpoints.deleted_endpoints import DeletedEndpoints
-from actors.endpoints.gone_endpoints import GoneEndpoints
-from actors.endpoints.pace import Pace
-from actors.endpoints.status import EndpointStatus
-from actors.housekeeping import lease_holder, make_archiver, make_janitor, make_projection
+from actors.dispatching import OpenCluster, in_ray, make_dispatcher, sharing_counts
+from actors.housekeeping import make_archiver, make_janitor, make_projection
 from actors.remote_keeper import keep_workers
 from actors.waiting.running_jobs import RunningJobs
-from actors.worker.config import WorkerConfig
-from engine.batch_limits import jobs_in
 from events.log import JobWriter
-from events.persistent_log import PersistentLog
-from events.queue import JobQueue
 from events.store.database import Database
-from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
-from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from events.store.records import Endpoint
 from settings.settings import Settings
 
-OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
 _KEEPER_TIMEOUT_S = 10.0
 """A keeper that is there answers at once; where none is, no worker is taken away."""
 
@@ -136,92 +115,23 @@ async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None
     """`open_cluster`: where workers of a config run; if it is not given, in Ray."""
     messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
-    queue, writer = messaging.queue, JobWriter(PersistentLog(messaging.log))
-    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
     metrics = metering.DispatcherMetrics(settings.telemetry)
-    open_cluster = open_cluster or _in_ray(settings, metrics)
-    any_cluster = open_cluster(worker_config(settings, default))
-    period_s = settings.dispatch.endpoints_period_s
-    dispatcher = Dispatcher(
-        holder=lease_holder(),
-        leases=Leases(database),
-        endpoints=endpoints,
-        default_endpoint=default,
-        open_endpoint=_open_endpoint(settings, queue, writer, open_cluster),
-        deleted_endpoints=DeletedEndpoints(
-            endpoints=endpoints,
-            queue=queue,
-            writer=writer,
-            cluster=any_cluster,
-            period_s=period_s,
-        ),
-        gone_endpoints=GoneEndpoints(
-            endpoints=endpoints,
-            queue=queue,
-            writer=writer,
-            cluster=any_cluster,
-            grace_s=settings.dispatch.endpoint_gone_s,
-        ),
-        lease_s=settings.dispatch.dispatcher_lease_s,
-        period_s=period_s,
+    running_jobs = RunningJobs(settings.owners)
+    dispatcher = make_dispatcher(
+        settings,
+        messaging,
+        database,
+        running_jobs=running_jobs,
+        open_cluster=open_cluster or in_ray(settings, metrics),
+        on_left=metrics.note_left,
     )
     await messaging.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(dispatcher.run())
         group.create_task(messaging.answer_status(dispatcher.status))
         group.create_task(messaging.answer_metrics(metrics.watch(dispatcher, messaging).encoded))
-
-
-def _open_endpoint(
-    settings: Settings, queue: JobQueue, writer: JobWriter, open_cluster: OpenCluster
-) -> Callable[[Endpoint], EndpointDispatcher]:
-    """What makes the dispatcher of an endpoint, again after each change of its row."""
-    running_jobs, paces = RunningJobs(settings.owners), defaultdict[str, Pace](Pace)
-
-    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
-        pool = _worker_pool(settings, endpoint, open_cluster)
-        pace = paces[endpoint.id]
-        return EndpointDispatcher(
-            endpoint,
-            queue=queue,
-            writer=writer,
-            pool=pool,
-            running_jobs=running_jobs,
-            status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
-            lease_s=settings.workers.lease_s,
-            settings=settings.dispatch,
-        )
-
-    return open_endpoint
-
-
-def _in_ray(settings: Settings, metrics: metering.DispatcherMetrics) -> OpenCluster:
-    calls = RayCalls(at_once=settings.dispatch.ray_calls)
-
-    def open_cluster(config: WorkerConfig) -> Cluster:
-        on_engine = partial(metrics.note_engine, config.endpoint.id)
-        return RayCluster(config, calls=calls, on_engine=on_engine)
-
-    return open_cluster
-
-
-def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenCluster) -> WorkerPool:
-    config = worker_config(settings, endpoint)
-    return WorkerPool(
-        endpoint,
-        prefix=worker_prefix(config),
-        cluster=open_cluster(config),
-        settings=settings.dispatch,
-        engine_silence_s=settings.workers.engine_answer_timeout_s,
-        slots=SlotNumbers(
-            most=endpoint.jobs_per_worker,
-            expected=jobs_in(settings.engine.max_rows),
-            kept_free=settings.owners.slots_kept_free,
-            spare=settings.dispatch.spare_job_actors,
-            starting=settings.dispatch.job_actors_starting,
-            idle_s=settings.dispatch.job_actor_idle_s,
-        ),
-    )
+        for run in sharing_counts(settings, messaging, running_jobs):
+            group.create_task(run())
 
 
 async def run_callbacks(settings: Settings) -> None:
@@ -274,5 +184,12 @@ ROLES = {
 
 def role_mains(settings: Settings) -> Mapping[str, str]:
     """The processes of the roles by their names, and what each runs."""
-    further = range(2, settings.log.projections + 1)
-    return ROLES | {f"results-{number}": "actors.roles:run_projection" for number in further}
+    return (
+        ROLES
+        | _further("results", "actors.roles:run_projection", settings.log.projections)
+        | _further("dispatcher", ROLES["dispatcher"], settings.dispatch.dispatchers)
+    )
+
+
+def _further(role: str, main: str, processes: int) -> dict[str, str]:
+    return {f"{role}-{number}": main for number in range(2, processes + 1)}

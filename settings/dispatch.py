@@ -63,8 +63,11 @@ class DispatchSettings(Group):
     worker_replace_s: Annotated[float, Field(ge=0)] = 30.0
     """How long a worker that replaces one, because its endpoint was changed, waits for room before
     the old one makes room for it."""
+    dispatchers: Annotated[int, Field(ge=1, le=16)] = 1
+    """How many processes dispatch the endpoints, of which each takes its share. More than there are
+    endpoints stand by."""
     dispatcher_lease_s: PositiveFloat = 6.0
-    """How long a dispatcher, or one of several projections, may be silent before another one takes
+    """How long a dispatcher, or one of several projections, may be silent before others take
     over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""

@@ -63,7 +63,8 @@ class OwnerSettings(Group):
     max_open_jobs: Annotated[int, Field(ge=0)] = 2000
     """How many jobs of an owner may wait or run; 0 is any number."""
     max_running_jobs: Annotated[int, Field(ge=0)] = 0
-    """How many jobs of an owner may run at once, on all endpoints; 0 is any number."""
+    """How many jobs of an owner may run at once, on all endpoints; 0 is any number. Several
+    dispatchers may be above it for a moment."""
     max_endpoints: Annotated[int, Field(ge=0)] = 2
     """How many endpoints an owner may make; 0 is any number."""
     max_endpoint_gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0

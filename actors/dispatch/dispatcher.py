@@ -1,8 +1,11 @@
 """Dispatcher: gives what waits on the queue to workers that have room.
 
-One actor, one `EndpointDispatcher` per endpoint, at work only while it holds a lease in the
-database. Two may overlap for a while: of a job that both dispatch one start is stored, since each
-states how many attempts its dispatcher knew of.
+One actor, one `EndpointDispatcher` per endpoint. Several of them divide the endpoints (`Shares`).
+What is not an endpoint's own is done by the one that holds a lease in the database; where there is
+one dispatcher, it is at work only while it holds that.
+
+Two may dispatch an endpoint for a while: of a job that both dispatch one start is stored, since
+each states how many attempts its dispatcher knew of.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
+from actors.shares import Shares
 from events.errors import DatabaseUnavailable
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases
@@ -27,7 +31,7 @@ _LEASE_NAME = "dispatcher"
 
 
 class Dispatcher:
-    """The role: follows the rows of `endpoints` while the lease is ours."""
+    """The role: follows the rows of those endpoints that are ours."""
 
     def __init__(
         self,
@@ -41,12 +45,17 @@ class Dispatcher:
         gone_endpoints: GoneEndpoints,
         lease_s: float,
         period_s: float,
+        shares: Shares | None = None,
+        on_left: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`default_endpoint`: from the settings, which its row follows at every start, but for what
         it was given.
 
         `deleted_endpoints`, `gone_endpoints`: what becomes of endpoints that are to go, and of
         those that have no row any more.
+
+        `shares`: of the endpoints, named by their ids; None where no other process dispatches any.
+        `on_left` is told of an endpoint that is ours no more.
         """
         self._holder = holder
         self._leases = leases
@@ -57,21 +66,24 @@ class Dispatcher:
         self._removing: list[asyncio.Task[None]] = []
         self._lease_s = lease_s
         self._period_s = period_s
+        self._shares = shares
+        self._on_left = on_left
         self._lease_until = 0.0
         self._default_is_put = False
+        self._rows: Mapping[str, Endpoint] = {}
+        """By id, as they were read last."""
         self._running: dict[str, tuple[EndpointDispatcher, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
         try:
             while True:
-                if await self._has_lease():
-                    await self._follow_rows()
-                else:
-                    await self._stop_all()
+                await self._settle()
                 await asyncio.sleep(min(self._period_s, self._lease_s / 3))
         finally:
             await self._stop_all()
+            if self._shares is not None:
+                await self._shares.release()
 
     async def status(self, endpoint_id: str) -> Mapping[str, Any] | None:
         """What is known of an endpoint (`EndpointStatus.tell`); None where it is not ours.
@@ -87,7 +99,9 @@ class Dispatcher:
         return {id: await dispatcher.status.tell() for id, (dispatcher, _) in running}
 
     async def _has_lease(self) -> bool:
-        """While the database is not available, a lease that has not run out is still held."""
+        """Of what is not an endpoint's own. While the database is not available, a lease that has
+        not run out is still held.
+        """
         asked_at = time.monotonic()
         try:
             mine = await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
@@ -96,12 +110,41 @@ class Dispatcher:
         self._lease_until = asked_at + self._lease_s if mine else 0.0
         return mine
 
-    async def _follow_rows(self) -> None:
+    async def _settle(self) -> None:
+        is_first = await self._has_lease()
+        if not is_first:
+            await self._stop_removing()
+        if not is_first and self._shares is None:
+            await self._stop_all()
+            return
+        are_read = await self._read_rows(is_first=is_first)
+        ours = await self._ours()
+        for endpoint_id in self._running.keys() - ours:
+            await self._leave(endpoint_id)
+        if are_read:
+            await self._follow({id: row for id, row in self._rows.items() if id in ours})
+        if are_read and is_first and not self._removing:
+            self._removing = [asyncio.create_task(each.run()) for each in self._removals]
+
+    async def _read_rows(self, *, is_first: bool) -> bool:
+        """False while the database is not available: they stay as they were."""
         try:
-            if not self._default_is_put:
+            if is_first and not self._default_is_put:
                 await self._endpoints.settle(self._default_endpoint)
                 self._default_is_put = True
-            rows = {endpoint.id: endpoint for endpoint in await self._endpoints.all()}
+            self._rows = {endpoint.id: endpoint for endpoint in await self._endpoints.all()}
+        except DatabaseUnavailable:
+            return False
+        return True
+
+    async def _ours(self) -> Collection[str]:
+        if self._shares is None:
+            return self._rows.keys()
+        return await self._shares.settle(self._rows, self._leave)
+
+    async def _follow(self, rows: Mapping[str, Endpoint]) -> None:
+        """`rows`: of those that are ours."""
+        try:
             # Before anything is made for them: it is found by this once the row is removed.
             await self._endpoints.note(rows.keys() - self._running.keys())
         except DatabaseUnavailable:
@@ -117,16 +160,23 @@ class Dispatcher:
                 dispatcher = self._open_endpoint(endpoint)
                 task = asyncio.create_task(dispatcher.run(), name=endpoint_id)
                 self._running[endpoint_id] = (dispatcher, task)
-        if not self._removing:
-            self._removing = [asyncio.create_task(each.run()) for each in self._removals]
 
     async def _stop_all(self) -> None:
+        await self._stop_removing()
+        for endpoint_id in list(self._running):
+            await self._leave(endpoint_id)
+
+    async def _stop_removing(self) -> None:
         for task in self._removing:
             task.cancel()
         await asyncio.gather(*self._removing, return_exceptions=True)
         self._removing = []
-        for endpoint_id in list(self._running):
+
+    async def _leave(self, endpoint_id: str) -> None:
+        """It is ours no more, or was not; what runs by then runs on."""
+        if endpoint_id in self._running:
             await self._stop(endpoint_id)
+            self._on_left(endpoint_id)
 
     async def _stop(self, endpoint_id: str) -> None:
         _, task = self._running.pop(endpoint_id)

@@ -14,3 +14,8 @@ def test_further_projections_only_project() -> None:
     mains = role_mains(Settings.load(log_projections=3))
     further = {name: main for name, main in mains.items() if name not in ROLES}
     assert further == dict.fromkeys(("results-2", "results-3"), "actors.roles:run_projection")
+
+
+def test_further_dispatchers_do_what_the_first_does() -> None:
+    mains = role_mains(Settings.load(dispatchers=2))
+    assert mains == ROLES | {"dispatcher-2": ROLES["dispatcher"]}

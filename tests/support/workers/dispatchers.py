@@ -1,0 +1,137 @@
+"""Dispatchers of fake endpoints, on rows and leases in a real database that can go away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from actors.dispatch.dispatcher import Dispatcher
+from actors.shares import Shares
+from events.errors import DatabaseUnavailable
+from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.leases import Leases
+from events.store.records import Endpoint, StoredEndpoint
+from events.store.tables import ENDPOINTS
+
+LEASE_S = 1.0
+DEFAULT = Endpoint("default", jobs_per_worker=7)
+
+
+class FakeEndpointDispatcher:
+    """Runs until it is stopped, which takes a moment, or told to fail."""
+
+    def __init__(self, endpoint: Endpoint, *, among: Collection[FakeEndpointDispatcher]) -> None:
+        self.endpoint = endpoint
+        self.is_running = self.has_overlapped = False
+        self._among = among
+        self.failing = asyncio.Event()
+        self.status = self
+
+    async def tell(self) -> dict[str, Any]:
+        return {"workers": [], "is": self.endpoint.id}
+
+    async def run(self) -> None:
+        running = {each.endpoint.id for each in self._among if each.is_running}
+        self.has_overlapped = self.endpoint.id in running
+        self.is_running = True
+        try:
+            await self.failing.wait()
+            raise RuntimeError("something unforeseen")
+        finally:
+            await asyncio.sleep(0.02)
+            self.is_running = False
+
+
+class FakeRemoval:
+    """Notes how often it is at work."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    async def run(self) -> None:
+        self.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+class AwayLeases(Leases):
+    """Leases whose database can go away."""
+
+    is_away = False
+
+    async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        return await super().acquire(name, holder, ttl_s=ttl_s)
+
+
+class AwayEndpoints(Endpoints):
+    """Endpoints whose database can go away."""
+
+    is_away = False
+
+    async def stored(self, *, owner: str | None = None) -> list[StoredEndpoint]:
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        return await super().stored(owner=owner)
+
+
+class DispatcherBench:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.endpoints = AwayEndpoints(database)
+        self.leases = AwayLeases(database)
+        self.left: list[str] = []
+        self.opened: list[FakeEndpointDispatcher] = []
+        self.deleted: Any = FakeRemoval()
+        self.gone: Any = FakeRemoval()
+
+    @asynccontextmanager
+    async def dispatching(
+        self, holder: str = "one", *, dispatchers: int = 1
+    ) -> AsyncIterator[Dispatcher]:
+        shares = Shares(
+            "dispatcher", leases=self.leases, holder=holder, seats=dispatchers, lease_s=LEASE_S
+        )
+        dispatcher = Dispatcher(
+            holder=holder,
+            leases=self.leases,
+            endpoints=self.endpoints,
+            default_endpoint=DEFAULT,
+            open_endpoint=self._open,
+            deleted_endpoints=self.deleted,
+            gone_endpoints=self.gone,
+            lease_s=LEASE_S,
+            period_s=0.01,
+            shares=shares if dispatchers > 1 else None,
+            on_left=self.left.append,
+        )
+        task = asyncio.create_task(dispatcher.run())
+        try:
+            yield dispatcher
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _open(self, endpoint: Endpoint) -> Any:
+        self.opened.append(FakeEndpointDispatcher(endpoint, among=self.opened))
+        return self.opened[-1]
+
+    async def remove_row(self, id: str) -> None:
+        """As an operator does."""
+        await self.database.execute(sa.delete(ENDPOINTS).where(ENDPOINTS.c.id == id))
+
+    def database_is_away(self, *, is_away: bool) -> None:
+        self.endpoints.is_away = self.leases.is_away = is_away
+
+    def running(self) -> list[str]:
+        """By whichever dispatcher; twice where two dispatch it."""
+        return sorted(each.endpoint.id for each in self.opened if each.is_running)
