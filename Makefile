@@ -23,7 +23,7 @@ LIVE := tests/acceptance tests/integration
 # processor alone.
 FIDELITY := tests/unit/engine/reference tests/unit/training
 # Long ones with services of their own, which `hostile` runs so that `test` keeps its time.
-LONG := $(patsubst %,tests/acceptance/test_%.py,endpoints placement traces turns two_endpoints two_instances) tests/acceptance/log
+LONG := $(patsubst %,tests/acceptance/test_%.py,endpoints placement traces turns two_endpoints two_instances) tests/acceptance/log tests/acceptance/dispatching
 # Of what Kubernetes itself defines. What operators define is checked by tests, which may have schemas.
 MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
 # Of `image`: cpu or cuda.
