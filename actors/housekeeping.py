@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 from actors.archiving import open_archive
 from actors.assembly import Messaging
+from actors.sharing import lease_holder, stream_shares
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
-from actors.upkeep.shares import Shares
 from events.delivery_policy import longest_delivery_s
-from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
@@ -27,16 +23,8 @@ def make_projection(
     settings: Settings, messaging: Messaging, database: Database, read_model: ReadModel
 ) -> Results:
     """Without leases where it is the only one."""
-    shares = None
-    if settings.log.projections > 1:
-        shares = Shares(
-            "results",
-            leases=Leases(database),
-            holder=lease_holder(),
-            parts=settings.log.streams,
-            seats=settings.log.projections,
-            lease_s=settings.dispatch.dispatcher_lease_s,
-        )
+    projections = settings.log.projections
+    shares = stream_shares("results", settings, database, processes=projections)
     return Results(
         log=messaging.log,
         read_model=read_model,
@@ -103,8 +91,3 @@ def _longest_delivery_s(settings: CallbackSettings) -> float:
     return longest_delivery_s(
         delays_s=settings.delays_s, jitter=settings.jitter, withheld_s=settings.withheld_s
     )
-
-
-def lease_holder() -> str:
-    """A name for lease rows, unique to this process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"

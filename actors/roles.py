@@ -33,14 +33,15 @@ from actors.dispatch.names import worker_prefix
 from actors.dispatch.pool import WorkerPool
 from actors.dispatch.ray_calls import RayCalls
 from actors.dispatch.ray_cluster import RayCluster
-from actors.dispatch.router import Router
 from actors.dispatch.slots import SlotNumbers
 from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
 from actors.endpoints.pace import Pace
 from actors.endpoints.status import EndpointStatus
-from actors.housekeeping import lease_holder, make_archiver, make_janitor, make_projection
+from actors.housekeeping import make_archiver, make_janitor, make_projection
 from actors.remote_keeper import keep_workers
+from actors.routing import make_router
+from actors.sharing import lease_holder
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.config import WorkerConfig
 from engine.batch_limits import jobs_in
@@ -61,24 +62,15 @@ _KEEPER_TIMEOUT_S = 10.0
 
 
 async def run_router(settings: Settings) -> None:
-    """With the repair of the callback queue in the same process: it has little to do."""
+    """With the repair of both queues in the same process: it has little to do."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
-    read_model = ReadModel(database, streams=messaging.log_streams)
     archiving = open_archive(database, open_images(settings.stores))
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
-    router = Router(
-        events=messaging.routed_events,
-        writer=JobWriter(messaging.log),
-        queue=messaging.queue,
-        callbacks=messaging.callback_queue,
-        read_model=read_model,
-        requeue_period_s=settings.dispatch.requeue_period_s,
-        most_images_told=settings.callbacks.max_images,
-    )
+    router = make_router(settings, messaging, database, repairs=True)
     lost_callbacks = LostCallbacks(
         queue=messaging.callback_queue,
-        unsettled=read_model.unsettled,
+        unsettled=ReadModel(database, streams=messaging.log_streams).unsettled,
         deliveries=history.delivery_log,
         period_s=settings.dispatch.requeue_period_s,
         batch=settings.callbacks.repair_batch,
@@ -88,6 +80,18 @@ async def run_router(settings: Settings) -> None:
         group.create_task(router.run())
         group.create_task(messaging.answer_metrics(metering.of_router().encoded))
         group.create_task(lost_callbacks.run())
+
+
+async def run_further_router(settings: Settings) -> None:
+    """A further process that routes its share of the streams, and does nothing else."""
+    messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
+    # Not prepared here: routing does not wait for a database.
+    database = Database(settings.stores.effective_database_url)
+    router = make_router(settings, messaging, database, repairs=False)
+    await messaging.connected()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(router.run())
+        group.create_task(messaging.answer_metrics(metering.of_router().encoded))
 
 
 async def run_results(settings: Settings) -> None:
@@ -274,5 +278,13 @@ ROLES = {
 
 def role_mains(settings: Settings) -> Mapping[str, str]:
     """The processes of the roles by their names, and what each runs."""
-    further = range(2, settings.log.projections + 1)
-    return ROLES | {f"results-{number}": "actors.roles:run_projection" for number in further}
+    routers, projections = settings.log.routers, settings.log.projections
+    return (
+        ROLES
+        | {f"router-{number}": "actors.roles:run_further_router" for number in _further(routers)}
+        | {f"results-{number}": "actors.roles:run_projection" for number in _further(projections)}
+    )
+
+
+def _further(processes: int) -> range:
+    return range(2, processes + 1)

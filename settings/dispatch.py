@@ -64,8 +64,8 @@ class DispatchSettings(Group):
     """How long a worker that replaces one, because its endpoint was changed, waits for room before
     the old one makes room for it."""
     dispatcher_lease_s: PositiveFloat = 6.0
-    """How long a dispatcher, or one of several projections, may be silent before another one takes
-    over."""
+    """How long a dispatcher, or one of several projections or routers, may be silent before another
+    one takes over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
     max_endpoints: Annotated[int, Field(ge=0)] = 12

@@ -5,7 +5,8 @@ be. It holds at most its fair share of the parts: those above it, once another p
 gives back. A part of a process that died is free when its lease has run out.
 
 Two may hold a part for a while, since a lease may run out while its holder waits for the database:
-the work itself has to bear that.
+the work itself has to bear that. Where it bears any number of them at any time, no part of it has
+to rest while the database is away: then each process works on all.
 """
 
 from __future__ import annotations
@@ -25,15 +26,30 @@ logger = logging.getLogger(__name__)
 
 class Shares:
     def __init__(
-        self, name: str, *, leases: Leases, holder: str, parts: int, seats: int, lease_s: float
+        self,
+        name: str,
+        *,
+        leases: Leases,
+        holder: str,
+        parts: int,
+        seats: int,
+        lease_s: float,
+        all_without_database: bool = False,
     ) -> None:
-        """`seats`: how many processes share the work; a further one waits for a seat."""
+        """`seats`: how many processes share the work; a further one waits for a seat.
+
+        `all_without_database`: work on all parts, not on none, where the database has not answered
+        for the time of a lease.
+        """
         self._leases = leases
         self._holder = holder
         self._seats_prefix = f"{name}/seat/"
         self._seats = [f"{self._seats_prefix}{index}" for index in range(seats)]
         self._names = [f"{name}/part/{index}" for index in range(parts)]
         self._lease_s = lease_s
+        self._all_without_database = all_without_database
+        self._heard_at = time.monotonic()
+        """When that was asked which the database answered last."""
         self._until: dict[str, float] = {}
         """Leases that are held, and until when, by this process's clock."""
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -48,8 +64,9 @@ class Shares:
             async with asyncio.TaskGroup() as group:
                 while True:
                     await self._settle()
-                    await self._stop_but(self._held())
-                    for index in self._held() - self._running.keys():
+                    parts = self._due()
+                    await self._stop_but(parts)
+                    for index in parts - self._running.keys():
                         self._running[index] = group.create_task(do(index))
                     await asyncio.sleep(self._lease_s / 3)
         finally:
@@ -61,10 +78,19 @@ class Shares:
     def _held(self) -> set[int]:
         return {index for index, name in enumerate(self._names) if name in self._until}
 
+    def _due(self) -> set[int]:
+        """The parts to work on now."""
+        is_unheard = time.monotonic() >= self._heard_at + self._lease_s
+        if self._all_without_database and is_unheard:
+            return set(range(len(self._names)))
+        return self._held()
+
     async def _settle(self) -> None:
         """While the database is not available, a lease that has not run out is still held."""
+        asked_at = time.monotonic()
         try:
             await self._take_share()
+            self._heard_at = asked_at
         except DatabaseUnavailable as error:
             logger.warning("no shares taken", extra={"action": "share", "error": str(error)})
         now = time.monotonic()
