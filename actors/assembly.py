@@ -38,7 +38,7 @@ from events.bus.telemetry.metrics import answer_metrics
 from events.bus.telemetry.streams import stored_after, stream_states
 from events.callback_address import AddressRule
 from events.callback_networks import Own
-from events.log import EventConsumer, EventLog, WholeLog, utc_now
+from events.log import EventLog, WholeConsumer, WholeLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
@@ -95,7 +95,7 @@ class Messaging:
     deliveries: EventLog
     queue: JobQueue
     callback_queue: CallbackQueue
-    routed_events: EventConsumer
+    routed_events: WholeConsumer
     """Every event of the log, for the router."""
     report_progress: ReportProgress
     connected: Callable[[], Awaitable[None]]

@@ -20,8 +20,8 @@ from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
 from actors.endpoints.pace import Pace
 from actors.endpoints.status import EndpointStatus
-from actors.housekeeping import lease_holder, make_shares
 from actors.metering import DispatcherMetrics
+from actors.sharing import lease_holder, make_shares
 from actors.waiting.running_elsewhere import RunningElsewhere
 from actors.waiting.running_jobs import RunningJobs
 from actors.worker.config import WorkerConfig

@@ -1,21 +1,15 @@
-"""Projection, janitor and archiver, put together: the last two have little to do beside it. And
-the leases by which processes share a work.
-"""
+"""Projection, janitor and archiver, put together: the last two have little to do beside it."""
 
 from __future__ import annotations
 
-import os
-import socket
-
 from actors.archiving import open_archive
 from actors.assembly import Messaging
-from actors.shares import Shares
+from actors.sharing import lease_holder, make_shares
 from actors.upkeep.archiver import Archiver
 from actors.upkeep.janitor import Janitor
 from actors.upkeep.orphans import Orphans
 from actors.upkeep.results import Results
 from events.delivery_policy import longest_delivery_s
-from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
@@ -28,27 +22,13 @@ from storage.images import ImageStore
 def make_projection(
     settings: Settings, messaging: Messaging, database: Database, read_model: ReadModel
 ) -> Results:
+    """Without leases where it is the only one."""
     shares = make_shares(settings, database, "results", processes=settings.log.projections)
     return Results(
         log=messaging.log,
         read_model=read_model,
         catch_up_period_s=settings.dispatch.requeue_period_s,
         shares=shares,
-    )
-
-
-def make_shares(
-    settings: Settings, database: Database, name: str, *, processes: int
-) -> Shares | None:
-    """Of the work of that name; None where one process has it alone, and needs no leases."""
-    if processes == 1:
-        return None
-    return Shares(
-        name,
-        leases=Leases(database),
-        holder=lease_holder(),
-        seats=processes,
-        lease_s=settings.dispatch.dispatcher_lease_s,
     )
 
 
@@ -110,8 +90,3 @@ def _longest_delivery_s(settings: CallbackSettings) -> float:
     return longest_delivery_s(
         delays_s=settings.delays_s, jitter=settings.jitter, withheld_s=settings.withheld_s
     )
-
-
-def lease_holder() -> str:
-    """A name for lease rows, unique to this process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"

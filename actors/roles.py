@@ -24,12 +24,11 @@ from actors.callbacks.role import Callbacks
 from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
 from actors.dispatch.ray_calls import RayCalls
-from actors.dispatch.router import Router
 from actors.dispatching import OpenCluster, in_ray, make_dispatcher, sharing_counts
 from actors.housekeeping import make_archiver, make_janitor, make_projection
 from actors.remote_keeper import keep_workers
+from actors.routing import make_router
 from actors.waiting.running_jobs import RunningJobs
-from events.log import JobWriter
 from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
@@ -40,24 +39,15 @@ _KEEPER_TIMEOUT_S = 10.0
 
 
 async def run_router(settings: Settings) -> None:
-    """With the repair of the callback queue in the same process: it has little to do."""
+    """With the repair of both queues in the same process: it has little to do."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     database = await _open_database(settings)
-    read_model = ReadModel(database, streams=messaging.log_streams)
     archiving = open_archive(database, open_images(settings.stores))
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
-    router = Router(
-        events=messaging.routed_events,
-        writer=JobWriter(messaging.log),
-        queue=messaging.queue,
-        callbacks=messaging.callback_queue,
-        read_model=read_model,
-        requeue_period_s=settings.dispatch.requeue_period_s,
-        most_images_told=settings.callbacks.max_images,
-    )
+    router = make_router(settings, messaging, database, repairs=True)
     lost_callbacks = LostCallbacks(
         queue=messaging.callback_queue,
-        unsettled=read_model.unsettled,
+        unsettled=ReadModel(database, streams=messaging.log_streams).unsettled,
         deliveries=history.delivery_log,
         period_s=settings.dispatch.requeue_period_s,
         batch=settings.callbacks.repair_batch,
@@ -67,6 +57,18 @@ async def run_router(settings: Settings) -> None:
         group.create_task(router.run())
         group.create_task(messaging.answer_metrics(metering.of_router().encoded))
         group.create_task(lost_callbacks.run())
+
+
+async def run_further_router(settings: Settings) -> None:
+    """A further process that routes its share of the streams, and does nothing else."""
+    messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
+    # Not prepared here: routing does not wait for a database.
+    database = Database(settings.stores.effective_database_url)
+    router = make_router(settings, messaging, database, repairs=False)
+    await messaging.connected()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(router.run())
+        group.create_task(messaging.answer_metrics(metering.of_router().encoded))
 
 
 async def run_results(settings: Settings) -> None:
@@ -186,6 +188,7 @@ def role_mains(settings: Settings) -> Mapping[str, str]:
     """The processes of the roles by their names, and what each runs."""
     return (
         ROLES
+        | _further("router", "actors.roles:run_further_router", settings.log.routers)
         | _further("results", "actors.roles:run_projection", settings.log.projections)
         | _further("dispatcher", ROLES["dispatcher"], settings.dispatch.dispatchers)
     )

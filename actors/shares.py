@@ -6,7 +6,8 @@ gives back. A part of a process that died is free when its lease has run out. Pa
 may come and go.
 
 Two may hold a part for a while, since a lease may run out while its holder waits for the database:
-the work itself has to bear that.
+the work itself has to bear that. Where it bears any number of them at any time, no part of it has
+to rest while the database is away: then each process works on all.
 """
 
 from __future__ import annotations
@@ -30,15 +31,31 @@ Stop: TypeAlias = Callable[[str], Awaitable[None]]
 
 class Shares:
     def __init__(
-        self, name: str, *, leases: Leases, holder: str, seats: int, lease_s: float
+        self,
+        name: str,
+        *,
+        leases: Leases,
+        holder: str,
+        seats: int,
+        lease_s: float,
+        all_without_database: bool = False,
     ) -> None:
-        """`seats`: how many processes share the work; a further one waits for a seat."""
+        """`seats`: how many processes share the work; a further one waits for a seat.
+
+        `all_without_database`: work on all parts, not on none, where the database has not answered
+        for the time of a lease.
+        """
         self._leases = leases
         self._holder = holder
         self._seats_prefix = f"{name}/seat/"
         self._seats = [f"{self._seats_prefix}{index}" for index in range(seats)]
         self._parts_prefix = f"{name}/part/"
         self._lease_s = lease_s
+        self._all_without_database = all_without_database
+        self._heard_at = time.monotonic()
+        """When that was asked which the database answered last."""
+        self._ours: set[str] = set()
+        """The parts to work on, as they were last."""
         self._until: dict[str, float] = {}
         """Leases that are held, and until when, by this process's clock."""
 
@@ -64,22 +81,26 @@ class Shares:
             await self.release()
 
     async def settle(self, parts: Collection[str], stop: Stop) -> set[str]:
-        """Renew the leases, take parts and give parts back. Those that are held now; they are for
-        a third of `lease_s`, then it is time to settle again.
+        """Renew the leases, take parts and give parts back. Those to work on now; they are for a
+        third of `lease_s`, then it is time to settle again.
 
         Work on others is stopped, before their leases are given back. While the database is not
         available, a lease that has not run out is still held.
         """
-        before = self._held()
+        asked_at = time.monotonic()
         try:
             await self._take_share(set(parts), stop)
+            self._heard_at = asked_at
         except DatabaseUnavailable as error:
             logger.warning("no shares taken", extra={"action": "share", "error": str(error)})
         now = time.monotonic()
         self._until = {name: until for name, until in self._until.items() if now < until}
-        for part in sorted(before - self._held()):
+        before, self._ours = self._ours, self._held()
+        if self._all_without_database and now >= self._heard_at + self._lease_s:
+            self._ours = set(parts)
+        for part in sorted(before - self._ours):
             await stop(part)
-        return self._held()
+        return self._ours
 
     async def release(self) -> None:
         """Give all back. The work has ended: who comes next begins where it ended."""

@@ -84,6 +84,14 @@ class EventConsumer(Protocol):
         """
 
 
+class WholeConsumer(EventConsumer, Protocol):
+    """A consumer of the log of the jobs, which may be several streams."""
+
+    @property
+    def parts(self) -> Sequence[EventConsumer]:
+        """Of each stream, by its index; with one stream perhaps this consumer itself."""
+
+
 class EventLog(Protocol):
     """The events of every job, one exact subject each."""
 

@@ -67,8 +67,8 @@ class DispatchSettings(Group):
     """How many processes dispatch the endpoints, of which each takes its share. More than there are
     endpoints stand by."""
     dispatcher_lease_s: PositiveFloat = 6.0
-    """How long a dispatcher, or one of several projections, may be silent before others take
-    over."""
+    """How long a dispatcher, or one of several projections or routers, may be silent before others
+    take over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
     max_endpoints: Annotated[int, Field(ge=0)] = 12

@@ -39,6 +39,9 @@ class LogSettings(Group):
     projections: Annotated[int, Field(ge=1, le=16)] = 1
     """How many processes project the streams of the log into the database, of which each takes its
     share. More than there are streams stand by."""
+    routers: Annotated[int, Field(ge=1, le=16)] = 1
+    """How many processes route what the streams of the log bring to the queues, of which each takes
+    its share. More than there are streams stand by."""
     hot_s: NonNegativeFloat = 3600.0
     """How long an ended job stays in the event log, before its events go to the archive; at least
     DARKROOM_APPEND_TIMEOUT_S."""

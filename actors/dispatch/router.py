@@ -9,6 +9,11 @@ projections: everything here may be repeated, by two routers at once too.
 Most jobs are routed by the events that come by, in one round trip for all that came together; the
 log is read only where those do not say enough.
 
+Several routers divide the streams of the log (`actors/shares.py`), so that one sees all
+events of a job. Where two follow one stream for a while, each event comes to one of them, so either
+sees some events of a job only, and may see a later one first. Then the log is read more often, and
+a job that has ended may get an entry, which whoever takes it takes off the queue.
+
 An event that this version cannot read, and a job that has one, are passed over: the projection has
 kept the job's place (`results.py`), and once a version that can read it has projected it, what is
 missing on the queues is put back as anything that was lost.
@@ -24,6 +29,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from actors.job_error import end_job
+from actors.shares import Shares
 from events.delivery import is_wanted
 from events.errors import (
     DatabaseUnavailable,
@@ -34,7 +40,7 @@ from events.errors import (
     ReadTimeout,
 )
 from events.job import Job, fold
-from events.log import EventConsumer, JobWriter, utc_now
+from events.log import JobWriter, WholeConsumer, utc_now
 from events.queue import AT_ONCE, CallbackQueue, JobQueue
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
@@ -95,15 +101,20 @@ class Router:
     def __init__(
         self,
         *,
-        events: EventConsumer,
+        events: WholeConsumer,
         writer: JobWriter,
         queue: JobQueue,
         callbacks: CallbackQueue,
         read_model: ReadModel,
-        requeue_period_s: float,
+        requeue_period_s: float | None,
         most_images_told: int,
+        shares: Shares | None = None,
     ) -> None:
-        """Of images with an index of `most_images_told` or more nobody is told."""
+        """Of images with an index of `most_images_told` or more nobody is told.
+
+        `requeue_period_s`: how often lost entries are put back; None where another process does it.
+        `shares`: of the streams of `events`; None where no other process follows any.
+        """
         self._events = events
         self._writer = writer
         self._queue = queue
@@ -111,6 +122,7 @@ class Router:
         self._read_model = read_model
         self._requeue_period_s = requeue_period_s
         self._most_images_told = most_images_told
+        self._shares = shares
         self._seen = SeenJobs()
         self._damaged: set[str] = set()
         """Jobs with what is no event: each is told of once."""
@@ -118,8 +130,18 @@ class Router:
     async def run(self) -> None:
         """Route until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._events.run(self._follow))
-            group.create_task(self._requeue())
+            group.create_task(self._route())
+            if self._requeue_period_s is not None:
+                group.create_task(self._requeue(self._requeue_period_s))
+
+    async def _route(self) -> None:
+        if self._shares is None:
+            await self._events.run(self._follow)
+        else:
+            parts = self._events.parts
+            await self._shares.run(
+                [*map(str, range(len(parts)))], lambda part: parts[int(part)].run(self._follow)
+            )
 
     async def _follow(self, event: Event) -> None:
         self._seen.note(event)
@@ -199,10 +221,10 @@ class Router:
         submitted = job.submitted
         await self._queue.add(submitted.endpoint, submitted.lane, job.id, deadline=job.due_at)
 
-    async def _requeue(self) -> None:
+    async def _requeue(self, period_s: float) -> None:
         """Puts back jobs that lost their entry: the queue can always be built again."""
         while True:
-            await asyncio.sleep(self._requeue_period_s * random.uniform(0.8, 1.2))
+            await asyncio.sleep(period_s * random.uniform(0.8, 1.2))
             try:
                 queued = await self._queue.job_ids()
                 for job_id in await self._read_model.open_job_ids():

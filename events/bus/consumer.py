@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from events.bus.bus import Bus
 from events.bus.jetstream_log import event_in
-from events.bus.puller import Message
+from events.bus.puller import Message, Puller
 from events.bus.streams import ConsumerSpec, router_consumer
 from events.errors import LogUnavailable
 from events.retry import keep_trying
@@ -32,6 +32,8 @@ class JetStreamConsumer:
         self._bus = bus
         self._spec = spec
         self._numbers = numbers
+        self._in_hand: set[str] = set()
+        """Ack subjects of the events that are being handled."""
 
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         await keep_trying(lambda: self._follow(handle), on=LogUnavailable)
@@ -39,30 +41,46 @@ class JetStreamConsumer:
     async def _follow(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         await self._bus.ensure_consumer(self._spec)
         async with self._bus.puller(self._spec.stream, self._spec.name) as puller:
-            while True:
-                messages = await puller.follow(batch=_BATCH, timeout_s=_PULL_TIMEOUT_S)
-                began = time.monotonic()
-                await asyncio.gather(*(self._hand_over(each, handle) for each in messages))
-                await asyncio.sleep(max(0.0, began + _SPACING_S - time.monotonic()))
+            try:
+                while True:
+                    messages = await puller.follow(batch=_BATCH, timeout_s=_PULL_TIMEOUT_S)
+                    began = time.monotonic()
+                    await asyncio.gather(*(self._hand_over(each, handle) for each in messages))
+                    await asyncio.sleep(max(0.0, began + _SPACING_S - time.monotonic()))
+            finally:
+                await self._give_back(puller)
 
     async def _hand_over(
         self, message: Message, handle: Callable[[Event], Awaitable[None]]
     ) -> None:
+        self._in_hand.add(message.ack_subject)
         await handle(event_in(message, self._numbers))
         # Not waited for: where it is lost the event comes again, as it may at any time.
         await self._bus.publish(message.ack_subject, b"+ACK")
+        self._in_hand.discard(message.ack_subject)
+
+    async def _give_back(self, puller: Puller) -> None:
+        """Whoever follows next has at once what was not handled, and need not wait for its time.
+
+        First the puller is closed, or the events would be sent to it again.
+        """
+        unhandled = {message.ack_subject for message in await puller.close()}
+        unhandled |= self._in_hand
+        self._in_hand.clear()
+        for ack_subject in unhandled:
+            await self._bus.nak(ack_subject)
 
 
 class JobEvents:
-    """The whole log, whose streams are read beside each other; see `events.log.EventConsumer`."""
+    """The whole log, whose streams are read beside each other; see `events.log.WholeConsumer`."""
 
     def __init__(self, bus: Bus) -> None:
-        self._consumers = [
+        self.parts: Sequence[JetStreamConsumer] = [
             JetStreamConsumer(bus, router_consumer(stream), numbers=stream)
             for stream in bus.log_streams.all()
         ]
 
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         async with asyncio.TaskGroup() as group:
-            for consumer in self._consumers:
+            for consumer in self.parts:
                 group.create_task(consumer.run(handle))

@@ -65,8 +65,11 @@ class Puller:
         """Raises LogUnavailable."""
         self._subscription = await _subscribe(self._client, self._inbox, self._arrived)
 
-    async def close(self) -> None:
+    async def close(self) -> list[Message]:
+        """What has arrived and was not taken. To close it again does nothing."""
         await _unsubscribe(self._subscription)
+        left = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
+        return [_acked(raw) for raw in left if raw is not None and status_of(raw) is None]
 
     def interrupt(self) -> None:
         """The server lost our request (the connection is another): end the wait for its answer."""

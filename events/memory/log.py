@@ -98,6 +98,10 @@ class MemoryConsumer:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
 
+    @property
+    def parts(self) -> Sequence[MemoryConsumer]:
+        return (self,)
+
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         async with self._log.reader(after=0) as reader:
             while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +50,9 @@ def in_memory() -> Source:
     return Source(log, MemoryConsumer(log))
 
 
-def on_jetstream(bus: Bus) -> Source:
-    return Source(JetStreamLog(bus), JetStreamConsumer(bus, SPEC))
+def on_jetstream(bus: Bus, *, ack_wait_s: float = SPEC.ack_wait_s) -> Source:
+    spec = replace(SPEC, ack_wait_s=ack_wait_s)
+    return Source(JetStreamLog(bus), JetStreamConsumer(bus, spec))
 
 
 @pytest.fixture(params=["memory", "jetstream", "several streams"])
@@ -125,6 +126,33 @@ async def test_an_event_that_was_in_work_when_the_consumer_ended_comes_again(
     handler.blocked.clear()
     async with running(source, handler):
         await eventually(lambda: handler.handled == [event])
+
+
+async def test_what_was_not_handled_when_a_consumer_ended_comes_to_the_next_at_once_on_jetstream(
+    bus: Bus,
+) -> None:
+    source, handler = on_jetstream(bus, ack_wait_s=3600), Handler()
+    stored = await source.add(20)
+    handler.blocked = {event.id for event in stored}
+    async with running(source, handler):
+        await eventually(lambda: handler.begun)
+        stored += await source.add(20)  # which wait behind the others
+        await asyncio.sleep(0.2)
+    again = Handler()
+    async with running(source, again):
+        await eventually(lambda: len(again.handled) == len(stored))
+    assert sorted(event.id for event in again.handled) == sorted(event.id for event in stored)
+
+
+async def test_two_consumers_of_one_place_share_its_events_on_jetstream(bus: Bus) -> None:
+    source, one, two = on_jetstream(bus), Handler(), Handler()
+    async with running(source, one), running(on_jetstream(bus), two):
+        stored = [event for _ in range(20) for event in await source.add(5)]
+        await eventually(lambda: len(one.handled) + len(two.handled) == len(stored))
+    assert one.handled
+    assert two.handled
+    handled = [event.id for event in one.handled + two.handled]
+    assert sorted(handled) == sorted(event.id for event in stored)
 
 
 async def test_an_event_that_was_handled_does_not_come_again_on_jetstream(

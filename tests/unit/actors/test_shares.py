@@ -54,9 +54,17 @@ class Process:
     """One that shares; knows which parts it works on."""
 
     def __init__(
-        self, database: Database, holder: str, *, seats: int = 2, names: Collection[str] = NAMES
+        self,
+        database: Database,
+        holder: str,
+        *,
+        seats: int = 2,
+        names: Collection[str] = NAMES,
+        all_without_database: bool = False,
+        is_away: bool = False,
     ) -> None:
         self.leases = Away(database)
+        self.leases.is_away = is_away
         self.parts: set[str] = set()
         self.shares = Shares(
             "test",
@@ -64,6 +72,7 @@ class Process:
             holder=holder,
             seats=seats,
             lease_s=LEASE_S,
+            all_without_database=all_without_database,
         )
         self.task = asyncio.create_task(self.shares.run(names, self.work))
 
@@ -123,6 +132,52 @@ async def test_without_a_database_parts_are_kept_until_their_leases_run_out(
     assert len(one.parts) == PARTS
     await eventually(lambda: not one.parts)
     one.leases.is_away = False
+    await eventually(lambda: len(one.parts) == PARTS)
+    await one.stop()
+
+
+async def test_without_a_database_all_work_on_all_where_they_may(database: Database) -> None:
+    names = ("one", "two")
+    both = [Process(database, name, all_without_database=True) for name in names]
+    await eventually(lambda: [len(each.parts) for each in both] == [PARTS / 2] * 2)
+    for each in both:
+        each.leases.is_away = True
+    await asyncio.sleep(LEASE_S / 2)
+    assert [len(each.parts) for each in both] == [PARTS / 2] * 2
+    await eventually(lambda: [len(each.parts) for each in both] == [PARTS] * 2)
+    for each in both:
+        each.leases.is_away = False
+    await eventually(lambda: [len(each.parts) for each in both] == [PARTS / 2] * 2)
+    assert both[0].parts.isdisjoint(both[1].parts)
+    for each in both:
+        await each.stop()
+
+
+async def test_parts_that_all_may_work_on_never_rest_without_a_database(
+    database: Database,
+) -> None:
+    one = Process(database, "one", all_without_database=True)
+    await eventually(lambda: len(one.parts) == PARTS)
+    one.leases.is_away = True
+    rested = False
+
+    async def look() -> None:
+        nonlocal rested
+        while True:
+            rested = rested or len(one.parts) < PARTS
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    await asyncio.sleep(2 * LEASE_S)
+    looking.cancel()
+    assert not rested
+    await one.stop()
+
+
+async def test_a_process_that_starts_without_a_database_works_on_all_where_it_may(
+    database: Database,
+) -> None:
+    one = Process(database, "one", all_without_database=True, is_away=True)
     await eventually(lambda: len(one.parts) == PARTS)
     await one.stop()
 
