@@ -11,7 +11,7 @@ import nats.js.api
 import nats.js.errors
 from nats.js import JetStreamContext
 
-from events.bus.logs.log_setup import split_if_empty
+from events.bus.logs.splitting import split_if_empty
 from events.bus.streams import (
     REPUBLISH_FROM,
     REPUBLISH_TO,

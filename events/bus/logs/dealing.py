@@ -12,7 +12,8 @@ from typing import Any
 
 from events.bus.bus import EXPECTED_STREAM, MESSAGE_ID, Bus
 from events.bus.errors import NoAnswer, WrongLastSequence
-from events.bus.logs.log_setup import CLOSED_SUBJECT, first_sequence
+from events.bus.logs.log_setup import CLOSED_SUBJECT
+from events.bus.logs.splitting import first_sequence
 from events.bus.puller import Message
 from events.bus.streams import JOBS, REPUBLISH_FROM, job_id_in, log_stream_name, log_subjects
 from events.errors import LogUnavailable

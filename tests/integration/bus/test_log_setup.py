@@ -1,4 +1,4 @@
-"""The streams of the log beside what else a NATS account has, and while writes are under way."""
+"""The streams of the log beside what else a NATS account has."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
 
 from events.bus.bus import Bus
-from events.bus.logs.log_setup import CLOSED_SUBJECT, LogStreamsDiffer
-from events.bus.stream_setup import StreamSetup
 from events.bus.streams import JOBS, job_subject
 from events.ids import new_id
 from events.streams.log_streams import LogStreams
@@ -42,23 +37,6 @@ async def test_a_stream_of_others_is_not_made_one_of_the_log(nats_server: NatsSe
         await bus.close()
         assert f"the stream {JOBS}_3 in NATS is another’s" in (bus.refusal or "")
         assert (await js.stream_info(f"{JOBS}_3")).config.subjects == ["orders.*"]
-
-
-async def test_what_comes_into_the_closed_stream_is_not_removed(nats_server: NatsServer) -> None:
-    """As a write that was under way when it was closed."""
-
-    class Late(JetStreamContext):
-        async def add_stream(self, *args: Any, **options: Any) -> StreamInfo:
-            await self.publish(CLOSED_SUBJECT, b"late")
-            return await super().add_stream(*args, **options)
-
-    async with connected(nats_server):
-        pass
-    async with operator(nats_server) as client:
-        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(LogStreamsDiffer):
-            await setup.prepare(Late(client))
-        assert (await client.jetstream().stream_info(JOBS)).state.messages == 4
 
 
 async def test_nothing_is_asked_of_the_whole_account(
