@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
 
+from events.bus.errors import STREAM_EXISTS_OTHERWISE
 from events.bus.logs.log_setup import (
     CLOSED_SUBJECT,
     LogStreamsDiffer,
@@ -71,9 +73,28 @@ async def _made(js: JetStreamContext, streams: LogStreams, make_config: MakeConf
         return False
     first = first_sequence(streams, after=before.last_seq) if before.last_seq else None
     for stream in streams.all():
-        await js.add_stream(make_config(stream, first))
+        if not await _add(js, make_config(stream, first)):
+            return False
     now = (await js.stream_info(JOBS)).state
     return not now.messages and bool(now.last_seq == before.last_seq)
+
+
+async def _add(js: JetStreamContext, config: StreamConfig) -> bool:
+    """False where it is there, and cannot be the one that is wanted.
+
+    A change that was broken off may have made it by other settings.
+    """
+    try:
+        await js.add_stream(config)
+    except nats.js.errors.APIError as error:
+        if error.err_code != STREAM_EXISTS_OTHERWISE:
+            raise
+        there = await js.stream_info(str(config.name))
+        is_behind = there.state.last_seq < (config.first_seq or 1) - 1
+        if is_behind or set(there.config.subjects or ()) != set(config.subjects or ()):
+            return False
+        await js.update_stream(config.evolve(first_seq=there.config.first_seq))
+    return True
 
 
 async def _undo(

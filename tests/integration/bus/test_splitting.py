@@ -191,3 +191,40 @@ async def test_a_stream_that_something_was_stored_in_is_not_removed(
         for count in (1, 4):
             assert await refusal(nats_server, count) is not None
         assert await log_streams(client) == FOUR | {JOBS: [CLOSED_SUBJECT]}
+
+
+# A change that died, and is gone on with by other settings.
+
+
+@pytest.mark.parametrize("last", [0, 5])
+async def test_a_change_is_gone_on_with_by_another_size(nats_server: NatsServer, last: int) -> None:
+    await prepare_empty(nats_server, last=last)
+    async with operator(nats_server) as client:
+        js = client.jetstream()
+        config = await close(js)
+        first = {"first_seq": 3} if last else {}
+        await add_parts(js, config, f"{JOBS}_0", f"{JOBS}_1", max_bytes=1_000_000, **first)
+        bus = Bus(nats_server.url, name="test", log_max_bytes=8_000_000, log_streams=LogStreams(4))
+        bus.start()
+        await asyncio.wait_for(bus.wait_connected(), 10)
+        assert await log_streams(client) == FOUR
+        assert {await bus.max_bytes(name) for name in FOUR} == {2_000_000}
+        appended = await job_log(bus).append(event_of(new_id()), expected=0)
+        assert isinstance(appended, Appended)
+        assert appended.event.position > last
+        await bus.close()
+
+
+async def test_a_stream_that_begins_too_early_is_made_anew(nats_server: NatsServer) -> None:
+    """As of a change before the one stream's last events, which have left it since."""
+    await prepare_empty(nats_server, last=9)
+    async with operator(nats_server) as client:
+        js = client.jetstream()
+        config = await close(js)
+        await add_parts(js, config, f"{JOBS}_0", first_seq=2)
+        async with connected(nats_server, log_streams=4) as bus:
+            assert await log_streams(client) == FOUR
+            for _ in range(20):
+                appended = await job_log(bus).append(event_of(new_id()), expected=0)
+                assert isinstance(appended, Appended)
+                assert appended.event.position > 9
