@@ -20,6 +20,8 @@ from events.streams.log_streams import LogStreams
 
 CLOSED_SUBJECT = "closed.jobs"
 """Of the one stream while it becomes several: nobody can store anything in it."""
+RESTORE_SUBJECT = f"{CLOSED_SUBJECT}.restore"
+"""Of the one stream while a restore stores its events in several."""
 
 
 class LogStreamsDiffer(Exception):
@@ -32,7 +34,7 @@ class LogStreamsDiffer(Exception):
 async def require_as_set(js: JetStreamContext, streams: LogStreams) -> None:
     """Nothing is made where there are none. Raises LogStreamsDiffer and what nats-py raises."""
     there = await streams_there(js, streams)
-    if odd_streams(there, streams):
+    if is_of_restore(there) or odd_streams(there, streams):
         raise LogStreamsDiffer(streams, there)
 
 
@@ -93,6 +95,16 @@ def parts_of(there: Sequence[StreamInfo]) -> list[StreamInfo]:
     return [info for info in there if info.config.name != JOBS and is_ours(info)]
 
 
+def is_of_restore(there: Sequence[StreamInfo]) -> bool:
+    """Whether a restore stores its events in several streams, or died at that."""
+    one = one_of(there)
+    if one is None or not is_closed(one):
+        return False
+    # An earlier version closed the stream as a change does, which comes after no event.
+    is_dealt = bool(one.state.messages) and any(map(was_used, parts_of(there)))
+    return one.config.subjects == [RESTORE_SUBJECT] or is_dealt
+
+
 def is_broken_off(there: Sequence[StreamInfo]) -> bool:
     """Whether a change to several streams met an event, and is not undone."""
     one = one_of(there)
@@ -102,6 +114,11 @@ def is_broken_off(there: Sequence[StreamInfo]) -> bool:
 
 
 def _sentence(wanted: LogStreams, there: Sequence[StreamInfo]) -> str:
+    if is_of_restore(there):
+        return (
+            "The event log is that of a restore that has not come to its end: let it end, or "
+            "repeat it, into a new data folder and a NATS without the streams that it made."
+        )
     what, remedy = _difference(wanted, there)
     return f"DARKROOM_LOG_STREAMS is {wanted.count}, but the event log is {what}: {remedy}."
 

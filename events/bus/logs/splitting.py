@@ -14,6 +14,7 @@ from events.bus.logs.log_setup import (
     CLOSED_SUBJECT,
     LogStreamsDiffer,
     is_broken_off,
+    is_of_restore,
     odd_streams,
     one_of,
     parts_of,
@@ -41,6 +42,8 @@ async def split_if_empty(
     Raises LogStreamsDiffer and what nats-py raises.
     """
     there = await streams_there(js, streams)
+    if is_of_restore(there):
+        raise LogStreamsDiffer(streams, there)
     if is_broken_off(there):
         await _undo(js, streams, make_config, there)
         there = await streams_there(js, streams)

@@ -12,7 +12,7 @@ from nats.js.api import StreamConfig, StreamInfo
 
 from events.bus.bus import Bus
 from events.bus.logs.job_log import job_log
-from events.bus.logs.log_setup import CLOSED_SUBJECT, LogStreamsDiffer
+from events.bus.logs.log_setup import CLOSED_SUBJECT, RESTORE_SUBJECT, LogStreamsDiffer
 from events.bus.stream_setup import StreamSetup
 from events.bus.streams import JOBS, job_subject
 from events.ids import new_id
@@ -228,3 +228,26 @@ async def test_a_stream_that_begins_too_early_is_made_anew(nats_server: NatsServ
                 appended = await job_log(bus).append(event_of(new_id()), expected=0)
                 assert isinstance(appended, Appended)
                 assert appended.event.position > 9
+
+
+# A restore that did not come to its end.
+
+
+@pytest.mark.parametrize("subject", [RESTORE_SUBJECT, CLOSED_SUBJECT])
+async def test_a_restore_that_died_is_refused_and_left_as_it_was(
+    nats_server: NatsServer, subject: str
+) -> None:
+    """An earlier version closed the stream as a change does."""
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js, job_id = client.jetstream(), new_id()
+        await late_write(js, new_id(), subjects=["jobs.*.*"])
+        config = await close(js, subject)
+        await add_parts(js, config, *FOUR, first_seq=2)
+        await js.publish(job_subject(job_id), encode(event_of(job_id)))
+        before = await log_streams(client)
+        for count in (1, 2, 4):
+            for prepares in (True, False):
+                said = await refusal(nats_server, count, prepares=prepares)
+                assert "is that of a restore that has not come to its end" in str(said)
+        assert await log_streams(client) == before == FOUR | {JOBS: [subject]}
