@@ -66,7 +66,7 @@ def odd_streams(there: Sequence[StreamInfo], streams: LogStreams) -> list[Stream
 
 def _is_as(info: StreamInfo, subjects: set[str] | None) -> bool:
     if info.config.name == JOBS and subjects is not None:
-        return True  # of one stream the setup puts the subjects right
+        return is_ours(info)  # of one stream the setup puts the subjects right
     return subjects == set(info.config.subjects or ())
 
 

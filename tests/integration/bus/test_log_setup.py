@@ -42,6 +42,21 @@ async def test_a_stream_of_others_is_not_made_one_of_the_log(nats_server: NatsSe
         assert (await js.stream_info(f"{JOBS}_3")).config.subjects == ["orders.*"]
 
 
+async def test_the_one_stream_of_others_is_not_made_the_log(nats_server: NatsServer) -> None:
+    async with operator(nats_server) as client:
+        js = client.jetstream()
+        await js.add_stream(name=JOBS, subjects=["orders.*"])
+        for prepares in (True, False):
+            bus = Bus(nats_server.url, name="test", prepares_streams=prepares)
+            bus.start()
+            await asyncio.wait_for(bus.wait_known(), 10)
+            await bus.close()
+            assert f"the stream {JOBS} in NATS is another’s" in (bus.refusal or "")
+        assert (await js.stream_info(JOBS)).config.subjects == ["orders.*"]
+        async with connected(nats_server, log_streams=4) as bus:  # whose names are not taken
+            assert await stores(bus, job_subject(new_id()))
+
+
 async def test_nothing_is_asked_of_the_whole_account(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
