@@ -138,6 +138,9 @@ def _difference(wanted: LogStreams, there: Sequence[StreamInfo]) -> tuple[str, s
         return what, f"{first}start the service, which leaves it one"
     if one.state.messages:
         return "one stream, which holds events", _set_to(1)
+    if count not in {1, wanted.count}:
+        what = f"about to become {count} streams"
+        return what, f"set it to {count} and start the service, which changes that"
     return "one stream still", "start the service, which changes that"
 
 

@@ -230,6 +230,19 @@ async def test_a_stream_that_begins_too_early_is_made_anew(nats_server: NatsServ
                 assert appended.event.position > 9
 
 
+@pytest.mark.parametrize("count", [1, 2, 8])
+async def test_a_change_to_another_number_says_which(nats_server: NatsServer, count: int) -> None:
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js = client.jetstream()
+        await add_parts(js, await close(js), *FOUR)
+        for prepares in (True, False):
+            said = await refusal(nats_server, count, prepares=prepares)
+            assert "is about to become 4 streams: set it to 4 and start the service" in str(said)
+        assert await refusal(nats_server, 4) is None
+        assert await log_streams(client) == FOUR
+
+
 # A restore that did not come to its end.
 
 
