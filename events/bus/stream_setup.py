@@ -35,7 +35,7 @@ class StreamSetup:
         """`log_max_bytes`: of all streams of the log together."""
         self._replicas = replicas
         self._log_streams = log_streams
-        self._log_max_bytes = -1 if log_max_bytes < 0 else log_max_bytes // log_streams.count
+        self._log_max_bytes = log_streams.bytes_each(log_max_bytes)
         self._updated: set[str] = set()
         """Streams that have had this process's configuration."""
 

@@ -48,7 +48,7 @@ async def deal_out(bus: Bus, streams: LogStreams, config: dict[str, Any]) -> Non
         there = await bus.state(log_stream_name(stream))
         stored += there.messages
         if (most := config.get("max_bytes") or -1) > 0:
-            limit = max(most // streams.count, there.size_bytes)
+            limit = max(streams.bytes_each(most), there.size_bytes)
             made = _config(stream, config, max_bytes=limit) | {"first_seq": first}
             await bus.ask(f"{_API}.UPDATE.{log_stream_name(stream)}", made)
     if stored != state.messages:

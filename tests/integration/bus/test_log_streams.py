@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from nats.aio.client import Client
 
 from events.bus.bus import Bus
 from events.bus.consumer import JobEvents
+from events.bus.health import tell_log_size
 from events.bus.logs.job_log import job_log
 from events.bus.streams import JOBS
 from events.errors import LogUnavailable
@@ -74,11 +76,17 @@ async def test_each_stream_has_its_share_of_the_partitions(
             assert found[name] == [f"jobs.{each}.*" for each in range(index, 16, count)]
 
 
-async def test_the_streams_share_the_size_of_the_log(nats_server: NatsServer) -> None:
-    bus = Bus(nats_server.url, name="test", log_max_bytes=4000, log_streams=LogStreams(4))
+@pytest.mark.parametrize(("size", "each"), [(4003, 1000), (3, 1)])
+async def test_the_streams_share_the_size_of_the_log(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, size: int, each: int
+) -> None:
+    bus = Bus(nats_server.url, name="test", log_max_bytes=size, log_streams=LogStreams(4))
     bus.start()
     await asyncio.wait_for(bus.wait_connected(), 10)
-    assert {await bus.max_bytes(name) for name in FOUR} == {1000}
+    assert {await bus.max_bytes(name) for name in FOUR} == {each}
+    with caplog.at_level(logging.WARNING, "events.bus.health"):
+        await tell_log_size(bus, configured=size)
+        assert caplog.messages == []
     await bus.close()
 
 
