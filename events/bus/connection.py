@@ -223,12 +223,29 @@ class Connection:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
         """What JetStream's API answers, where nats-py does not ask it. Raises LogUnavailable."""
+        answer = await self._ask_api(subject, question, timeout_s=timeout_s)
+        if "error" in answer:
+            raise LogUnavailable(str(answer["error"]["description"]))
+        return answer
+
+    async def describe(self, stream: str) -> dict[str, Any] | None:
+        """What the server says of a stream; None where it is not there. Raises LogUnavailable."""
+        answer = await self._ask_api(f"$JS.API.STREAM.INFO.{stream}", b"", timeout_s=CALL_TIMEOUT_S)
+        error = answer.get("error")
+        if error is None:
+            return answer
+        if error.get("err_code") == NO_STREAM:
+            return None
+        raise LogUnavailable(str(error["description"]))
+
+    async def _ask_api(
+        self, subject: str, question: Mapping[str, Any] | bytes, *, timeout_s: float
+    ) -> dict[str, Any]:
+        """Raises LogUnavailable where there is no answer. An error is one."""
         request = question if isinstance(question, bytes) else json.dumps(question).encode()
         call = self._client.request(subject, request, timeout=timeout_s)
         reply = await self.call(call, timeout_s=timeout_s)
         answer: dict[str, Any] = json.loads(reply.data or b"{}")
-        if "error" in answer:
-            raise LogUnavailable(str(answer["error"]["description"]))
         return answer
 
     def new_inbox(self) -> str:
