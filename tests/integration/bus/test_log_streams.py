@@ -24,6 +24,7 @@ from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator, stores
 from tests.support.events import submitted
 from tests.support.polling import eventually
+from tests.support.subscriber import stored_events
 
 FOUR = {f"{JOBS}_{index}" for index in range(4)}
 
@@ -229,6 +230,14 @@ async def test_a_writer_of_one_stream_stores_nothing_in_another(nats_server: Nat
         with pytest.raises(LogUnavailable):
             await submit(job_log(bus))
         assert (await js.stream_info("ELSEWHERE")).state.messages == 0
+
+
+async def test_a_client_of_nats_alone_reads_a_job_from_its_stream(nats_server: NatsServer) -> None:
+    async with connected(nats_server, log_streams=4) as bus:
+        events = [await submit(job_log(bus)) for _ in range(4)]
+    for event in events:
+        [found] = await stored_events(nats_server.url, event.job_id)
+        assert found["id"] == event.id
 
 
 async def test_a_watch_of_one_job_has_its_positions(nats_server: NatsServer) -> None:
