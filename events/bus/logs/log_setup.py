@@ -100,7 +100,7 @@ def is_of_restore(there: Sequence[StreamInfo]) -> bool:
     one = one_of(there)
     if one is None or not is_closed(one):
         return False
-    # An earlier version closed the stream as a change does, which comes after no event.
+    # An earlier version closed it as for a change, in which only one of the two has events.
     is_dealt = bool(one.state.messages) and any(map(was_used, parts_of(there)))
     return one.config.subjects == [RESTORE_SUBJECT] or is_dealt
 
