@@ -113,6 +113,7 @@ async def _undo(
     parts = parts_of(there)
     if any(map(was_used, parts)):
         raise LogStreamsDiffer(streams, there)
+    await js.stream_info(JOBS)  # another process may have removed it: then the parts are the log
     for part in parts:
         await _remove(js, part)
     config, wanted = (await js.stream_info(JOBS)).config, make_config(LogStream(), None)

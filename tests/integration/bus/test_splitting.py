@@ -9,6 +9,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
+from nats.js.errors import NotFoundError
 
 from events.bus.bus import Bus
 from events.bus.logs.job_log import job_log
@@ -132,6 +133,26 @@ async def test_a_size_that_was_changed_meanwhile_stays(nats_server: NatsServer) 
             await setup.prepare(Enlarging(client))
         config = (await client.jetstream().stream_info(JOBS)).config
         assert (config.max_bytes, config.subjects) == (2_000_000, ["jobs.*.*"])
+
+
+async def test_a_change_that_another_process_has_ended_is_not_undone(
+    nats_server: NatsServer,
+) -> None:
+    class Beaten(Late):
+        """The other one looked for late writes before there was one."""
+
+        async def stream_info(self, name: str, *args: Any) -> StreamInfo:
+            info = await super().stream_info(name, *args)
+            if name == JOBS and info.state.messages:
+                await self.delete_stream(JOBS)
+            return info
+
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
+        with pytest.raises(NotFoundError):
+            await setup.prepare(Beaten(client))
+        assert await log_streams(client) == FOUR
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
