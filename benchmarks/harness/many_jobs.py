@@ -1,7 +1,8 @@
 """Jobs in bulk: into the log as bytes, and into the read model as rows.
 
 Each is like one that the service ran, but for its ids, which are written into one job's bytes: with
-a real acceptance and a real run for each, a million would take days.
+a real acceptance and a real run for each, a million would take days. The log is one stream, and the
+positions in the rows are its sequences.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+"""Between two looks at streams that cannot be used: only an operator changes that."""
 
 
 @contextmanager
@@ -155,6 +157,7 @@ class Connection:
     async def _supervise(self, client: Client) -> None:
         """Prepare the streams, and again whenever one may be gone; returns once it is closed."""
         self._dirty.set()
+        pause_s = _WATCH_PERIOD_S
         while not client.is_closed:
             # With a limit: nats-py does not come to closed_cb where its last write fails.
             with suppress(TimeoutError):
@@ -166,15 +169,16 @@ class Connection:
                     self._ready.set()
                 else:
                     self._dirty.set()
-                await pause(_WATCH_PERIOD_S)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if self.refusal else _WATCH_PERIOD_S
+                await pause(pause_s)
 
     async def _is_prepared(self) -> bool:
         try:
             if self._prepares_streams:
                 is_ready = await self._setup.prepare(self._js)
-                self.refusal = None
-                return is_ready
-            await require_as_set(self._js, self.log_streams)
+            else:
+                await require_as_set(self._js, self.log_streams)
+                is_ready = True
         except LogStreamsDiffer as error:
             if self.refusal is None:
                 logger.error("the log is refused", extra={"action": "prepare", "why": str(error)})
@@ -184,8 +188,10 @@ class Connection:
         except (TimeoutError, nats.errors.Error, OSError) as error:
             fields = {"action": "prepare", "error": str(error)}
             logger.warning("the streams are not known", extra=fields)
-            return not self._prepares_streams  # whoever asks something is told what is wrong
-        return True
+            is_ready = not self._prepares_streams  # whoever asks something is told what is wrong
+            self._dirty.set()
+        self.refusal = None
+        return is_ready
 
     async def _on_error(self, error: Exception) -> None:
         logger.info("connection error", extra={"action": "nats_error", "error": repr(error)})
@@ -217,12 +223,29 @@ class Connection:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
         """What JetStream's API answers, where nats-py does not ask it. Raises LogUnavailable."""
+        answer = await self._ask_api(subject, question, timeout_s=timeout_s)
+        if "error" in answer:
+            raise LogUnavailable(str(answer["error"]["description"]))
+        return answer
+
+    async def describe(self, stream: str) -> dict[str, Any] | None:
+        """What the server says of a stream; None where it is not there. Raises LogUnavailable."""
+        answer = await self._ask_api(f"$JS.API.STREAM.INFO.{stream}", b"", timeout_s=CALL_TIMEOUT_S)
+        error = answer.get("error")
+        if error is None:
+            return answer
+        if error.get("err_code") == NO_STREAM:
+            return None
+        raise LogUnavailable(str(error["description"]))
+
+    async def _ask_api(
+        self, subject: str, question: Mapping[str, Any] | bytes, *, timeout_s: float
+    ) -> dict[str, Any]:
+        """Raises LogUnavailable where there is no answer. An error is one."""
         request = question if isinstance(question, bytes) else json.dumps(question).encode()
         call = self._client.request(subject, request, timeout=timeout_s)
         reply = await self.call(call, timeout_s=timeout_s)
         answer: dict[str, Any] = json.loads(reply.data or b"{}")
-        if "error" in answer:
-            raise LogUnavailable(str(answer["error"]["description"]))
         return answer
 
     def new_inbox(self) -> str:

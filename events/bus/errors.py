@@ -10,6 +10,7 @@ FULL = {10077, 10047, 10023}
 """Maximum bytes exceeded, insufficient storage, insufficient resources."""
 NO_MESSAGE = 10037
 NO_STREAM = 10059
+STREAM_EXISTS_OTHERWISE = 10058
 NO_CONSUMER = 10014
 
 DISCONNECTED = (

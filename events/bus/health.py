@@ -34,7 +34,7 @@ async def tell_log_size(bus: Bus, *, configured: int) -> None:
         except LogUnavailable:
             await pause(1)
             continue
-        if set(sizes) != {configured // len(sizes)}:
+        if set(sizes) != {bus.log_streams.bytes_each(configured)}:
             logger.warning(
                 "the log keeps the size that it has; see the operations guide to change it",
                 extra={"action": "prepare", "max_bytes": sum(sizes), "configured": configured},

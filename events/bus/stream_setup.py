@@ -11,7 +11,8 @@ import nats.js.api
 import nats.js.errors
 from nats.js import JetStreamContext
 
-from events.bus.logs.log_setup import split_if_empty
+from events.bus.errors import STREAM_EXISTS_OTHERWISE
+from events.bus.logs.splitting import split_if_empty
 from events.bus.streams import (
     REPUBLISH_FROM,
     REPUBLISH_TO,
@@ -24,7 +25,6 @@ from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 logger = logging.getLogger(__name__)
 
-_STREAM_EXISTS_OTHERWISE = 10058
 _DUPLICATE_WINDOW_S = 120.0
 
 
@@ -35,7 +35,7 @@ class StreamSetup:
         """`log_max_bytes`: of all streams of the log together."""
         self._replicas = replicas
         self._log_streams = log_streams
-        self._log_max_bytes = -1 if log_max_bytes < 0 else log_max_bytes // log_streams.count
+        self._log_max_bytes = log_streams.bytes_each(log_max_bytes)
         self._updated: set[str] = set()
         """Streams that have had this process's configuration."""
 
@@ -66,7 +66,7 @@ class StreamSetup:
         try:
             await js.add_stream(config)
         except nats.js.errors.APIError as error:
-            if error.err_code != _STREAM_EXISTS_OTHERWISE:
+            if error.err_code != STREAM_EXISTS_OTHERWISE:
                 raise
             if spec.name not in self._updated:
                 there = (await js.stream_info(spec.name)).config

@@ -127,6 +127,13 @@ class LogStreams:
     def all(self) -> tuple[LogStream, ...]:
         return tuple(LogStream(index, self) for index in range(self.count))
 
+    def bytes_each(self, max_bytes: int) -> int:
+        """How large each may become of so many bytes for all; -1 says that there is no limit.
+
+        At least one: NATS takes 0 for no limit.
+        """
+        return max(1, max_bytes // self.count) if max_bytes >= 0 else -1
+
     def place(self, parts: Sequence[int]) -> LogPlace:
         """Of a position in each stream."""
         return parts[0] if self.count == 1 else Place(tuple(parts))

@@ -4,7 +4,8 @@
 //     node examples/subscriber/follow.mjs data/nats/reader.url place [streams]
 //
 // `place` is the file in which it keeps how far it has come: it goes on from there the next time.
-// `streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1.
+// `streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1; a place is one in so many
+// streams.
 
 import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { connect } from "@nats-io/transport-node";
@@ -79,9 +80,16 @@ function handle(event) {
   console.log(JSON.stringify(event));
 }
 
-// One place in each stream.
+// One place in each stream. Ends the program where they are those of another number of streams.
 function read() {
-  return existsSync(place) ? readFileSync(place, "utf8").split(" ").map(Number) : streams.map(() => 0);
+  if (!existsSync(place)) return streams.map(() => 0);
+  const places = readFileSync(place, "utf8").trim().split(/\s+/).map(Number);
+  if (places.length !== streams.length) {
+    const what = `${place} is a place in ${places.length} streams, not in ${streams.length}`;
+    console.error(`${what}: give the number that DARKROOM_LOG_STREAMS is, or begin with a new file.`);
+    process.exit(1);
+  }
+  return places;
 }
 
 function write(places) {

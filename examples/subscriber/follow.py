@@ -3,7 +3,8 @@
     python examples/subscriber/follow.py data/nats/reader.url place [streams]
 
 `place` is the file in which it keeps how far it has come: it goes on from there the next time.
-`streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1. It needs `nats-py` alone.
+`streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1; a place is one in so many
+streams. It needs `nats-py` alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from nats.js.errors import NotFoundError
 
 LOOKS_EVERY_S = 5.0
 """News may be lost on the way, so it looks without any, too."""
+REMEDY = "give the number that DARKROOM_LOG_STREAMS is, or begin with a new file"
 
 
 async def main(url: str, place: Path, streams: list[str]) -> None:
@@ -66,8 +68,13 @@ def handle(event: dict) -> None:
 
 
 def read(place: Path, streams: int) -> list[int]:
-    """One in each stream."""
-    return [int(each) for each in place.read_text().split()] if place.exists() else [0] * streams
+    """One in each stream. Ends the program where they are those of another number of streams."""
+    if not place.exists():
+        return [0] * streams
+    places = [int(each) for each in place.read_text().split()]
+    if len(places) != streams:
+        sys.exit(f"{place} is a place in {len(places)} streams, not in {streams}: {REMEDY}.")
+    return places
 
 
 def write(place: Path, places: list[int]) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import nats
+from nats.aio.client import Client
 
 
 @asynccontextmanager
@@ -28,17 +29,24 @@ async def subscription(url: str, subject: str = "events.>") -> AsyncIterator[lis
 
 
 async def stored_events(url: str, job_id: str) -> list[dict[str, Any]]:
-    """Every stored event of one job."""
+    """Every stored event of one job, of a log of however many streams."""
     client = await nats.connect(url)
+    subject = f"jobs.*.{job_id}"
     try:
-        js = client.jetstream()
-        events: list[dict[str, Any]] = []
-        sub = await js.subscribe(f"jobs.*.{job_id}", ordered_consumer=True)
-        while True:
-            try:
-                message = await sub.next_msg(timeout=0.5)
-            except TimeoutError:
-                return events
-            events.append(json.loads(message.data))
+        question = json.dumps({"subject": subject}).encode()
+        answer = await client.request("$JS.API.STREAM.NAMES", question, timeout=5)
+        streams = json.loads(answer.data)["streams"] or ()
+        return [each for name in streams for each in await _stored_in(client, name, subject)]
     finally:
         await client.close()
+
+
+async def _stored_in(client: Client, stream: str, subject: str) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    sub = await client.jetstream().subscribe(subject, stream=stream, ordered_consumer=True)
+    while True:
+        try:
+            message = await sub.next_msg(timeout=0.5)
+        except TimeoutError:
+            return events
+        events.append(json.loads(message.data))

@@ -12,7 +12,8 @@ from typing import Any
 
 from events.bus.bus import EXPECTED_STREAM, MESSAGE_ID, Bus
 from events.bus.errors import NoAnswer, WrongLastSequence
-from events.bus.logs.log_setup import CLOSED_SUBJECT, first_sequence
+from events.bus.logs.log_setup import RESTORE_SUBJECT
+from events.bus.logs.splitting import first_sequence
 from events.bus.puller import Message
 from events.bus.streams import JOBS, REPUBLISH_FROM, job_id_in, log_stream_name, log_subjects
 from events.errors import LogUnavailable
@@ -26,7 +27,7 @@ _STORE_TIMEOUT_S = 30.0
 
 def closed(config: dict[str, Any]) -> dict[str, Any]:
     """How the one stream is while it is dealt out: its subjects are those of the others."""
-    return _without(config, "republish") | {"subjects": [CLOSED_SUBJECT]}
+    return _without(config, "republish") | {"subjects": [RESTORE_SUBJECT]}
 
 
 async def deal_out(bus: Bus, streams: LogStreams, config: dict[str, Any]) -> None:
@@ -47,7 +48,7 @@ async def deal_out(bus: Bus, streams: LogStreams, config: dict[str, Any]) -> Non
         there = await bus.state(log_stream_name(stream))
         stored += there.messages
         if (most := config.get("max_bytes") or -1) > 0:
-            limit = max(most // streams.count, there.size_bytes)
+            limit = max(streams.bytes_each(most), there.size_bytes)
             made = _config(stream, config, max_bytes=limit) | {"first_seq": first}
             await bus.ask(f"{_API}.UPDATE.{log_stream_name(stream)}", made)
     if stored != state.messages:

@@ -1,4 +1,4 @@
-"""Is the log as many streams as the settings say; and one stream that holds nothing, as several.
+"""Is the log as many streams as the settings say?
 
 Whoever would read or write a log of another number of streams would take one event's place for
 another's, so nothing is done on such a log.
@@ -7,100 +7,46 @@ another's, so nothing is done on such a log.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import nats.js.errors
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig, StreamInfo
+from nats.js.api import StreamInfo
 
 from events.bus.errors import NO_STREAM
 from events.bus.streams import JOBS, LOG_STREAM_NAMES, log_stream_name, log_subjects
 from events.ids import PARTITIONS
-from events.streams.log_streams import LogStream, LogStreams
-
-logger = logging.getLogger(__name__)
+from events.streams.log_streams import LogStreams
 
 CLOSED_SUBJECT = "closed.jobs"
 """Of the one stream while it becomes several: nobody can store anything in it."""
-
-MakeConfig = Callable[[LogStream, int | None], StreamConfig]
-"""Of one of the streams, and the number of its first message."""
+RESTORE_SUBJECT = f"{CLOSED_SUBJECT}.restore"
+"""Of the one stream while a restore stores its events in several."""
 
 
 class LogStreamsDiffer(Exception):
-    """The log is there, and is otherwise than the settings say; nothing was changed."""
+    """The log is there, and is otherwise than the settings say."""
 
-    def __init__(self, wanted: LogStreams, there: StreamInfo) -> None:
-        count = _count(there)
-        what = "one stream, which holds events" if count == 1 else f"{count} streams"
-        remedy = f"set it to {count}, or see “A log of several streams” in the operations guide"
-        if count == 1 and not there.state.messages:
-            what, remedy = "one stream still", "start the service, which changes that"
-        if not _is_ours(there):
-            what = f"not all there is: the stream {there.config.name} in NATS is another’s"
-            remedy = "remove that one, or give Darkroom an account of its own"
-        super().__init__(
-            f"DARKROOM_LOG_STREAMS is {wanted.count}, but the event log is {what}: {remedy}."
-        )
+    def __init__(self, wanted: LogStreams, there: Sequence[StreamInfo]) -> None:
+        super().__init__(_sentence(wanted, there))
 
 
 async def require_as_set(js: JetStreamContext, streams: LogStreams) -> None:
     """Nothing is made where there are none. Raises LogStreamsDiffer and what nats-py raises."""
-    if odd := _odd(await _log_streams(js, streams), streams):
-        raise LogStreamsDiffer(streams, odd[0])
+    there = await streams_there(js, streams)
+    if is_of_restore(there) or odd_streams(there, streams):
+        raise LogStreamsDiffer(streams, there)
 
 
-async def split_if_empty(
-    js: JetStreamContext, streams: LogStreams, make_config: MakeConfig
-) -> None:
-    """Where the log is one stream without events, several: `make_config` says how they are.
+async def streams_there(js: JetStreamContext, streams: LogStreams) -> list[StreamInfo]:
+    """Those of the log, of whatever number, and those of others that have a name of `streams`.
 
-    Positions go on behind those of the one stream. Each step may be done by two processes, and
-    again after a death: the one stream takes no events from the first step on, the others are
-    there before it goes. Raises LogStreamsDiffer and what nats-py raises.
+    Each is asked for by its name: what else the account has may be slow, or not ours to see.
     """
-    odd = _odd(await _log_streams(js, streams), streams)
-    if not odd:
-        return
-    if [info.config.name for info in odd] != [JOBS] or odd[0].state.messages:
-        raise LogStreamsDiffer(streams, odd[0])
-    await _close(js, odd[0], streams)
-    last = (await js.stream_info(JOBS)).state.last_seq
-    first = first_sequence(streams, after=last)
-    for stream in streams.all():
-        await js.add_stream(make_config(stream, first if last else None))
-    now = await js.stream_info(JOBS)
-    if now.state.messages or now.state.last_seq != last:  # of a write that was under way
-        raise LogStreamsDiffer(streams, now)
-    await js.delete_stream(JOBS)
-    fields = {"action": "split_log", "streams": streams.count, "first_sequence": first}
-    logger.warning("the log is several streams now", extra=fields)
-
-
-async def _close(js: JetStreamContext, info: StreamInfo, streams: LogStreams) -> None:
-    """Raises LogStreamsDiffer where something was stored at the last moment: it is as it was."""
-    for consumer in await js.consumers_info(JOBS):
-        await js.delete_consumer(JOBS, consumer.name)  # its subjects would not be there
-    closed = info.config.evolve(subjects=[CLOSED_SUBJECT], republish=None)
-    await js.update_stream(closed)
-    now = await js.stream_info(JOBS)
-    if now.state.messages:
-        await js.update_stream(info.config)
-        raise LogStreamsDiffer(streams, now)
-
-
-def first_sequence(streams: LogStreams, *, after: int) -> int:
-    """Of each of the streams, so that their positions stand behind this one."""
-    return -(-after // streams.count) + 1
-
-
-async def _log_streams(js: JetStreamContext, streams: LogStreams) -> list[StreamInfo]:
-    """Each is asked for by its name: what else the account has may be slow, or not ours to see."""
     found = await asyncio.gather(*(_info(js, name) for name in LOG_STREAM_NAMES))
     wanted = {log_stream_name(stream) for stream in streams.all()}
     there = [info for info in found if info is not None]
-    return [info for info in there if info.config.name in wanted or _is_ours(info)]
+    return [info for info in there if info.config.name in wanted or is_ours(info)]
 
 
 async def _info(js: JetStreamContext, name: str) -> StreamInfo | None:
@@ -112,13 +58,7 @@ async def _info(js: JetStreamContext, name: str) -> StreamInfo | None:
         return None
 
 
-def _is_ours(info: StreamInfo) -> bool:
-    """Whether it is of the log, and not another's stream that happens to have such a name."""
-    subjects = info.config.subjects or ()
-    return any(each.startswith("jobs.") or each == CLOSED_SUBJECT for each in subjects)
-
-
-def _odd(there: Sequence[StreamInfo], streams: LogStreams) -> list[StreamInfo]:
+def odd_streams(there: Sequence[StreamInfo], streams: LogStreams) -> list[StreamInfo]:
     """Those that a log of so many streams does not have, or has otherwise."""
     wanted = {log_stream_name(stream): set(log_subjects(stream)) for stream in streams.all()}
     return [info for info in there if not _is_as(info, wanted.get(info.config.name or ""))]
@@ -126,10 +66,89 @@ def _odd(there: Sequence[StreamInfo], streams: LogStreams) -> list[StreamInfo]:
 
 def _is_as(info: StreamInfo, subjects: set[str] | None) -> bool:
     if info.config.name == JOBS and subjects is not None:
-        return True  # of one stream the setup puts the subjects right
+        return is_ours(info)  # of one stream the setup puts the subjects right
     return subjects == set(info.config.subjects or ())
 
 
-def _count(info: StreamInfo) -> int:
-    """Of how many streams it is one."""
-    return 1 if info.config.name == JOBS else PARTITIONS // len(info.config.subjects or [""])
+def is_ours(info: StreamInfo) -> bool:
+    """Whether it is of the log, and not another's stream that happens to have such a name."""
+    subjects = info.config.subjects or ()
+    return is_closed(info) or any(each.startswith("jobs.") for each in subjects)
+
+
+def is_closed(info: StreamInfo) -> bool:
+    return any(each.startswith(CLOSED_SUBJECT) for each in info.config.subjects or ())
+
+
+def was_used(info: StreamInfo) -> bool:
+    """Whether anything was ever stored in it."""
+    return bool(info.state.last_seq >= (info.config.first_seq or 1))
+
+
+def one_of(there: Sequence[StreamInfo]) -> StreamInfo | None:
+    """The stream of a log that is one."""
+    return next((info for info in there if info.config.name == JOBS and is_ours(info)), None)
+
+
+def parts_of(there: Sequence[StreamInfo]) -> list[StreamInfo]:
+    """The streams of a log that is several."""
+    return [info for info in there if info.config.name != JOBS and is_ours(info)]
+
+
+def is_of_restore(there: Sequence[StreamInfo]) -> bool:
+    """Whether a restore stores its events in several streams, or died at that."""
+    one = one_of(there)
+    if one is None or not is_closed(one):
+        return False
+    # An earlier version closed it as for a change, in which only one of the two has events.
+    is_dealt = bool(one.state.messages) and any(map(was_used, parts_of(there)))
+    return one.config.subjects == [RESTORE_SUBJECT] or is_dealt
+
+
+def is_broken_off(there: Sequence[StreamInfo]) -> bool:
+    """Whether a change to several streams met an event, and is not undone."""
+    one = one_of(there)
+    if one is None:
+        return False
+    return bool(is_closed(one) and one.state.messages) or any(map(is_closed, parts_of(there)))
+
+
+def _sentence(wanted: LogStreams, there: Sequence[StreamInfo]) -> str:
+    if is_of_restore(there):
+        return (
+            "The event log is that of a restore that has not come to its end: let it end, or "
+            "repeat it, into a new data folder and a NATS without the streams that it made."
+        )
+    what, remedy = _difference(wanted, there)
+    return f"DARKROOM_LOG_STREAMS is {wanted.count}, but the event log is {what}: {remedy}."
+
+
+def _difference(wanted: LogStreams, there: Sequence[StreamInfo]) -> tuple[str, str]:
+    """What the log is, and the remedy."""
+    for info in there:
+        if not is_ours(info):
+            what = f"not all there is: the stream {info.config.name} in NATS is another’s"
+            return what, "remove that one, or give Darkroom an account of its own"
+    one, count = one_of(there), _count(there)
+    if one is None:
+        return f"{count} streams", _set_to(count)
+    if is_broken_off(there):
+        first = "" if wanted.count == 1 else "set it to 1 and "
+        what = "one stream, which holds events, and was to become several"
+        return what, f"{first}start the service, which leaves it one"
+    if one.state.messages:
+        return "one stream, which holds events", _set_to(1)
+    if count not in {1, wanted.count}:
+        what = f"about to become {count} streams"
+        return what, f"set it to {count} and start the service, which changes that"
+    return "one stream still", "start the service, which changes that"
+
+
+def _set_to(count: int) -> str:
+    return f"set it to {count}, or see “A log of several streams” in the operations guide"
+
+
+def _count(there: Sequence[StreamInfo]) -> int:
+    """How many streams it is, or is about to become; 1 where it has no others yet."""
+    subjects = [info.config.subjects or () for info in parts_of(there) if not is_closed(info)]
+    return PARTITIONS // len(subjects[0]) if subjects else 1

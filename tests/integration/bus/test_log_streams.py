@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from nats.aio.client import Client
 
 from events.bus.bus import Bus
 from events.bus.consumer import JobEvents
+from events.bus.health import tell_log_size
 from events.bus.logs.job_log import job_log
 from events.bus.streams import JOBS
 from events.errors import LogUnavailable
@@ -22,6 +24,7 @@ from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator, stores
 from tests.support.events import submitted
 from tests.support.polling import eventually
+from tests.support.subscriber import stored_events
 
 FOUR = {f"{JOBS}_{index}" for index in range(4)}
 
@@ -74,11 +77,17 @@ async def test_each_stream_has_its_share_of_the_partitions(
             assert found[name] == [f"jobs.{each}.*" for each in range(index, 16, count)]
 
 
-async def test_the_streams_share_the_size_of_the_log(nats_server: NatsServer) -> None:
-    bus = Bus(nats_server.url, name="test", log_max_bytes=4000, log_streams=LogStreams(4))
+@pytest.mark.parametrize(("size", "each"), [(4003, 1000), (3, 1)])
+async def test_the_streams_share_the_size_of_the_log(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, size: int, each: int
+) -> None:
+    bus = Bus(nats_server.url, name="test", log_max_bytes=size, log_streams=LogStreams(4))
     bus.start()
     await asyncio.wait_for(bus.wait_connected(), 10)
-    assert {await bus.max_bytes(name) for name in FOUR} == {1000}
+    assert {await bus.max_bytes(name) for name in FOUR} == {each}
+    with caplog.at_level(logging.WARNING, "events.bus.health"):
+        await tell_log_size(bus, configured=size)
+        assert caplog.messages == []
     await bus.close()
 
 
@@ -221,6 +230,14 @@ async def test_a_writer_of_one_stream_stores_nothing_in_another(nats_server: Nat
         with pytest.raises(LogUnavailable):
             await submit(job_log(bus))
         assert (await js.stream_info("ELSEWHERE")).state.messages == 0
+
+
+async def test_a_client_of_nats_alone_reads_a_job_from_its_stream(nats_server: NatsServer) -> None:
+    async with connected(nats_server, log_streams=4) as bus:
+        events = [await submit(job_log(bus)) for _ in range(4)]
+    for event in events:
+        [found] = await stored_events(nats_server.url, event.job_id)
+        assert found["id"] == event.id
 
 
 async def test_a_watch_of_one_job_has_its_positions(nats_server: NatsServer) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from actors.dispatch.router import Router
@@ -21,12 +22,16 @@ from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.bus.streams import JOBS, is_log_stream
 from events.decisions import Complete, Start, StoreImage, Submit
+from events.errors import LogDiffers, LogUnavailable
 from events.ids import new_id
 from events.log import JobWriter, utc_now
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from serve_app.cli.main import app
 from serve_app.local.nats_server import NatsServer
+from serve_app.operations.places import prepare_log
+from settings.log import LogSettings
+from settings.stores import StoreSettings
 from storage.images import ImageStore
 from tests.support.bus import connected, operator
 from tests.support.database import database_in
@@ -189,6 +194,33 @@ async def test_a_log_of_several_streams_is_restored_as_many_alone(
         assert result.exit_code == 1
         assert "is 4 streams: set DARKROOM_LOG_STREAMS to 4" in result.stderr
         assert not new.exists()
+
+
+async def test_a_log_whose_restore_broke_off_is_refused(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(*_: object) -> None:
+        raise LogUnavailable("the restore dies here")
+
+    saved, new = tmp_path / "saved", tmp_path / "new"
+    async with connected(nats_server) as bus, database_in(tmp_path):
+        await JobWriter(job_log(bus)).submit(new_id(), Submit(submitted()))
+        assert (await darkroom(tmp_path, "backup", str(saved))).exit_code == 0
+    nats_server.stop()
+    monkeypatch.setattr("events.bus.logs.dealing._store", die)
+    result = await darkroom(new, "restore", str(saved), streams=4)
+    assert (result.exit_code, "the restore dies here" in result.stderr) == (1, True)
+    server = NatsServer(new / "nats", preferred_port=0)
+    server.start()
+    try:
+        for streams in (1, 4):
+            log = LogSettings(nats_url=SecretStr(server.url), streams=streams)
+            with pytest.raises(LogDiffers, match="of a restore that has not come to its end"):
+                await prepare_log(log, StoreSettings(data_dir=new))
+            result = await darkroom(new, "verify", streams=streams)
+            assert "of a restore that has not come to its end" in result.stderr
+    finally:
+        server.stop()
 
 
 async def test_a_folder_that_is_in_use_is_refused(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import nats.js.api
@@ -35,6 +36,20 @@ async def test_a_log_as_it_should_be_is_told_with_its_clock(
     streams, clock = await look(nats_server.url, tmp_path)
     assert (streams.part, streams.level) == ("event log", Level.OK)
     assert (clock.part, clock.level) == ("clock", Level.OK)
+
+
+async def test_streams_are_found_in_an_account_that_has_very_many(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    async with operator(nats_server) as client:
+        js = client.jetstream()
+        storage = nats.js.api.StorageType.MEMORY
+        names = [f"A{number}" for number in range(1100)]
+        await asyncio.gather(
+            *(js.add_stream(name=name, subjects=[f"a.{name}"], storage=storage) for name in names)
+        )
+        found, _ = await look(nats_server.url, tmp_path)
+    assert (found.level, found.part) == (Level.OK, "event log")
 
 
 async def test_a_stream_that_is_otherwise_and_a_log_that_is_full_are_told(

@@ -39,21 +39,28 @@ class Subscriber:
     @contextmanager
     def runs(self) -> Iterator[None]:
         """It is killed at the end, without a chance to tidy up."""
-        address = self.folder / "reader.url"
-        address.write_text(self.server.reader_url + "\n")
         with (
             self._output.open("ab") as output,
-            subprocess.Popen(
-                [*self.command, address, self.folder / "place", *self.arguments],
-                stdout=output,
-                start_new_session=True,
-            ) as process,
+            subprocess.Popen(self._words, stdout=output, start_new_session=True) as process,
         ):
             try:
                 yield
             finally:
                 # With its children: `node` of a wheel is a program that starts the real one.
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def refuses(self, place: str) -> str:
+        """What it says of a place that it does not go on from."""
+        (self.folder / "place").write_text(place)
+        done = subprocess.run(self._words, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (1, "")
+        return done.stderr
+
+    @property
+    def _words(self) -> list[str | Path]:
+        address = self.folder / "reader.url"
+        address.write_text(self.server.reader_url + "\n")
+        return [*self.command, address, self.folder / "place", *self.arguments]
 
     @property
     def _output(self) -> Path:
@@ -120,3 +127,9 @@ async def follows_replays_and_resumes(subscriber: Subscriber, jobs: Jobs) -> Non
     # Killed between an event and its place it may show that one again, and no other.
     ids = [event["id"] for event in subscriber.shown()]
     assert len(ids) - len(set(ids)) <= 1
+
+
+def refuses_places_of_other_streams(subscriber: Subscriber, streams: int) -> None:
+    for count in {1, 2, 4} - {streams}:
+        said = subscriber.refuses(" ".join(["7"] * count))
+        assert f"is a place in {count} streams, not in {streams}: give the number" in said

@@ -87,6 +87,14 @@ def test_the_events_between_places_are_bounded() -> None:
     assert [most_between(3, 10), most_between(10, 3)] == [7, 0]
 
 
+@given(COUNTS, st.integers(1, 2**40))
+def test_the_streams_together_have_the_size_of_the_log_at_most(count: int, size: int) -> None:
+    each = LogStreams(count).bytes_each(size)
+    assert size - count < each * count <= max(size, count)
+    assert each > 0  # NATS takes 0 for no limit
+    assert LogStreams(count).bytes_each(-1) == -1
+
+
 @given(COUNTS, st.lists(st.integers(0, 10**18 - 1), min_size=16, max_size=16))
 def test_a_place_is_read_as_it_is_written(count: int, parts: list[int]) -> None:
     place = LogStreams(count).place(parts[:count])
