@@ -13,6 +13,8 @@ import uuid_utils
 
 PARTITIONS = 16
 LANES = 64
+READERS = 8
+"""Of the lanes of an endpoint: reader `i` reads those with `lane % READERS == i`."""
 ID_LENGTH = 36
 """Characters of an id as text."""
 ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"

@@ -59,9 +59,10 @@ class EntryReader(Protocol):
     """Takes entries off the head of a queue, for one holder."""
 
     async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
-        """The next entries, `most` at most; empty if none came in time.
+        """What has come by now, else the next entries to come; empty if none came in time.
 
-        Raises LogUnavailable.
+        Entries come ahead, so there may be more than `most` of them, which is how many are asked
+        for where none is on its way. Raises LogUnavailable.
         """
 
 
@@ -130,8 +131,8 @@ class JobQueue(Protocol):
         LogUnavailable.
         """
 
-    def lane(self, endpoint: str, lane: int) -> AbstractAsyncContextManager[EntryReader]:
-        """Take one lane's entries. Raises LogUnavailable."""
+    def reader(self, endpoint: str, number: int) -> AbstractAsyncContextManager[EntryReader]:
+        """Take the entries of some lanes (`events.ids.READERS`). Raises LogUnavailable."""
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
         """An entry that was delivered to another process."""

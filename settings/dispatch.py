@@ -27,8 +27,8 @@ class DispatchSettings(Group):
     """How many megapixel-steps an owner of weight 1 has of an endpoint before it is the next one's
     turn. A dearer job is one turn and delays those that follow it."""
     jobs_in_hand: PositiveInt = 20_000
-    """Among how many jobs that wait on an endpoint owners have turns. Of more than that each of the
-    64 lanes of the queue offers one at a time, and an owner has one lane, by the hash of its name.
+    """Among how many jobs that wait on an endpoint owners have turns. Of more than that each of
+    the 8 readers of the queue offers one at a time, and an owner has one, by the hash of its name.
     Each takes some 1 kB of the dispatcher; 10,000 take 2 % of a core of NATS."""
     warm_wait_s: Annotated[float, Field(ge=0)] = 3.0
     """How long a job whose turn has come waits for a worker that has its checkpoint loaded, while
@@ -71,8 +71,8 @@ class DispatchSettings(Group):
     take over."""
     endpoints_period_s: PositiveFloat = 2.0
     """How often the rows of the endpoints are read."""
-    max_endpoints: Annotated[int, Field(ge=0)] = 12
-    """How many endpoints there may be in all, with the default one; 0 is any number. Each takes 64
+    max_endpoints: Annotated[int, Field(ge=0)] = 100
+    """How many endpoints there may be in all, with the default one; 0 is any number. Each takes 8
     consumers of NATS, which has 1000 unless it is set up otherwise."""
     endpoint_drain_s: Annotated[float, Field(ge=0, le=LONGEST_DRAIN_S)] = 300.0
     """How long an endpoint that is deleted works off the jobs that it has, unless the request says

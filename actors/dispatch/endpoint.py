@@ -155,7 +155,9 @@ class EndpointDispatcher:
         """Its lease ran out: the event log was not available, or its actor hangs."""
         found = self._pool.free.running(job.id)
         if found is None:
-            return False
+            if is_maybe := job.is_attempted and self._pool.is_taking_over:
+                await entry.hold(for_s=_BUSY_S)
+            return is_maybe
         worker, slot = found
         if self._is_just_given(job) or await slot.take_delivery(entry, timeout_s=self._answer_s):
             return True

@@ -52,8 +52,8 @@ class WorkerPool:
         self._slots = slots
         self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
-        self._found: Collection[Worker] = ()
-        """Those of a predecessor, until they have said what they run."""
+        self._found: Collection[Worker] | None = None
+        """Those of a predecessor, until they have said what they run; None until they are known."""
         self._found_at = time.monotonic()
         self._draining: Collection[str] = frozenset()
         """Workers whose node is about to be taken away, by name: others take their places."""
@@ -73,6 +73,11 @@ class WorkerPool:
     def wake(self) -> None:
         """Let `changed` return: a choice of a slot depends on more than the workers."""
         self._changed.set()
+
+    @property
+    def is_taking_over(self) -> bool:
+        """Whether a job that none of the slots is known to run may run on one all the same."""
+        return self._found is None or bool(self._found)
 
     def trouble(self) -> str | None:
         """Why no worker is ready, for whoever waits for one; None if one is."""
@@ -172,7 +177,9 @@ class WorkerPool:
         """
         room_wait_s = self._settings.worker_replace_s
         is_early = time.monotonic() - self._found_at < room_wait_s
-        if is_early and not all(worker.is_ready for worker in self._found):
+        if is_early and not all(
+            each.is_ready and each.slots.are_heard for each in self._found or ()
+        ):
             return
         self._found = ()
         old = [worker for worker in self._workers.values() if self._is_old(worker)]

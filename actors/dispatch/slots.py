@@ -68,6 +68,8 @@ class Slots:
         self._most_starting = 1
         self._starting: dict[int, float] = {}
         """Since when those that never were ready are open."""
+        self._unheard: set[int] | None = None
+        """Those of a predecessor that have not said what they run; None before they were found."""
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._is_kept = False
         self._needed = 0
@@ -86,6 +88,11 @@ class Slots:
     def most(self) -> int:
         """How many there may be."""
         return self._numbers.most_of(self._engine_takes)
+
+    @property
+    def are_heard(self) -> bool:
+        """Whether those of a predecessor have all said what they run."""
+        return self._unheard is not None and not self._unheard
 
     @property
     def is_busy(self) -> bool:
@@ -115,7 +122,8 @@ class Slots:
         """
         self._most_starting = self._numbers.starting or starting
         self._look_at = self._clock() + self._numbers.idle_s
-        for number in found:
+        self._unheard = set(found)
+        for number in sorted(self._unheard):
             self._add(number)
         self._is_kept = True  # only now: while some are missing here, others would be opened
         self._open_needed()
@@ -172,6 +180,8 @@ class Slots:
             self._counts[slot.state] += 1
         if slot is None or slot.state is not SlotState.STARTING:
             self._starting.pop(number, None)
+            if self._unheard:
+                self._unheard.discard(number)
         if slot is not None and slot.state is SlotState.IDLE:
             self._idle.add(number)
         else:

@@ -20,7 +20,7 @@ from actors.waiting.classes import WaitingJobs, waiting_of
 from actors.waiting.turns import Waiting
 from events.decisions import Expire
 from events.errors import LogUnavailable, ReadTimeout
-from events.ids import LANES
+from events.ids import READERS
 from events.job import Job
 from events.log import JobWriter, utc_now
 from events.queue import JobQueue, QueueEntry
@@ -28,7 +28,7 @@ from events.retry import keep_trying
 
 _PULL_TIMEOUT_S = 30.0
 _BATCH = 64
-"""The most entries that a lane takes at once."""
+"""How many entries a reader of lanes is brought at most, before it asks for more."""
 _READS_AT_ONCE = 64
 _MOST_KEPT_BYTES = 32 * 1024
 """Of the events of a job that is kept for some seconds, so that it need not be read again: a
@@ -46,7 +46,8 @@ class Held:
 
     entry: QueueEntry
     waiting: Waiting
-    lane: int
+    reader: int
+    """Of the lanes, that brought it."""
     attempts: int
     """How many the job had when its entry came."""
     job: Job | None
@@ -74,7 +75,8 @@ class InHand:
     ) -> None:
         """`waiting` follows what is in hand. `is_running`: whether a job whose entry came runs on a
         worker that goes on with it. `on_new` is called for each job that begins to wait. `most`:
-        in hand, beside one of each lane. `hold_s`: how long an entry is held at a time.
+        in hand, beside what was on its way to a reader of lanes, and one of each. `hold_s`: how
+        long an entry is held at a time.
         """
         self._endpoint = endpoint
         self._queue = queue
@@ -87,7 +89,10 @@ class InHand:
         self._period_s = hold_s / 3
         self._held: dict[str, Held] = {}
         """By job, in the order in which they came."""
-        self._of_lane: Counter[int] = Counter()
+        self._of_reader: Counter[int] = Counter()
+        self._coming: dict[str, QueueEntry] = {}
+        """Entries that were taken off the queue and not looked at yet, by token."""
+        self._group: asyncio.TaskGroup | None = None
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
     def __len__(self) -> int:
@@ -105,13 +110,14 @@ class InHand:
         """Until cancelled; then what is in hand is given back."""
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 group.create_task(self._keep())
                 group.create_task(self._look_again())
-                for lane in range(LANES):
-                    group.create_task(self._pull(lane))
+                for reader in range(READERS):
+                    group.create_task(self._pull(reader))
         finally:
-            for held in list(self._held.values()):
-                await held.entry.nak()
+            for entry in [*(held.entry for held in self._held.values()), *self._coming.values()]:
+                await entry.nak()
 
     def take(self, job_id: str) -> Held:
         """It is given a slot: from here on nobody but its taker holds its entry."""
@@ -134,52 +140,51 @@ class InHand:
 
     # What comes.
 
-    async def _pull(self, lane: int) -> None:
-        await keep_trying(lambda: self._pull_from(lane), on=PASSING)
+    async def _pull(self, reader: int) -> None:
+        await keep_trying(lambda: self._pull_from(reader), on=PASSING)
 
-    async def _pull_from(self, lane: int) -> None:
-        async with self._queue.lane(self._endpoint, lane) as entries:
+    async def _pull_from(self, reader: int) -> None:
+        async with self._queue.reader(self._endpoint, reader) as entries:
             while True:
-                if self._is_full(lane):
+                if self._is_full(reader):
                     await asyncio.sleep(self._period_s)
                 # One in any case: it may be that of a job which hangs in a slot.
                 most = max(min(self._most - len(self._held), _BATCH), 1)
                 some = await entries.next(most=most, timeout_s=_PULL_TIMEOUT_S)
-                await self._take_in(some, lane)
+                await self._take_in(some, reader)
 
-    def _is_full(self, lane: int) -> bool:
-        return len(self._held) >= self._most and self._of_lane[lane] > 0
+    def _is_full(self, reader: int) -> bool:
+        return len(self._held) >= self._most and self._of_reader[reader] > 0
 
-    async def _take_in(self, entries: Sequence[QueueEntry], lane: int) -> None:
-        done = 0
-        try:
-            found = await asyncio.gather(*map(self._load, entries), return_exceptions=True)
-            for entry, job in zip(entries, found, strict=True):
-                await self._take_one(entry, job, lane)
-                done += 1
-        except asyncio.CancelledError:
-            for entry in entries[done:]:
-                await entry.nak()
-            raise
+    async def _take_in(self, entries: Sequence[QueueEntry], reader: int) -> None:
+        """Returns once they are read: they are looked at in their order, but none waits for an
+        actor that another one may run on.
+        """
+        assert self._group is not None
+        self._coming |= {entry.token: entry for entry in entries}
+        found = await asyncio.gather(*map(self._load, entries), return_exceptions=True)
+        for entry, job in zip(entries, found, strict=True):
+            self._group.create_task(self._take_one(entry, job, reader))
 
     async def _load(self, entry: QueueEntry) -> Job | None:
         async with self._reads:
             return await self._writer.load(entry.job_id)
 
     async def _take_one(
-        self, entry: QueueEntry, found: Job | BaseException | None, lane: int
+        self, entry: QueueEntry, found: Job | BaseException | None, reader: int
     ) -> None:
         with suppress(*PASSING):
             try:
                 if isinstance(found, BaseException):
                     raise found
-                await self._receive(entry, found, lane)
+                await self._receive(entry, found, reader)
             except PASSING:
                 raise
             except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
                 await drop_entry(entry, error, writer=self._writer)
+        self._coming.pop(entry.token, None)
 
-    async def _receive(self, entry: QueueEntry, job: Job | None, lane: int) -> None:
+    async def _receive(self, entry: QueueEntry, job: Job | None, reader: int) -> None:
         """The entry of one in hand comes again where nobody could say that it is held."""
         if job is None or job.end is not None:
             self._let_go(self._held.get(entry.job_id))
@@ -188,16 +193,16 @@ class InHand:
             self._let_go(self._held.get(entry.job_id))
         elif (held := self._held.get(job.id)) is not None:
             held.entry, held.attempts, held.job = entry, job.attempts, None
-        elif self._is_full(lane):
-            await entry.nak()
+        elif self._is_full(reader):
+            await entry.hold(for_s=self._hold_s)
         else:
-            self._hold(entry, job, lane)
+            self._hold(entry, job, reader)
 
-    def _hold(self, entry: QueueEntry, job: Job, lane: int) -> None:
+    def _hold(self, entry: QueueEntry, job: Job, reader: int) -> None:
         waiting, now = waiting_of(job), time.monotonic()
         kept = job if job.log_bytes <= _MOST_KEPT_BYTES else None
-        self._held[job.id] = Held(entry, waiting, lane, job.attempts, kept, now)
-        self._of_lane[lane] += 1
+        self._held[job.id] = Held(entry, waiting, reader, job.attempts, kept, now)
+        self._of_reader[reader] += 1
         self._waiting.put(waiting, first=job.attempts > 0)
         self._on_new()
 
@@ -255,7 +260,7 @@ class InHand:
 
     def _remove(self, held: Held) -> None:
         del self._held[held.job_id]
-        self._of_lane[held.lane] -= 1
+        self._of_reader[held.reader] -= 1
 
 
 async def drop_entry(entry: QueueEntry, error: Exception, *, writer: JobWriter) -> None:

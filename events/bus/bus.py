@@ -19,8 +19,10 @@ from events.bus.errors import (
     DISCONNECTED,
     FULL,
     NO_CONSUMER,
+    SUBJECTS_TAKEN,
     WRONG_LAST_SEQUENCE,
     NoAnswer,
+    SubjectsTaken,
     WrongLastSequence,
     code_of,
 )
@@ -154,17 +156,25 @@ class Bus(Reads):
     # Consumers.
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
-        """Raises LogUnavailable."""
+        """Raises LogUnavailable, SubjectsTaken."""
+        subjects = list(spec.subjects)
         config = nats.js.api.ConsumerConfig(
             durable_name=spec.name,
-            filter_subject=spec.filter_subject,
+            filter_subject=subjects[0] if len(subjects) == 1 else None,
+            filter_subjects=subjects if len(subjects) > 1 else None,
             ack_policy=nats.js.api.AckPolicy.EXPLICIT,
             ack_wait=spec.ack_wait_s,
             max_deliver=-1,
             max_ack_pending=spec.max_ack_pending,
             max_waiting=64,
         )
-        await self.call(self._js.add_consumer(spec.stream, config))
+        try:
+            await self.call(self._js.add_consumer(spec.stream, config))
+        except LogUnavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, Exception) and code_of(cause) == SUBJECTS_TAKEN:
+                raise SubjectsTaken from error
+            raise
 
     async def consumers(self, stream: str) -> list[str]:
         """Names of all consumers of a stream. Raises LogUnavailable."""

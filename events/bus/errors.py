@@ -5,6 +5,8 @@ from __future__ import annotations
 import nats.errors
 import nats.js.errors
 
+from events.errors import LogUnavailable
+
 WRONG_LAST_SEQUENCE = {10071, 10164}
 FULL = {10077, 10047, 10023}
 """Maximum bytes exceeded, insufficient storage, insufficient resources."""
@@ -12,6 +14,8 @@ NO_MESSAGE = 10037
 NO_STREAM = 10059
 STREAM_EXISTS_OTHERWISE = 10058
 NO_CONSUMER = 10014
+SUBJECTS_TAKEN = 10100
+"""Another consumer of a work queue has one of its subjects."""
 
 DISCONNECTED = (
     nats.errors.ConnectionClosedError,
@@ -29,6 +33,10 @@ DISCONNECTED = (
 
 class WrongLastSequence(Exception):
     """The subject's last message is not the one that was expected."""
+
+
+class SubjectsTaken(LogUnavailable):
+    """Another consumer of the queue reads what this one is to read."""
 
 
 class NoAnswer(Exception):

@@ -18,14 +18,10 @@ from nats.aio.msg import Msg
 from events.bus.errors import DISCONNECTED
 from events.errors import LogUnavailable
 
-_AT_HAND_TIMEOUT_S = 2.0
-"""How long what is there may take to come."""
 _STANDING_S = 8.0
-"""How long a standing request holds; then it is made again.
-
-It is lost without a word where the leader of its consumer is: so long, and `_AT_HAND_TIMEOUT_S`, is
-what its reader then waits at most before it asks the next leader.
-"""
+"""How long a standing request holds; then it is made again."""
+_LATE_S = 2.0
+"""How late its end may come: it does not where the leader of the consumer is lost."""
 _REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
 """Of an ack subject that names neither domain nor account."""
@@ -55,8 +51,6 @@ class Puller:
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._subscription: Any = None
-        self._may_be_more = True
-        """At hand, as far as the last answer said."""
         self._owed = 0
         """How many messages the standing request may still bring."""
         self._owed_until = 0.0
@@ -74,18 +68,6 @@ class Puller:
     def interrupt(self) -> None:
         """The server lost our request (the connection is another): end the wait for its answer."""
         self._arrived.put_nowait(None)
-
-    async def next(self, *, batch: int, timeout_s: float) -> list[Message]:
-        """The next messages, at most `batch`; empty where none came in time.
-
-        Raises LogUnavailable where the consumer is gone or there is no connection.
-        """
-        if batch > 1 and self._may_be_more:
-            at_hand = {"batch": batch, "no_wait": True}
-            if messages := await self._pull(at_hand, batch, _AT_HAND_TIMEOUT_S):
-                return messages
-        expires = int(timeout_s * 1e9)
-        return await self._pull({"batch": 1, "expires": expires}, 1, timeout_s + 1)
 
     async def follow(self, *, batch: int, timeout_s: float) -> list[Message]:
         """What has come by now, else the next messages to come; empty where none came in time.
@@ -118,7 +100,7 @@ class Puller:
         is_lost = self._arrived.empty() and now >= self._owed_until
         if self._owed <= 0 or is_lost:
             await self._ask({"batch": batch, "expires": int(_STANDING_S * 1e9)})
-            self._owed, self._owed_until = batch, now + _STANDING_S + _AT_HAND_TIMEOUT_S
+            self._owed, self._owed_until = batch, now + _STANDING_S + _LATE_S
 
     def _take(self, raw: Msg | None, messages: list[Message]) -> None:
         """Raises LogUnavailable."""
@@ -138,23 +120,6 @@ class Puller:
             )
         except (nats.errors.Error, *DISCONNECTED) as error:
             raise LogUnavailable from error
-
-    async def _pull(self, request: dict[str, Any], batch: int, timeout_s: float) -> list[Message]:
-        await self._ask(request)
-        messages: list[Message] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while len(messages) < batch:
-                    raw = await self._arrived.get()
-                    status = status_of(raw)
-                    if status == "503":
-                        raise LogUnavailable("the consumer is gone")
-                    if raw is None or status:
-                        break
-                    messages.append(_acked(raw))
-        # What is delivered again is not counted as pending.
-        self._may_be_more = any(each.pending or each.deliveries > 1 for each in messages)
-        return messages
 
 
 class Feed:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
-from events.bus.errors import NoAnswer
+from events.bus.errors import NoAnswer, SubjectsTaken
 from events.bus.last_known import LastKnown
 from events.bus.puller import Message, Puller, stored_at
 from events.bus.streams import (
@@ -21,8 +21,9 @@ from events.bus.streams import (
     due_subject,
     endpoint_of_consumer,
     endpoint_subjects,
+    is_older_consumer,
     job_id_in,
-    lane_consumer,
+    queue_consumer,
     queue_subject,
     scheduled_subject,
 )
@@ -72,7 +73,7 @@ class JetStreamEntries:
         self._puller = puller
 
     async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
-        messages = await self._puller.next(batch=most, timeout_s=timeout_s)
+        messages = await self._puller.follow(batch=most, timeout_s=timeout_s)
         return [self._entry(message) for message in messages]
 
     def _entry(self, message: Message) -> QueueEntry:
@@ -152,10 +153,21 @@ class JetStreamJobQueue:
                 await self._bus.delete_consumer(QUEUE, consumer)
 
     @asynccontextmanager
-    async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[JetStreamEntries]:
-        spec = lane_consumer(endpoint, lane, lease_s=self._lease_s)
+    async def reader(self, endpoint: str, number: int) -> AsyncGenerator[JetStreamEntries]:
+        spec = queue_consumer(endpoint, number, lease_s=self._lease_s)
+        try:
+            await self._bus.ensure_consumer(spec)
+        except SubjectsTaken:
+            await self._remove_older(endpoint)
+            await self._bus.ensure_consumer(spec)
         async with _entries(self._bus, spec) as entries:
             yield entries
+
+    async def _remove_older(self, endpoint: str) -> None:
+        """Entries stay; those that somebody holds are delivered again."""
+        for consumer in await self._bus.consumers(QUEUE):
+            if is_older_consumer(consumer, endpoint):
+                await self._bus.delete_consumer(QUEUE, consumer)
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
         return JetStreamEntry(job_id, token, self._bus)
@@ -208,15 +220,20 @@ class JetStreamCallbackQueue:
     @asynccontextmanager
     async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[JetStreamEntries]:
         spec = callbacks_consumer(most_held=most_held, hold_s=hold_s)
+        await self._bus.ensure_consumer(spec)
         async with _entries(self._bus, spec) as entries:
             yield entries
 
 
 @asynccontextmanager
 async def _entries(bus: Bus, spec: ConsumerSpec) -> AsyncGenerator[JetStreamEntries]:
-    await bus.ensure_consumer(spec)
+    """Of a consumer that is there. What has come and was not taken is given back."""
     async with bus.puller(spec.stream, spec.name) as puller:
-        yield JetStreamEntries(bus, puller)
+        try:
+            yield JetStreamEntries(bus, puller)
+        finally:
+            for message in await puller.close():
+                await bus.nak(message.ack_subject)
 
 
 async def _store_first(bus: Bus, subject: str, text: str) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from events.ids import LANES, PARTITIONS, partition_of
+from events.ids import LANES, PARTITIONS, READERS, partition_of
 from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
 
 JOBS = "JOBS"
@@ -96,30 +96,35 @@ class ConsumerSpec:
 
     stream: str
     name: str
-    filter_subject: str
+    subjects: tuple[str, ...]
     ack_wait_s: float
     max_ack_pending: int
 
 
 def router_consumer(stream: LogStream = _ONE) -> ConsumerSpec:
     name = log_stream_name(stream)
-    return ConsumerSpec(name, "router", REPUBLISH_FROM, ack_wait_s=30, max_ack_pending=1000)
+    return ConsumerSpec(name, "router", (REPUBLISH_FROM,), ack_wait_s=30, max_ack_pending=1000)
 
 
-def lane_consumer(endpoint: str, lane: int, *, lease_s: float) -> ConsumerSpec:
+def queue_consumer(endpoint: str, reader: int, *, lease_s: float) -> ConsumerSpec:
     """Unlimited pending acks: an entry stays pending while its job runs."""
-    subject = f"queue.{endpoint}.{lane}.*"
-    return ConsumerSpec(QUEUE, f"{endpoint}-{lane}", subject, lease_s, max_ack_pending=-1)
+    subjects = tuple(f"queue.{endpoint}.{lane}.*" for lane in range(reader, LANES, READERS))
+    return ConsumerSpec(QUEUE, f"{endpoint}-{reader}", subjects, lease_s, max_ack_pending=-1)
+
+
+def is_older_consumer(name: str, endpoint: str) -> bool:
+    """Whether it is of a version that had a consumer for each lane of the endpoint."""
+    return endpoint_of_consumer(name) == endpoint and int(name.rpartition("-")[2]) >= READERS
 
 
 def endpoint_of_consumer(name: str) -> str | None:
-    """Whose lane a consumer of the queue reads; None where an operator made it."""
-    endpoint, _, lane = name.rpartition("-")
-    return endpoint if endpoint and lane.isdecimal() else None
+    """Whose lanes a consumer of the queue reads; None where an operator made it."""
+    endpoint, _, reader = name.rpartition("-")
+    return endpoint if endpoint and reader.isdecimal() else None
 
 
 def callbacks_consumer(*, most_held: int, hold_s: float) -> ConsumerSpec:
-    return ConsumerSpec(CALLBACKS, "callbacks", DUE_WILDCARD, hold_s, most_held)
+    return ConsumerSpec(CALLBACKS, "callbacks", (DUE_WILDCARD,), hold_s, most_held)
 
 
 def job_subject(job_id: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from events.ids import LANES, READERS
 from events.log import utc_now
 from events.queue import QueuedJob, QueueEntry
 
@@ -51,16 +52,16 @@ class _Messages:
     def has(self, key: Hashable, job_id: str) -> bool:
         return any((each.key, each.job_id) == (key, job_id) for each in self.by_sequence.values())
 
-    def held(self, key: Hashable) -> int:
+    def held(self, keys: Collection[Hashable]) -> int:
         now = time.monotonic()
-        return sum(each.key == key and each.visible_at > now for each in self.by_sequence.values())
+        return sum(each.key in keys and each.visible_at > now for each in self.by_sequence.values())
 
-    def take(self, key: Hashable, *, most: int, hold_s: float) -> list[QueueEntry]:
+    def take(self, keys: Collection[Hashable], *, most: int, hold_s: float) -> list[QueueEntry]:
         now = time.monotonic()
         ready = [
             (sequence, message)
             for sequence, message in self.by_sequence.items()
-            if message.key == key and message.visible_at <= now
+            if message.key in keys and message.visible_at <= now
         ]
         for _, message in ready[:most]:
             message.hold_s = hold_s
@@ -69,13 +70,13 @@ class _Messages:
             MemoryEntry(message.job_id, str(sequence), self) for sequence, message in ready[:most]
         ]
 
-    def seconds_to_next(self, key: Hashable) -> float | None:
+    def seconds_to_next(self, keys: Collection[Hashable]) -> float | None:
         """Until the next message that is held now may be delivered again; None where none is."""
         now = time.monotonic()
         waits = [
             each.visible_at - now
             for each in self.by_sequence.values()
-            if each.key == key and each.visible_at > now
+            if each.key in keys and each.visible_at > now
         ]
         return min(waits, default=None)
 
@@ -116,10 +117,15 @@ class MemoryEntries:
     """What one reader is delivered."""
 
     def __init__(
-        self, messages: _Messages, key: Hashable, *, hold_s: float, most_held: int | None = None
+        self,
+        messages: _Messages,
+        keys: Collection[Hashable],
+        *,
+        hold_s: float,
+        most_held: int | None = None,
     ) -> None:
         self._messages = messages
-        self._key = key
+        self._keys = keys
         self._hold_s = hold_s
         self._most_held = most_held
 
@@ -127,13 +133,13 @@ class MemoryEntries:
         give_up_at = time.monotonic() + timeout_s
         while True:
             room = self._room(most)
-            if entries := self._messages.take(self._key, most=room, hold_s=self._hold_s):
+            if entries := self._messages.take(self._keys, most=room, hold_s=self._hold_s):
                 return entries
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 return []
             self._messages.changed.clear()
-            ready_in_s = self._messages.seconds_to_next(self._key)
+            ready_in_s = self._messages.seconds_to_next(self._keys)
             wait_s = left_s if ready_in_s is None else min(left_s, ready_in_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -142,7 +148,7 @@ class MemoryEntries:
     def _room(self, most: int) -> int:
         if self._most_held is None:
             return most
-        return max(0, min(most, self._most_held - self._messages.held(self._key)))
+        return max(0, min(most, self._most_held - self._messages.held(self._keys)))
 
 
 class MemoryJobQueue:
@@ -202,9 +208,10 @@ class MemoryJobQueue:
         self._read.discard(endpoint)
 
     @asynccontextmanager
-    async def lane(self, endpoint: str, lane: int) -> AsyncGenerator[MemoryEntries]:
+    async def reader(self, endpoint: str, number: int) -> AsyncGenerator[MemoryEntries]:
         self._read.add(endpoint)
-        yield MemoryEntries(self._messages, (endpoint, lane), hold_s=self._lease_s)
+        lanes = [(endpoint, lane) for lane in range(number, LANES, READERS)]
+        yield MemoryEntries(self._messages, lanes, hold_s=self._lease_s)
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
         return MemoryEntry(job_id, token, self._messages)
@@ -246,7 +253,7 @@ class MemoryCallbackQueue:
 
     @asynccontextmanager
     async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[MemoryEntries]:
-        yield MemoryEntries(self._messages, _DUE, hold_s=hold_s, most_held=most_held)
+        yield MemoryEntries(self._messages, [_DUE], hold_s=hold_s, most_held=most_held)
 
     def _release(self, job_id: str, until: datetime) -> None:
         """Make it due, unless it was parked anew meanwhile."""

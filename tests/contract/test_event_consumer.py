@@ -24,7 +24,7 @@ from tests.support.bus import connected, operator
 from tests.support.events import submitted
 from tests.support.polling import eventually
 
-SPEC = ConsumerSpec(JOBS, "test", "jobs.*.*", ack_wait_s=1.0, max_ack_pending=100)
+SPEC = ConsumerSpec(JOBS, "test", ("jobs.*.*",), ack_wait_s=1.0, max_ack_pending=100)
 
 
 @dataclass

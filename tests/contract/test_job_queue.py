@@ -33,7 +33,7 @@ async def taken(entries: EntryReader, *, within_s: float = 30.0) -> QueueEntry:
 
 async def test_an_entry_is_delivered_to_one_holder_at_a_time(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as one, queue.lane("default", LANE) as other:
+    async with queue.reader("default", LANE) as one, queue.reader("default", LANE) as other:
         assert (await taken(one)).job_id == "a-job"
         assert await other.next(most=1, timeout_s=0.2) == []
 
@@ -42,7 +42,7 @@ async def test_entries_come_in_the_order_in_which_they_were_added(queue: JobQueu
     jobs = [new_id() for _ in range(5)]
     for job_id in jobs:
         await queue.add("default", LANE, job_id)
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         first = await entries.next(most=3, timeout_s=5)
         rest = await entries.next(most=5, timeout_s=5)
     assert [entry.job_id for entry in first + rest] == jobs
@@ -53,7 +53,7 @@ async def test_lanes_and_endpoints_do_not_mix(queue: JobQueue) -> None:
     await queue.add("default", LANE, "mine")
     await queue.add("default", LANE + 1, "other-lane")
     await queue.add("other", LANE, "other-endpoint")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         assert (await taken(entries)).job_id == "mine"
         assert await entries.next(most=1, timeout_s=0.2) == []
     assert await queue.job_ids() == {"mine", "other-lane", "other-endpoint"}
@@ -63,7 +63,7 @@ async def test_lanes_and_endpoints_do_not_mix(queue: JobQueue) -> None:
 async def test_a_job_that_waits_or_runs_is_not_queued_twice(queue: JobQueue) -> None:
     for _ in range(2):
         await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         await queue.add("default", LANE, "a-job")
         assert await queue.depth("default") == 1
@@ -77,7 +77,7 @@ async def test_an_entry_that_is_put_again_comes_once_whoever_held_it(queue: JobQ
     due = utc_now() + timedelta(hours=1)
     await queue.add("default", LANE, "a-job", deadline=due)
     [before] = await queue.queued("default", after=0, most=5)
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         old = await taken(entries)
         await queue.put_again("default", LANE, "a-job", deadline=due)
         new = await taken(entries)
@@ -94,7 +94,7 @@ async def test_an_entry_that_is_put_again_comes_once_whoever_held_it(queue: JobQ
 
 async def test_an_acknowledged_entry_is_gone(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         await entry.ack()
         assert await entries.next(most=1, timeout_s=1.5 * LEASE_S) == []
@@ -103,7 +103,7 @@ async def test_an_acknowledged_entry_is_gone(queue: JobQueue) -> None:
 
 async def test_an_entry_that_is_given_back_is_delivered_at_once(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         await entry.nak()
         assert (await taken(entries, within_s=0.8 * LEASE_S)).job_id == "a-job"
@@ -111,7 +111,7 @@ async def test_an_entry_that_is_given_back_is_delivered_at_once(queue: JobQueue)
 
 async def test_an_entry_that_is_not_renewed_is_delivered_again(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         first = await taken(entries)
         again = await taken(entries, within_s=3 * LEASE_S)
     assert again.job_id == first.job_id
@@ -119,7 +119,7 @@ async def test_an_entry_that_is_not_renewed_is_delivered_again(queue: JobQueue) 
 
 async def test_an_entry_that_is_renewed_stays_with_its_holder(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         for _ in range(5):
             await asyncio.wait_for(entry.renew(), 1)
@@ -129,7 +129,7 @@ async def test_an_entry_that_is_renewed_stays_with_its_holder(queue: JobQueue) -
 async def test_an_entry_is_held_for_as_long_as_its_holder_says(queue: JobQueue) -> None:
     for job_id in ("short", "long"):
         await queue.add("default", LANE, job_id)
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         short, long = await taken(entries), await taken(entries)
         for _ in range(4):
             await short.hold(for_s=0.5 * LEASE_S)
@@ -143,7 +143,7 @@ async def test_an_entry_is_held_for_as_long_as_its_holder_says(queue: JobQueue) 
 
 async def test_what_is_held_for_a_short_time_is_renewed_for_a_full_one(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         await entry.hold(for_s=0.2 * LEASE_S)
         await entry.renew()
@@ -159,7 +159,7 @@ async def test_one_that_is_given_back_comes_behind_one_that_was_not_renewed(
 ) -> None:
     for job_id in ("hung", "in-hand", "new"):
         await queue.add("default", LANE, job_id)
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         await taken(entries)
         in_hand = await taken(entries)
         for _ in range(4):
@@ -173,7 +173,7 @@ async def test_one_that_is_given_back_comes_behind_one_that_was_not_renewed(
 
 async def test_a_token_opens_the_entry_in_another_process(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         token = (await taken(entries)).token
         opened = queue.entry("a-job", token)
         assert abs(utc_now() - opened.stored_at) < timedelta(seconds=30)
@@ -188,13 +188,13 @@ async def test_a_removed_entry_is_never_delivered(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
     await queue.remove("default", LANE, "a-job")
     await queue.remove("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         assert await entries.next(most=1, timeout_s=0.2) == []
     assert await queue.job_ids() == set()
 
 
 async def test_a_reader_that_waits_hears_of_a_new_entry(queue: JobQueue) -> None:
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         waiting = asyncio.create_task(taken(entries, within_s=10))
         assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
         await queue.add("default", LANE, "a-job")
@@ -202,7 +202,7 @@ async def test_a_reader_that_waits_hears_of_a_new_entry(queue: JobQueue) -> None
 
 
 async def test_of_two_readers_that_wait_one_is_given_the_entry(queue: JobQueue) -> None:
-    async with queue.lane("default", LANE) as one, queue.lane("default", LANE) as other:
+    async with queue.reader("default", LANE) as one, queue.reader("default", LANE) as other:
         waiting = [asyncio.create_task(each.next(most=1, timeout_s=0.8)) for each in (one, other)]
         await asyncio.wait(waiting, timeout=0.2)
         await queue.add("default", LANE, "a-job")
@@ -212,7 +212,7 @@ async def test_of_two_readers_that_wait_one_is_given_the_entry(queue: JobQueue) 
 
 async def test_an_entry_that_is_gone_acts_on_no_later_one_of_its_job(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         gone = await taken(entries)
         await gone.ack()
         await queue.add("default", LANE, "a-job")
@@ -227,7 +227,7 @@ async def test_an_entry_that_is_gone_acts_on_no_later_one_of_its_job(queue: JobQ
 
 async def test_an_entry_that_is_removed_from_its_holder_is_gone(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         await queue.remove("default", LANE, "a-job")
         await entry.nak()
@@ -249,7 +249,7 @@ async def test_it_tells_of_what_is_queued_without_taking_it(queue: JobQueue) -> 
     assert await queue.queued("default", after=second.position, most=2) == [third]
     assert await queue.queued("default", after=third.position, most=2) == []
     assert await queue.queued("unknown", after=0, most=2) == []
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         entry = await taken(entries)
         assert await queue.queued("default", after=0, most=9) == [first, second, third]
         await entry.ack()
@@ -265,7 +265,7 @@ async def test_what_happens_on_it_does_not_make_it_another_queue(queue: JobQueue
 
 async def test_it_knows_the_endpoints_that_have_entries_or_readers(queue: JobQueue) -> None:
     await queue.add("has-entries", LANE, "a-job")
-    async with queue.lane("default", LANE), queue.lane("default", LANE + 1):
+    async with queue.reader("default", LANE), queue.reader("default", LANE + 1):
         assert await queue.endpoints() == {"has-entries", "default"}
     await queue.forget("default")
     await queue.forget("unknown")
@@ -274,11 +274,11 @@ async def test_it_knows_the_endpoints_that_have_entries_or_readers(queue: JobQue
 
 async def test_an_endpoint_that_was_forgotten_is_read_again(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         await queue.forget("default")
         with suppress(LogUnavailable):
             await entries.next(most=1, timeout_s=0.5)
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         assert (await taken(entries)).job_id == "a-job"
 
 
@@ -287,7 +287,7 @@ async def test_it_knows_how_many_entries_of_the_endpoint_stand_before_one(queue:
     await queue.add("other", LANE, "elsewhere")
     await queue.add("default", LANE + 1, "second")
     await queue.add("default", LANE, "third")
-    async with queue.lane("default", LANE) as entries:
+    async with queue.reader("default", LANE) as entries:
         held = await taken(entries)  # it runs, and stands there still
         assert await queue.ahead("default", LANE, "first") == 0
         assert await queue.ahead("default", LANE + 1, "second") == 1

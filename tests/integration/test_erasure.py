@@ -211,7 +211,7 @@ async def test_an_actor_that_still_runs_writes_nothing_and_its_late_image_is_swe
         limits=AttemptLimits(silence_s=30),
         lease_renew_s=30,  # it will not notice by itself
     )
-    async with queue.lane("default", lane) as entries:
+    async with queue.reader("default", lane) as entries:
         [entry] = await entries.next(most=1, timeout_s=10)
         run = asyncio.create_task(runner.run(entry))
         engine.advance()

@@ -202,7 +202,7 @@ async def test_an_entry_that_is_held_outlives_the_server_that_gave_it(
     job_ids = [new_id() for _ in range(10)]
     for job_id in job_ids:
         await until_done(partial(queue.add, "default", 3, job_id))
-    async with queue.lane("default", 3) as lane:
+    async with queue.reader("default", 3) as lane:
         [held] = await lane.next(most=1, timeout_s=10)
         dead = await leader(cluster, bus, QUEUE)
         dead.kill()

@@ -16,7 +16,7 @@ from events.bus.contents import JetStreamCallbackEntries, JetStreamJobEntries, l
 from events.bus.logs.job_log import job_log
 from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
 from events.errors import LogUnavailable
-from events.ids import new_id
+from events.ids import READERS, new_id
 from events.log import Appended, EventLog, utc_now
 from events.memory.contents import MemoryQueueContents
 from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
@@ -135,7 +135,7 @@ async def test_entries_that_wait_and_that_are_held_are_seen(parts: Parts) -> Non
     job = folded([submitted()])
     assert not await parts.queue_contents.has(job)
     await parts.queue.add(job.submitted.endpoint, job.submitted.lane, job.id)
-    async with parts.queue.lane(job.submitted.endpoint, job.submitted.lane) as lane:
+    async with parts.queue.reader(job.submitted.endpoint, job.submitted.lane % READERS) as lane:
         [entry] = await lane.next(most=1, timeout_s=5)
         assert await parts.queue_contents.has(job)
         assert await all_of(parts.queue_contents.job_ids()) == [job.id]

@@ -33,7 +33,7 @@ async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus
     async with operator(nats_server) as client:
         await client.jetstream().delete_stream(QUEUE)
     with pytest.raises(LogUnavailable):
-        async with queue.lane("default", 1):
+        async with queue.reader("default", 1):
             pass
 
     async def queued() -> bool:
@@ -45,7 +45,7 @@ async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus
 
     await eventually(queued)
     assert await queue.made_at() > made_at
-    async with queue.lane("default", 1) as lane:
+    async with queue.reader("default", 1) as lane:
         assert len(await lane.next(most=1, timeout_s=2)) == 1
 
 
@@ -154,7 +154,7 @@ async def test_no_start_changes_the_size_of_the_log(
 
 async def test_a_consumer_that_is_gone_already_is_deleted(bus: Bus) -> None:
     queue = JetStreamJobQueue(bus, lease_s=30)
-    async with queue.lane("default", 1):
+    async with queue.reader("default", 1):
         assert await bus.consumers(QUEUE) == ["default-1"]
     for _ in range(2):
         await bus.delete_consumer(QUEUE, "default-1")

@@ -151,7 +151,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_JOB_TIMEOUT_S": (3600.0, 3601.5),
     "DARKROOM_DEADLINES_PERIOD_S": (1.0, 2.5),
     "DARKROOM_RAY_CALLS": (8, 11),
-    "DARKROOM_MAX_ENDPOINTS": (12, 15),
+    "DARKROOM_MAX_ENDPOINTS": (100, 15),
     "DARKROOM_ENDPOINT_DRAIN_S": (300.0, 301.5),
     "DARKROOM_ENDPOINTS_FILE": (None, Path("endpoints.yaml")),
     "DARKROOM_ENDPOINT_GONE_S": (60.0, 61.5),

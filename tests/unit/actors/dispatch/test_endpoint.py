@@ -72,7 +72,7 @@ async def not_queued(bench: Bench, job_id: str) -> bool:
 async def test_an_entry_in_hand_stays_ours_while_no_slot_is_free(bench: Bench) -> None:
     bench.cluster.room = 0
     job_id = await bench.submit()
-    async with bench.dispatching() as ours, bench.queue.lane("default", 3) as other_dispatcher:
+    async with bench.dispatching() as ours, bench.queue.reader("default", 3) as other_dispatcher:
         await eventually(lambda: ours.in_hand)
         assert await other_dispatcher.next(most=1, timeout_s=3 * LEASE_S) == []
         bench.cluster.give_room(1)
@@ -118,7 +118,7 @@ async def test_a_dispatcher_that_stops_gives_back_what_it_has_in_hand(bench: Ben
     job_id = await bench.submit()
     async with bench.dispatching() as dispatcher:
         await eventually(lambda: dispatcher.in_hand)
-    async with bench.queue.lane("default", 3) as successor:
+    async with bench.queue.reader("default", 3) as successor:
         [entry] = await successor.next(most=1, timeout_s=LEASE_S / 3)
     assert entry.job_id == job_id
 
@@ -283,7 +283,7 @@ async def test_a_successor_finds_the_job_that_still_runs(bench: Bench) -> None:
 
 async def test_an_entry_that_the_queue_forgot_is_put_there_again(bench: Bench) -> None:
     job_id = await bench.submit(lane=5)
-    async with bench.queue.lane("default", 5) as entries:
+    async with bench.queue.reader("default", 5) as entries:
         [entry] = await entries.next(most=1, timeout_s=1)
         await entry.hold(for_s=math.inf)
     async with bench.dispatching():

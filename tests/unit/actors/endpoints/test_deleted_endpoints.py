@@ -130,7 +130,7 @@ async def test_the_readers_of_its_lanes_go_soon_unless_it_is_made_again(
     bench: Bench, is_back: bool
 ) -> None:
     await bench.delete(drain_s=0)
-    async with bench.queue.lane("fast", 3):
+    async with bench.queue.reader("fast", 3):
         pass
     for _ in range(2):
         await bench.sweep()

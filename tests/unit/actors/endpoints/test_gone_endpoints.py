@@ -68,7 +68,7 @@ class Bench:
 
     async def dispatched(self, endpoint: str) -> None:
         """It was dispatched once: its lanes were read, and it has a worker."""
-        async with self.queue.lane(endpoint, 3):
+        async with self.queue.reader(endpoint, 3):
             await self.cluster.place(f"worker:{endpoint}:d1:0")
 
     async def job(self, job_id: str) -> Job:

@@ -41,7 +41,7 @@ class Bench:
         job_id = new_id()
         await self.writer.submit(job_id, Submit(submitted()))
         await self.queue.add("default", 3, job_id)
-        async with self.queue.lane("default", 3) as entries:
+        async with self.queue.reader("default", 3) as entries:
             [entry] = await entries.next(most=1, timeout_s=1)
             await entry.hold(for_s=math.inf)
         return job_id
@@ -59,7 +59,7 @@ class Bench:
         await self.forgotten.look()
 
     async def delivered(self) -> list[str]:
-        async with self.queue.lane("default", 3) as entries:
+        async with self.queue.reader("default", 3) as entries:
             return [entry.job_id for entry in await entries.next(most=9, timeout_s=0)]
 
 

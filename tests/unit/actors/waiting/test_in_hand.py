@@ -121,7 +121,7 @@ async def test_beyond_the_bound_each_lane_offers_one(hand: Hand) -> None:
 async def test_a_full_hand_hears_of_a_job_that_comes_again(hand: Hand) -> None:
     runs = await hand.submit()
     hand.running.add(runs)
-    async with hand.queue.lane("default", LANE) as entries:
+    async with hand.queue.reader("default", LANE) as entries:
         [entry] = await entries.next(most=1, timeout_s=1)
     waits = [await hand.submit() for _ in range(3)]
     async with hand.open(most=1) as in_hand:
@@ -138,7 +138,7 @@ async def test_what_is_in_hand_is_held_for_as_long_as_its_holder_lives(
 
     async def say_nothing(_: MemoryEntry) -> None: ...
 
-    async with hand.open() as in_hand, hand.queue.lane("default", LANE) as successor:
+    async with hand.open() as in_hand, hand.queue.reader("default", LANE) as successor:
         await eventually(lambda: len(in_hand) == 3)
         assert await successor.next(most=3, timeout_s=2 * HOLD_S) == []
         monkeypatch.setattr(MemoryEntry, "nak", say_nothing)  # it is killed
@@ -179,7 +179,7 @@ async def test_what_is_in_hand_is_given_back_at_the_end(hand: Hand) -> None:
     async with hand.open() as in_hand:
         await eventually(lambda: len(in_hand) == 3)
         in_hand.take(jobs[0])
-    async with hand.queue.lane("default", LANE) as successor:
+    async with hand.queue.reader("default", LANE) as successor:
         entries = await successor.next(most=3, timeout_s=1)
     assert [entry.job_id for entry in entries] == jobs[1:]
 
@@ -195,14 +195,14 @@ async def test_what_is_just_read_is_given_back_at_the_end(hand: Hand) -> None:
     hand.writer.load = wait  # type: ignore[method-assign]
     async with hand.open():
         await is_asked.wait()
-    async with hand.queue.lane("default", LANE) as successor:
+    async with hand.queue.reader("default", LANE) as successor:
         entries = await successor.next(most=3, timeout_s=1)
     assert [entry.job_id for entry in entries] == jobs
 
 
 async def test_one_that_is_taken_has_a_full_lease(hand: Hand) -> None:
     job_id = await hand.submit()
-    async with hand.open() as in_hand, hand.queue.lane("default", LANE) as successor:
+    async with hand.open() as in_hand, hand.queue.reader("default", LANE) as successor:
         await eventually(lambda: in_hand)
         await asyncio.sleep(HOLD_S)
         job = await in_hand.ready(in_hand.take(job_id))

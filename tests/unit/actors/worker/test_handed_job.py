@@ -78,7 +78,7 @@ async def queue() -> MemoryJobQueue:
 @asynccontextmanager
 async def entry_of(job: Job, queue: MemoryJobQueue) -> AsyncGenerator[QueueEntry]:
     await queue.add("default", LANE, job.id)
-    async with queue.lane("default", LANE) as lane:
+    async with queue.reader("default", LANE) as lane:
         [entry] = await lane.next(most=1, timeout_s=5)
         yield entry
 

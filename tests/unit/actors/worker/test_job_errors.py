@@ -62,7 +62,7 @@ class Bench:
         await self.queue.add("default", LANE, job_id)
         if not is_readable:
             self.log.unreadable.add(job_id)
-        async with self.queue.lane("default", LANE) as lane:
+        async with self.queue.reader("default", LANE) as lane:
             [entry] = await lane.next(most=1, timeout_s=5)
             outcome = await self.runner.run(entry)
         assert await self.queue.job_ids() == set()
@@ -137,7 +137,7 @@ async def test_a_job_of_a_later_version_keeps_its_entry(tmp_path: Path) -> None:
     await bench.writer.submit(job_id, Submit(submitted(lane=LANE)))
     await bench.queue.add("default", LANE, job_id)
     bench.log.of_later_version.add(job_id)
-    async with bench.queue.lane("default", LANE) as lane:
+    async with bench.queue.reader("default", LANE) as lane:
         [entry] = await lane.next(most=1, timeout_s=5)
         assert await bench.runner.run(entry) is RunOutcome.LOST
     assert await bench.queue.job_ids() == {job_id}

@@ -58,7 +58,7 @@ class Bench:
 
     @asynccontextmanager
     async def entry(self) -> AsyncIterator[QueueEntry]:
-        async with self.queue.lane("default", LANE) as lane:
+        async with self.queue.reader("default", LANE) as lane:
             [entry] = await lane.next(most=1, timeout_s=5)
             yield entry
 

@@ -66,7 +66,7 @@ async def test_an_image_is_stored_as_its_job_says(
         max_attempts_total=1,
         now=utc_now,
     )
-    async with queue.lane("default", LANE) as lane:
+    async with queue.reader("default", LANE) as lane:
         [entry] = await lane.next(most=1, timeout_s=5)
         assert await runner.run(entry) is RunOutcome.COMPLETED
     job = await JobWriter(log).load(job_id)

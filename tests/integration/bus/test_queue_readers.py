@@ -1,0 +1,70 @@
+"""The readers of a queue on a real nats-server: what one leaves, and those of another version."""
+
+from __future__ import annotations
+
+import nats.js.api
+import pytest
+
+from events.bus.bus import Bus
+from events.bus.queues import JetStreamJobQueue
+from events.bus.streams import QUEUE
+from events.ids import LANES, READERS
+from serve_app.local.nats_server import NatsServer
+from tests.support.bus import operator
+
+LEASE_S = 30.0
+
+
+async def read_by_lane(nats_server: NatsServer, endpoint: str) -> None:
+    """What a version does that has a consumer for each lane."""
+    async with operator(nats_server) as client:
+        for lane in range(LANES):
+            config = nats.js.api.ConsumerConfig(
+                durable_name=f"{endpoint}-{lane}",
+                filter_subject=f"queue.{endpoint}.{lane}.*",
+                ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+                ack_wait=LEASE_S,
+                max_ack_pending=-1,
+                max_waiting=64,
+            )
+            await client.jetstream().add_consumer(QUEUE, config)
+
+
+@pytest.mark.parametrize("is_after_ours", [False, True])
+async def test_it_takes_over_from_a_version_with_a_consumer_for_each_lane(
+    nats_server: NatsServer, bus: Bus, is_after_ours: bool
+) -> None:
+    queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
+    for lane in range(LANES):
+        await queue.add("default", lane, f"job-{lane}")
+    if is_after_ours:
+        for reader in range(READERS):
+            async with queue.reader("default", reader):
+                pass
+    await read_by_lane(nats_server, "default")
+    await read_by_lane(nats_server, "default-9")
+    found: list[str] = []
+    for reader in range(READERS):
+        async with queue.reader("default", reader) as entries:
+            while some := await entries.next(most=64, timeout_s=0.3):
+                found += [entry.job_id for entry in some]
+    assert sorted(found) == sorted(f"job-{lane}" for lane in range(LANES))
+    names = {f"default-{reader}" for reader in range(READERS)}
+    others = {f"default-9-{lane}" for lane in range(LANES)}
+    assert set(await bus.consumers(QUEUE)) == names | others
+
+
+async def test_a_reader_gives_back_what_came_and_was_not_taken(bus: Bus) -> None:
+    queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
+    async with queue.reader("default", 3) as entries:
+        assert await entries.next(most=5, timeout_s=0.1) == []  # from here on a request stands
+        for number in range(5):
+            await queue.add("default", 3, f"job-{number}")
+        await bus.last_sequence(QUEUE)  # answered behind them, on the same connection
+    async with queue.reader("default", 3) as entries:
+        found: list[str] = []
+        while len(found) < 5:
+            some = await entries.next(most=5, timeout_s=LEASE_S / 3)
+            assert some, found
+            found += [entry.job_id for entry in some]
+    assert sorted(found) == [f"job-{number}" for number in range(5)]
