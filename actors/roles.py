@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -54,6 +54,7 @@ from events.store.keys import ApiKeys
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Endpoint
+from events.wire.callback_keys import parts_of
 from settings.settings import Settings
 
 OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
@@ -228,7 +229,10 @@ def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenClust
     )
 
 
-async def run_callbacks(settings: Settings) -> None:
+async def run_callbacks(settings: Settings, number: int = 1) -> None:
+    """`number`: which of several processes this is. Each has the same parts of the queue always, so
+    that what it knows of its receivers stays of use, and no database is asked who has which.
+    """
     messaging = connect(settings.log, "callbacks", lease_s=settings.workers.lease_s)
     secret = settings.stores.secret_bytes
     # Not prepared here: deliveries do not wait for a database.
@@ -252,7 +256,13 @@ async def run_callbacks(settings: Settings) -> None:
         settings=settings.callbacks,
         metrics=metrics.callbacks,
     )
-    callbacks = Callbacks(messaging.callback_queue, deliverer, settings=settings.callbacks)
+    processes = settings.callbacks.processes
+    callbacks = Callbacks(
+        messaging.callback_queue,
+        deliverer,
+        settings=settings.callbacks,
+        parts=parts_of(number, processes) if processes > 1 else None,
+    )
     await messaging.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(callbacks.run())
@@ -265,26 +275,3 @@ async def _open_database(settings: Settings) -> Database:
     database = Database(settings.stores.effective_database_url)
     await database.prepare_persistently()
     return database
-
-
-ROLES = {
-    "router": "actors.roles:run_router",
-    "results": "actors.roles:run_results",
-    "dispatcher": "actors.roles:run_lasting_dispatcher",
-    "callbacks": "actors.roles:run_callbacks",
-}
-"""By import path: a role's process finds its own, and nothing has to travel."""
-
-
-def role_mains(settings: Settings) -> Mapping[str, str]:
-    """The processes of the roles by their names, and what each runs."""
-    routers, projections = settings.log.routers, settings.log.projections
-    return (
-        ROLES
-        | {f"router-{number}": "actors.roles:run_further_router" for number in _further(routers)}
-        | {f"results-{number}": "actors.roles:run_projection" for number in _further(projections)}
-    )
-
-
-def _further(processes: int) -> range:
-    return range(2, processes + 1)
