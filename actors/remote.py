@@ -261,8 +261,9 @@ class RoleProcess:
     reason, ends the process, and Serve makes a new one.
     """
 
-    def __init__(self, main: str, settings: str) -> None:
-        """`main`: import path of a coroutine function of the settings, `module:name`.
+    def __init__(self, main: str, settings: str, number: int = 1) -> None:
+        """`main`: import path of a coroutine function of the settings, `module:name`. `number`:
+        which of several that are alike, which it is given from the second on.
 
         `settings`: pickled, in base64. Where Serve is given a configuration file, as by a
         RayService, it makes a dict of every pydantic model among the arguments, and it tells them
@@ -270,13 +271,14 @@ class RoleProcess:
         """
         set_up_logging()
         self._main = main
+        self._numbers = () if number == 1 else (number,)
         threading.Thread(target=self._host, args=(settings,), name=main, daemon=True).start()
 
     def _host(self, pickled: str) -> None:
         try:
             settings: Settings = pickle.loads(b64decode(pickled))
             set_up_logging(log_format=settings.telemetry.log_format)
-            asyncio.run(pkgutil.resolve_name(self._main)(settings))
+            asyncio.run(pkgutil.resolve_name(self._main)(settings, *self._numbers))
         except BaseException:
             logger.exception("role ended", extra={"action": "role_end", "role": self._main})
         os._exit(1)

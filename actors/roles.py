@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 
 from actors import metering
@@ -32,6 +31,7 @@ from actors.waiting.running_jobs import RunningJobs
 from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
+from events.wire.callback_keys import parts_of
 from settings.settings import Settings
 
 _KEEPER_TIMEOUT_S = 10.0
@@ -136,7 +136,10 @@ async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None
             group.create_task(run())
 
 
-async def run_callbacks(settings: Settings) -> None:
+async def run_callbacks(settings: Settings, number: int = 1) -> None:
+    """`number`: which of several processes this is. Each has the same parts of the queue always, so
+    that what it knows of its receivers stays of use, and no database is asked who has which.
+    """
     messaging = connect(settings.log, "callbacks", lease_s=settings.workers.lease_s)
     secret = settings.stores.secret_bytes
     # Not prepared here: deliveries do not wait for a database.
@@ -160,7 +163,13 @@ async def run_callbacks(settings: Settings) -> None:
         settings=settings.callbacks,
         metrics=metrics.callbacks,
     )
-    callbacks = Callbacks(messaging.callback_queue, deliverer, settings=settings.callbacks)
+    processes = settings.callbacks.processes
+    callbacks = Callbacks(
+        messaging.callback_queue,
+        deliverer,
+        settings=settings.callbacks,
+        parts=parts_of(number, processes) if processes > 1 else None,
+    )
     await messaging.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(callbacks.run())
@@ -173,26 +182,3 @@ async def _open_database(settings: Settings) -> Database:
     database = Database(settings.stores.effective_database_url)
     await database.prepare_persistently()
     return database
-
-
-ROLES = {
-    "router": "actors.roles:run_router",
-    "results": "actors.roles:run_results",
-    "dispatcher": "actors.roles:run_lasting_dispatcher",
-    "callbacks": "actors.roles:run_callbacks",
-}
-"""By import path: a role's process finds its own, and nothing has to travel."""
-
-
-def role_mains(settings: Settings) -> Mapping[str, str]:
-    """The processes of the roles by their names, and what each runs."""
-    return (
-        ROLES
-        | _further("router", "actors.roles:run_further_router", settings.log.routers)
-        | _further("results", "actors.roles:run_projection", settings.log.projections)
-        | _further("dispatcher", ROLES["dispatcher"], settings.dispatch.dispatchers)
-    )
-
-
-def _further(role: str, main: str, processes: int) -> dict[str, str]:
-    return {f"{role}-{number}": main for number in range(2, processes + 1)}

@@ -176,6 +176,19 @@ class AddressRule:
         )
 
 
+def receiver_of(url: str) -> str:
+    """Host and port, one name however the URL is spelt; empty where it can have none.
+
+    Whether it may be called is not asked.
+    """
+    try:
+        scheme, authority = _split(url, LONGEST_PUT_URL)
+        host, port = _split_authority(authority)
+    except AddressNotAllowed:
+        return ""
+    return f"{host}:{port or _DEFAULT_PORTS.get(scheme)}"
+
+
 def _is_in(address: Address, networks: Sequence[Network]) -> bool:
     return any(address in network for network in networks)
 

@@ -7,13 +7,14 @@ the queues on JetStream, `events.memory.queues` keeps them in memory for tests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
 from events.job import Job
+from events.wire.callback_keys import PARTS
 
 AT_ONCE = datetime(2000, 1, 1, tzinfo=UTC)
 """A time that is over by every clock: what is parked until then is due now."""
@@ -55,10 +56,16 @@ class QueueEntry(Protocol):
         """Hold it for this long, whatever is left of its time."""
 
 
+class CallbackEntry(QueueEntry, Protocol):
+    @property
+    def key(self) -> str:
+        """As it was added or parked; see `events.wire.callback_keys`."""
+
+
 class EntryReader(Protocol):
     """Takes entries off the head of a queue, for one holder."""
 
-    async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
+    async def next(self, *, most: int, timeout_s: float) -> Sequence[QueueEntry]:
         """What has come by now, else the next entries to come; empty if none came in time.
 
         Entries come ahead, so there may be more than `most` of them, which is how many are asked
@@ -138,35 +145,49 @@ class JobQueue(Protocol):
         """An entry that was delivered to another process."""
 
 
-class CallbackQueue(Protocol):
-    """Deliveries of callbacks that wait, due now or later."""
+class CallbackReader(Protocol):
+    async def next(self, *, most: int, timeout_s: float) -> Sequence[CallbackEntry]:
+        """See `EntryReader`."""
 
-    async def add(self, job_id: str) -> None:
+
+class CallbackQueue(Protocol):
+    """Deliveries of callbacks that wait, due now or later, by their keys.
+
+    A key says which part of the queue it is in; see `events.wire.callback_keys`.
+    """
+
+    async def add(self, key: str) -> None:
         """Due at once. Does nothing if it is due already. Raises LogUnavailable, LogFull."""
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
         """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull.
 
         `line`: what it stands in line for, where it does; see `in_line`.
         """
 
-    def in_line(self) -> AsyncGenerator[dict[str, str]]:
-        """What each delivery that is parked in a line stands there for, by job, some at a time.
+    def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
+        """What each delivery that is parked in a line stands there for, by key, some at a time.
 
-        Those that were parked earlier come first. Raises LogUnavailable.
+        Of each part those that were parked earlier come first. Raises LogUnavailable.
         """
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
-        """Those of these jobs whose delivery is due or parked. Raises LogUnavailable."""
+        """Those of these jobs whose delivery is due or parked, in whichever part.
+
+        Raises LogUnavailable.
+        """
 
     async def job_ids(self) -> set[str]:
         """Every job whose delivery is due or parked. Raises LogUnavailable."""
 
-    def due(self, *, most_held: int, hold_s: float) -> AbstractAsyncContextManager[EntryReader]:
-        """Take what is due. Raises LogUnavailable.
+    def due(
+        self, *, most_held: int, hold_s: float, part: str | None = None
+    ) -> AbstractAsyncContextManager[CallbackReader]:
+        """Take what is due, of one part or of all. Raises LogUnavailable.
 
-        `most_held`: how many entries all readers together hold at most; `hold_s`: after this long
-        without a renewal an entry is delivered again.
+        `most_held`: how many entries all readers of this together hold at most; `hold_s`: after
+        this long without a renewal an entry is delivered again. While there are readers of parts,
+        none of all can begin, and the other way round: it gets LogUnavailable.
         """
 
 

@@ -41,7 +41,7 @@ from actors.callbacks.sender import Sender
 from actors.fetcher import Fetcher
 from actors.logs import set_up_logging
 from actors.remote_keeper import CPU_NODE
-from actors.roles import role_mains
+from actors.role_mains import RoleMain, role_mains
 from engine.extensions.installed import installed_extensions, log_extensions, nodes_of
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
@@ -128,11 +128,12 @@ def _with_replicas(settings: Settings) -> Settings:
     return settings.model_copy(update={"http": http})
 
 
-def _role(name: str, main: str, settings: Settings) -> DeploymentActorConfig:
+def _role(name: str, main: RoleMain, settings: Settings) -> DeploymentActorConfig:
+    pickled = b64encode(pickle.dumps(settings)).decode()
     return DeploymentActorConfig(
         name=name,
         actor_class="actors.remote:RoleActor",
-        init_kwargs={"main": main, "settings": b64encode(pickle.dumps(settings)).decode()},
+        init_kwargs={"main": main.path, "settings": pickled, "number": main.number},
         actor_options={"num_cpus": 0, "resources": CPU_NODE},
     )
 

@@ -37,8 +37,11 @@ class CallbackSettings(Group):
     """How long the pauses before the first try and each further one are."""
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The part of a pause by which it may be longer or shorter."""
+    processes: Annotated[int, Field(ge=1, le=16)] = 1
+    """How many processes make deliveries. Each has receivers of its own, by a hash of their hosts
+    and ports."""
     in_flight: PositiveInt = 256
-    """How many deliveries are made at the same time."""
+    """How many deliveries are made at the same time, by each process."""
     per_host: PositiveInt = 4
     """How many deliveries to one host are made at the same time."""
     breaker_failures: PositiveInt = 4

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from events.log import utc_now
-from events.queue import QueueEntry
+from events.queue import CallbackEntry
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The queue's server decides by its own clock when what is parked comes back."""
 
-    entry: QueueEntry
+    entry: CallbackEntry
     ahead: timedelta
     """How far the queue's clock is ahead of ours, as far as can be told: it was stored just now."""
 
     @classmethod
-    def of(cls, entry: QueueEntry) -> Arrival:
+    def of(cls, entry: CallbackEntry) -> Arrival:
         return cls(entry, max(entry.stored_at - utc_now(), timedelta()))
 
     def is_early(self, time: datetime) -> bool:

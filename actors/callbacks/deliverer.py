@@ -150,7 +150,7 @@ class Deliverer:
     ) -> datetime | None:
         """See `come_to_end`. The end of the job may have been parked, and replaced by this."""
         due_at = due.no_later(until) + arrival.ahead
-        await self._queue.park(arrival.entry.job_id, due_at, line=line)
+        await self._queue.park(arrival.entry.key, due_at, line=line)
         if due.about is None or due.job.end is not None:
             return None
         now = fold(await self._jobs.read(due.job.id))
@@ -183,7 +183,7 @@ class Deliverer:
         if isinstance(due.what, ImagePut):
             # Buckets of many owners are at one host, which may fail for one of them alone.
             receiver = f"{receiver} of {job.submitted.owner}"
-        async with self.hosts.turn(receiver, job.id) as turn:
+        async with self.hosts.turn(receiver, arrival.entry.key) as turn:
             result = None if turn.wait_s else await self._send(due, url, secrets)
             turn.answered = None if result is None else result.answered
         if result is None:

@@ -8,11 +8,13 @@ first callback: what follows if that is delivered comes as fast as the receiver 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from actors.callbacks.hosts import Hosts
 from events.errors import LogFull, LogUnavailable
 from events.queue import AT_ONCE, CallbackQueue
 from events.retry import keep_trying
+from events.wire.callback_keys import PARTS
 
 _PERIOD_S = 1.0
 _MOST_MOVED = 5
@@ -24,9 +26,9 @@ class Lines:
         self._hosts = hosts
         self._queue = queue
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        await keep_trying(self._find, on=LogUnavailable)
+    async def run(self, parts: Sequence[str] = PARTS) -> None:
+        """The lines of those whose callbacks are in these parts of the queue, until cancelled."""
+        await keep_trying(lambda: self._find(parts), on=LogUnavailable)
         while True:
             await keep_trying(self._move, on=(LogUnavailable, LogFull))
             await asyncio.sleep(_PERIOD_S)
@@ -38,14 +40,14 @@ class Lines:
         """
         await self._call(self._hosts.call(receiver))
 
-    async def _find(self) -> None:
-        async for page in self._queue.in_line():
-            for callback, receiver in page.items():
-                self._hosts.stand_in_line(receiver, callback)
+    async def _find(self, parts: Sequence[str]) -> None:
+        async for page in self._queue.in_line(parts):
+            for key, receiver in page.items():
+                self._hosts.stand_in_line(receiver, key)
 
     async def _move(self) -> None:
         await self._call(self._hosts.call_first(_MOST_MOVED))
 
-    async def _call(self, callbacks: list[str]) -> None:
-        for callback in callbacks:
-            await self._queue.park(callback, AT_ONCE)
+    async def _call(self, keys: list[str]) -> None:
+        for key in keys:
+            await self._queue.park(key, AT_ONCE)

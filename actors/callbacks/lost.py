@@ -86,9 +86,9 @@ class LostCallbacks:
 
     async def _look_at(self, page: Sequence[UnsettledJob]) -> int:
         """Put back what is lost and settle what has ended; how many were lost."""
-        ended = {job.id: job.ended_at for job in page if not job.is_wanted}
-        called = [job.id for job in page if job.is_wanted]
-        waiting = await self._queue.waiting(called)
+        ended = {job.id: job.ended_at for job in page if job.key is None}
+        called = {job.id: job.key for job in page if job.key is not None}
+        waiting = await self._queue.waiting(called.keys())
         idle = [job_id for job_id in called if job_id not in waiting]
         lost = 0
         for begin in range(0, len(idle), _AT_ONCE):
@@ -97,7 +97,7 @@ class LostCallbacks:
                 if end is not None:
                     ended[job_id] = end
                 elif job_id not in self._unreadable:
-                    await self._queue.add(job_id)
+                    await self._queue.add(called[job_id])
                     lost += 1
         await self._unsettled.settle(ended)
         # Those that were asked for once more while this page was looked at.

@@ -32,14 +32,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 from actors.callbacks.arrival import Arrival
 from actors.callbacks.deliverer import Deliverer
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError
 from events.log import utc_now
-from events.queue import AT_ONCE, CallbackQueue, QueueEntry
+from events.queue import AT_ONCE, CallbackEntry, CallbackQueue
 from events.retry import keep_trying
+from events.wire.callback_keys import PARTS
 from settings.callbacks import CallbackSettings
 from storage.images import ImageStoreError
 
@@ -57,16 +59,21 @@ class Callbacks:
         deliverer: Deliverer,
         *,
         settings: CallbackSettings,
+        parts: Sequence[str] | None = None,
         hold_s: float = 15.0,
     ) -> None:
-        """After `hold_s` the entry of an instance that died goes to another one."""
+        """`parts`: of the queue, where other processes have the others; None: all of it.
+
+        After `hold_s` the entry of an instance that died goes to another one.
+        """
         self._queue = queue
         self._deliverer = deliverer
         self._settings = settings
+        self._parts = parts
         self._hold_s = hold_s
-        self._held: dict[str, QueueEntry] = {}
+        self._held: dict[str, CallbackEntry] = {}
         """By job."""
-        self._second: dict[str, QueueEntry] = {}
+        self._second: dict[str, CallbackEntry] = {}
         """A second entry of a job that is being handled: its turn is after that."""
         self._room = asyncio.Event()
         self._errors: Counter[str] = Counter()
@@ -80,8 +87,12 @@ class Callbacks:
         """Deliver until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
-            tasks.create_task(self._deliverer.lines.run())
-            await keep_trying(lambda: self._pull(tasks), on=LogUnavailable)
+            tasks.create_task(self._deliverer.lines.run(self._parts or PARTS))
+            for part in self._parts or (None,):
+                tasks.create_task(self._keep_pulling(tasks, part))
+
+    async def _keep_pulling(self, tasks: asyncio.TaskGroup, part: str | None) -> None:
+        await keep_trying(lambda: self._pull(tasks, part), on=LogUnavailable)
 
     async def _renew(self) -> None:
         while True:
@@ -89,23 +100,31 @@ class Callbacks:
             for entry in list(self._held.values()):
                 await entry.renew()
 
-    async def _pull(self, tasks: asyncio.TaskGroup) -> None:
-        in_flight = self._settings.in_flight
+    async def _pull(self, tasks: asyncio.TaskGroup, part: str | None) -> None:
+        """One of several parts takes its share of the room each time, and so all in the end."""
+        readers = len(self._parts or (None,))
         # Entries that wait for their receiver's turn count as held, in this instance and others.
-        most_held = 4 * in_flight
-        async with self._queue.due(most_held=most_held, hold_s=self._hold_s) as entries:
+        most_held = 4 * self._settings.in_flight
+        due = self._queue.due(most_held=most_held, hold_s=self._hold_s, part=part)
+        async with due as entries:
             while True:
-                while (room := in_flight - len(self._held)) <= 0:
-                    self._room.clear()
-                    await self._room.wait()
-                for entry in await entries.next(most=room, timeout_s=_PULL_TIMEOUT_S):
+                most = -(-await self._wait_for_room() // readers)
+                for entry in await entries.next(most=most, timeout_s=_PULL_TIMEOUT_S):
+                    await self._wait_for_room()  # another part may have taken it
                     if entry.job_id in self._held:
                         self._second[entry.job_id] = entry
                     else:
                         self._held[entry.job_id] = entry
                         tasks.create_task(self._handle_all(entry))
 
-    async def _handle_all(self, first: QueueEntry) -> None:
+    async def _wait_for_room(self) -> int:
+        """How much there is then."""
+        while (room := self._settings.in_flight - len(self._held)) <= 0:
+            self._room.clear()
+            await self._room.wait()
+        return room
+
+    async def _handle_all(self, first: CallbackEntry) -> None:
         """An entry, then what came of the same job meanwhile."""
         job_id, entry = first.job_id, first
         try:
@@ -119,7 +138,7 @@ class Callbacks:
             del self._held[job_id]
             self._room.set()
 
-    async def _handle(self, entry: QueueEntry) -> None:
+    async def _handle(self, entry: CallbackEntry) -> None:
         """An entry that is not acknowledged comes again after `hold_s`."""
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
@@ -134,13 +153,13 @@ class Callbacks:
                 logger.exception("callback given up", extra=fields)
                 await self._drop(entry, error)
 
-    def _may_pass(self, entry: QueueEntry, error: Exception) -> bool:
+    def _may_pass(self, entry: CallbackEntry, error: Exception) -> bool:
         """Whether it may be the machine's error, not one that comes of the job each time."""
         self._errors[entry.job_id] += 1
         is_last = self._errors[entry.job_id] >= self._settings.max_errors
         return not is_last and not isinstance(error, JobDamaged)
 
-    async def _drop(self, entry: QueueEntry, error: Exception) -> None:
+    async def _drop(self, entry: CallbackEntry, error: Exception) -> None:
         """End what cannot be told, as far as its events can be read.
 
         An entry that came again for ever would have the same error each time.
@@ -152,7 +171,7 @@ class Callbacks:
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
             if await self._deliverer.give_up(entry.job_id, message):
-                await self._queue.park(entry.job_id, AT_ONCE)
+                await self._queue.park(entry.key, AT_ONCE)
         except Exception as unended:  # noqa: BLE001 - whatever its events hold
             fields["error"] = type(unended).__name__
             logger.warning("callback could not be ended", extra=fields)
@@ -161,7 +180,7 @@ class Callbacks:
         del self._errors[entry.job_id]
         await entry.ack()
 
-    async def _deliver(self, entry: QueueEntry) -> None:
+    async def _deliver(self, entry: CallbackEntry) -> None:
         """Raises LogUnavailable, LogFull if the entry could not be parked."""
         arrival = Arrival.of(entry)
         try:
@@ -169,7 +188,7 @@ class Callbacks:
         except JobOfLaterVersion:  # whose role may meet it the next time
             until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
         if until is not None:
-            await self._queue.park(entry.job_id, until + arrival.ahead)
+            await self._queue.park(entry.key, until + arrival.ahead)
         await entry.ack()
 
 

@@ -25,6 +25,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -45,6 +46,7 @@ from events.queue import AT_ONCE, CallbackQueue, JobQueue
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
 from events.types import Cancelled, Completed, Event, Failed, ImageStored, Started, Submitted
+from events.wire.callback_keys import callback_key
 from events.wire.callbacks import CallbackEvent, told_of
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,14 @@ _MOST_TOLD = 20_000
 """Of so many open jobs it is remembered what they are called back for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a job is called back for, and the key of its delivery."""
+
+    told: frozenset[str]
+    key: str
+
+
 class SeenJobs:
     """What the events that came by say of their jobs, so that the log is not asked again.
 
@@ -66,8 +76,7 @@ class SeenJobs:
     def __init__(self, *, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now
         self._first: dict[str, Event] = {}
-        self._told: dict[str, frozenset[str]] = {}
-        """By job: what its caller is called back for."""
+        self._asked: dict[str, _Asked] = {}
 
     def note(self, event: Event) -> None:
         """Call it for each event as it comes, in log order."""
@@ -76,13 +85,15 @@ class SeenJobs:
             return
         if self._now() - event.time < _RECENT:
             self._first[event.job_id] = event
-        self.note_told(event.job_id, event.data)
+        self.note_asked(event.job_id, event.data)
 
-    def note_told(self, job_id: str, submitted: Submitted) -> None:
-        self._told.pop(job_id, None)
-        self._told[job_id] = told_of(submitted)
-        if len(self._told) > _MOST_TOLD:
-            del self._told[next(iter(self._told))]
+    def note_asked(self, job_id: str, submitted: Submitted) -> _Asked:
+        self._asked.pop(job_id, None)
+        asked = _Asked(told_of(submitted), callback_key(job_id, submitted))
+        self._asked[job_id] = asked
+        if len(self._asked) > _MOST_TOLD:
+            del self._asked[next(iter(self._asked))]
+        return asked
 
     def take_first(self, job_id: str) -> Event | None:
         """The first event of a job, once, if it is recent and none has come after it."""
@@ -90,11 +101,12 @@ class SeenJobs:
 
     def take_uncalled(self, job_id: str) -> bool:
         """Whether it is known that a job, which has ended, wants no callback."""
-        return self._told.pop(job_id, None) == frozenset()
+        asked = self._asked.pop(job_id, None)
+        return asked is not None and not asked.told
 
-    def told_of(self, job_id: str) -> frozenset[str] | None:
+    def asked(self, job_id: str) -> _Asked | None:
         """What the caller of an open job is called back for, as far as it is known."""
-        return self._told.get(job_id)
+        return self._asked.get(job_id)
 
 
 class Router:
@@ -200,22 +212,22 @@ class Router:
         job = await self._writer.load(job_id)
         if job is None or not is_wanted(job.submitted):
             return
+        key = callback_key(job_id, job.submitted)
         if job.submitted.callback_events:
-            await self._callbacks.park(job_id, AT_ONCE)
+            await self._callbacks.park(key, AT_ONCE)
         else:
-            await self._callbacks.add(job_id)
+            await self._callbacks.add(key)
 
     async def _queue_before_end(self, event: CallbackEvent, job_id: str) -> None:
         """Most jobs are not read: what was submitted has just come by."""
-        told = self._seen.told_of(job_id)
-        if told is None:
+        asked = self._seen.asked(job_id)
+        if asked is None:
             job = await self._writer.load(job_id)
             if job is None:
                 return
-            self._seen.note_told(job_id, job.submitted)
-            told = told_of(job.submitted)
-        if event in told:
-            await self._callbacks.park(job_id, AT_ONCE)
+            asked = self._seen.note_asked(job_id, job.submitted)
+        if event in asked.told:
+            await self._callbacks.park(asked.key, AT_ONCE)
 
     async def _add(self, job: Job) -> None:
         submitted = job.submitted

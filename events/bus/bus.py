@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import nats.errors
 import nats.js.api
@@ -40,6 +42,21 @@ SCHEDULE_TARGET = "Nats-Schedule-Target"
 
 _QUICK_TIMEOUT_S = 1.0
 """Time-out of optional look-ups during a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    subjects: frozenset[str]
+    """That it takes."""
+    waiting: int
+    """How many requests for its messages are open: of readers that have room."""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> ConsumerState:
+        config = info["config"]
+        one = config.get("filter_subject")
+        subjects = {one} if one else config.get("filter_subjects", ())
+        return cls(frozenset(subjects), info.get("num_waiting", 0))
 
 
 class Bus(Reads):
@@ -157,11 +174,9 @@ class Bus(Reads):
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         """Raises LogUnavailable, SubjectsTaken."""
-        subjects = list(spec.subjects)
         config = nats.js.api.ConsumerConfig(
             durable_name=spec.name,
-            filter_subject=subjects[0] if len(subjects) == 1 else None,
-            filter_subjects=subjects if len(subjects) > 1 else None,
+            **_filter(spec),
             ack_policy=nats.js.api.AckPolicy.EXPLICIT,
             ack_wait=spec.ack_wait_s,
             max_deliver=-1,
@@ -187,6 +202,30 @@ class Bus(Reads):
             if not names:
                 break  # some were deleted meanwhile
             found += names
+        return found
+
+    async def consumer_subjects(self, stream: str, name: str) -> frozenset[str] | None:
+        """What a consumer takes; None if there is none of that name. Raises LogUnavailable."""
+        try:
+            info = await self.call(self._js.consumer_info(stream, name))
+        except LogUnavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, Exception) and code_of(cause) == NO_CONSUMER:
+                return None
+            raise
+        one = info.config.filter_subject
+        return frozenset([one] if one else info.config.filter_subjects or ())
+
+    async def consumer_states(self, stream: str) -> dict[str, ConsumerState]:
+        """Of each consumer of a stream, by its name. Raises LogUnavailable."""
+        found: dict[str, ConsumerState] = {}
+        total = 1
+        while len(found) < total:
+            answer = await self.ask(f"$JS.API.CONSUMER.LIST.{stream}", {"offset": len(found)})
+            page, total = answer.get("consumers") or [], answer["total"]
+            if not page:
+                break  # some were deleted meanwhile
+            found |= {each["name"]: ConsumerState.of(each) for each in page}
         return found
 
     async def delete_consumer(self, stream: str, name: str) -> None:
@@ -247,3 +286,10 @@ class Bus(Reads):
         """
         delay = f' {{"delay": {int(after_s * 1e9)}}}' if after_s else ""
         await self.publish(ack_subject, f"-NAK{delay}".encode())
+
+
+def _filter(spec: ConsumerSpec) -> dict[str, Any]:
+    """NATS takes one subject or several in members of their own."""
+    if len(spec.subjects) == 1:
+        return {"filter_subject": spec.subjects[0]}
+    return {"filter_subjects": list(spec.subjects)}

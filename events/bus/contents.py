@@ -12,12 +12,11 @@ from events.bus.streams import (
     CALLBACKS,
     DELIVERIES,
     QUEUE,
+    any_callback_subject,
     delivery_subject,
-    due_subject,
     job_id_in,
     log_stream_name,
     queue_subject,
-    scheduled_subject,
 )
 from events.job import Job
 from events.log import EventLog, StoredEvent
@@ -148,7 +147,4 @@ class JetStreamCallbackEntries:
             yield [job_id_in(subject) for subject in page]
 
     async def has(self, job: Job) -> bool:
-        for subject in (due_subject(job.id), scheduled_subject(job.id)):
-            if await self._bus.last(CALLBACKS, subject) is not None:
-                return True
-        return False
+        return await self._bus.last(CALLBACKS, any_callback_subject(job.id)) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,26 +15,30 @@ from events.bus.puller import Message, Puller, stored_at
 from events.bus.streams import (
     CALLBACKS,
     QUEUE,
-    SCHEDULED_WILDCARD,
     ConsumerSpec,
+    any_callback_subject,
+    callback_key_in,
     callbacks_consumer,
     due_subject,
     endpoint_of_consumer,
     endpoint_subjects,
+    is_callbacks_consumer,
     is_older_consumer,
     job_id_in,
     queue_consumer,
     queue_subject,
     scheduled_subject,
+    scheduled_subjects,
 )
 from events.errors import LogUnavailable
 from events.queue import QueuedJob, QueueEntry
+from events.wire.callback_keys import PARTS, job_id_of
 
 _STORE_TIMEOUT_S = 5.0
 _NO_DEADLINE = "-"
 """An entry without content would look like an answer that there is none."""
-_MOST_SUBJECTS = 1000
-"""That one look-up asks for."""
+_MOST_JOBS = 250
+"""That one look-up asks for: it is told of 1024 subjects at most, and each has a few."""
 _PAGE = 500
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
@@ -47,6 +51,8 @@ class JetStreamEntry:
     job_id: str
     token: str
     _bus: Bus
+    key: str = ""
+    """On the callback queue; see `events.queue.CallbackEntry`."""
 
     @property
     def stored_at(self) -> datetime:
@@ -68,16 +74,19 @@ class JetStreamEntry:
 class JetStreamEntries:
     """What one durable consumer delivers."""
 
-    def __init__(self, bus: Bus, puller: Puller) -> None:
+    def __init__(self, bus: Bus, puller: Puller, *, key_in: Callable[[str], str]) -> None:
+        """`key_in`: the key of an entry, by its subject."""
         self._bus = bus
         self._puller = puller
+        self._key_in = key_in
 
-    async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
+    async def next(self, *, most: int, timeout_s: float) -> Sequence[JetStreamEntry]:
         messages = await self._puller.follow(batch=most, timeout_s=timeout_s)
         return [self._entry(message) for message in messages]
 
-    def _entry(self, message: Message) -> QueueEntry:
-        return JetStreamEntry(job_id_in(message.subject), message.ack_subject, self._bus)
+    def _entry(self, message: Message) -> JetStreamEntry:
+        job_id, key = job_id_in(message.subject), self._key_in(message.subject)
+        return JetStreamEntry(job_id, message.ack_subject, self._bus, key)
 
 
 class JetStreamJobQueue:
@@ -156,12 +165,21 @@ class JetStreamJobQueue:
     async def reader(self, endpoint: str, number: int) -> AsyncGenerator[JetStreamEntries]:
         spec = queue_consumer(endpoint, number, lease_s=self._lease_s)
         try:
-            await self._bus.ensure_consumer(spec)
+            await self._ensure(spec)
         except SubjectsTaken:
             await self._remove_older(endpoint)
-            await self._bus.ensure_consumer(spec)
+            await self._ensure(spec)
         async with _entries(self._bus, spec) as entries:
             yield entries
+
+    async def _ensure(self, spec: ConsumerSpec) -> None:
+        """One of an older version, with fewer subjects, is made anew: with others it would pass
+        over what the queue holds of them already.
+        """
+        subjects = await self._bus.consumer_subjects(spec.stream, spec.name)
+        if subjects is not None and subjects != frozenset(spec.subjects):
+            await self._bus.delete_consumer(spec.stream, spec.name)
+        await self._bus.ensure_consumer(spec)
 
     async def _remove_older(self, endpoint: str) -> None:
         """Entries stay; those that somebody holds are delivered again."""
@@ -182,35 +200,35 @@ class JetStreamCallbackQueue:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def add(self, job_id: str) -> None:
-        await _store_first(self._bus, due_subject(job_id), job_id)
+    async def add(self, key: str) -> None:
+        await _store_first(self._bus, due_subject(key), job_id_of(key))
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
         at = until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        headers = {SCHEDULE: f"@at {at}", SCHEDULE_TARGET: due_subject(job_id)}
-        subject = scheduled_subject(job_id)
+        headers = {SCHEDULE: f"@at {at}", SCHEDULE_TARGET: due_subject(key)}
+        content = (line or job_id_of(key)).encode()
         try:
             await self._bus.store(
-                subject, (line or job_id).encode(), timeout_s=_STORE_TIMEOUT_S, headers=headers
+                scheduled_subject(key), content, timeout_s=_STORE_TIMEOUT_S, headers=headers
             )
         except NoAnswer as error:
             raise LogUnavailable from error
 
-    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
-        after = 0
-        while page := await self._bus.listing(
-            CALLBACKS, SCHEDULED_WILDCARD, after=after, count=_PAGE
-        ):
-            held = {job_id_in(each.subject): each.data.decode() for each in page}
-            if lines := {job_id: line for job_id, line in held.items() if line != job_id}:
-                yield lines
-            after = page[-1].sequence
+    async def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
+        for part in parts:
+            after, subjects = 0, scheduled_subjects(part)
+            while page := await self._bus.listing(CALLBACKS, subjects, after=after, count=_PAGE):
+                held = {callback_key_in(each.subject): each.data.decode() for each in page}
+                lines = {key: line for key, line in held.items() if line != job_id_of(key)}
+                if lines:
+                    yield lines
+                after = page[-1].sequence
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
-        subjects = [name(job_id) for job_id in job_ids for name in (due_subject, scheduled_subject)]
+        subjects = list(map(any_callback_subject, job_ids))
         found: set[str] = set()
-        for begin in range(0, len(subjects), _MOST_SUBJECTS):
-            some = subjects[begin : begin + _MOST_SUBJECTS]
+        for begin in range(0, len(subjects), _MOST_JOBS):
+            some = subjects[begin : begin + _MOST_JOBS]
             found |= set(map(job_id_in, await self._bus.present(CALLBACKS, some)))
         return found
 
@@ -218,19 +236,40 @@ class JetStreamCallbackQueue:
         return set(map(job_id_in, await self._bus.pending(CALLBACKS, "callbacks.>")))
 
     @asynccontextmanager
-    async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[JetStreamEntries]:
-        spec = callbacks_consumer(most_held=most_held, hold_s=hold_s)
-        await self._bus.ensure_consumer(spec)
-        async with _entries(self._bus, spec) as entries:
+    async def due(
+        self, *, most_held: int, hold_s: float, part: str | None = None
+    ) -> AsyncGenerator[JetStreamEntries]:
+        consumer = partial(callbacks_consumer, most_held=most_held, hold_s=hold_s)
+        await self._remove_others([consumer(each) for each in ([None] if part is None else PARTS)])
+        await self._bus.ensure_consumer(consumer(part))
+        async with _entries(self._bus, consumer(part), key_in=callback_key_in) as entries:
             yield entries
+
+    async def _remove_others(self, specs: Sequence[ConsumerSpec]) -> None:
+        """Consumers of callbacks that are not as one of these, and take what these take.
+
+        One that was given other subjects would pass over what the stream holds of them already. A
+        new one begins at the first message, so what is in hand somewhere is delivered again.
+
+        Raises LogUnavailable while somebody reads from such a one.
+        """
+        subjects = {spec.name: frozenset(spec.subjects) for spec in specs}
+        for name, state in (await self._bus.consumer_states(CALLBACKS)).items():
+            if not is_callbacks_consumer(name) or subjects.get(name) == state.subjects:
+                continue
+            if state.waiting:
+                raise LogUnavailable("callbacks are still read by another number of processes")
+            await self._bus.delete_consumer(CALLBACKS, name)
 
 
 @asynccontextmanager
-async def _entries(bus: Bus, spec: ConsumerSpec) -> AsyncGenerator[JetStreamEntries]:
+async def _entries(
+    bus: Bus, spec: ConsumerSpec, *, key_in: Callable[[str], str] = job_id_in
+) -> AsyncGenerator[JetStreamEntries]:
     """Of a consumer that is there. What has come and was not taken is given back."""
     async with bus.puller(spec.stream, spec.name) as puller:
         try:
-            yield JetStreamEntries(bus, puller)
+            yield JetStreamEntries(bus, puller, key_in=key_in)
         finally:
             for message in await puller.close():
                 await bus.nak(message.ack_subject)

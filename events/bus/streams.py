@@ -6,7 +6,8 @@
 | `JOBS_<i>`   | the same, of some partitions          | the log as several streams              |
 | (republished)| `events.<p>.<job_id>`                | stored events, for subscribers           |
 | `QUEUE`      | `queue.<endpoint>.<lane>.<job_id>`   | what waits or runs; rebuildable         |
-| `CALLBACKS`  | `callbacks.due|scheduled.<job_id>`   | deliveries that wait, now or later      |
+| `CALLBACKS`  | `callbacks.due-<part>.<job_id>`      | deliveries that wait, now               |
+|              | `callbacks.scheduled-<part>.<job_id>`| or later; of older versions: no part    |
 | `DELIVERIES` | `deliveries.<p>.<job_id>`            | the events of each delivery              |
 | `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
 | (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 from events.ids import LANES, PARTITIONS, READERS, partition_of
 from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
+from events.wire.callback_keys import PARTS, job_id_of, part_of
 
 JOBS = "JOBS"
 QUEUE = "QUEUE"
@@ -34,8 +36,6 @@ PROGRESS_WILDCARD = "progress.*"
 METRICS_SUBJECT = "metrics"
 STATUS_WILDCARD = "endpoints.status.*"
 RUNNING_SUBJECT = "dispatchers.running"
-DUE_WILDCARD = "callbacks.due.*"
-SCHEDULED_WILDCARD = "callbacks.scheduled.*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,21 @@ def endpoint_of_consumer(name: str) -> str | None:
     return endpoint if endpoint and reader.isdecimal() else None
 
 
-def callbacks_consumer(*, most_held: int, hold_s: float) -> ConsumerSpec:
-    return ConsumerSpec(CALLBACKS, "callbacks", (DUE_WILDCARD,), hold_s, most_held)
+def callbacks_consumer(part: str | None = None, *, most_held: int, hold_s: float) -> ConsumerSpec:
+    """Of one part, or of all of them; a work queue has no message for two of its consumers.
+
+    The name of the latter, without parts, is that of older versions.
+    """
+    if part is None:
+        subjects = tuple(_callbacks_subject("due", each, "*") for each in PARTS)
+        return ConsumerSpec(CALLBACKS, "callbacks", subjects, hold_s, most_held)
+    name, subject = _with_part("callbacks", part), _callbacks_subject("due", part, "*")
+    return ConsumerSpec(CALLBACKS, name, (subject,), hold_s, most_held)
+
+
+def is_callbacks_consumer(name: str) -> bool:
+    """Whether it is of callbacks, of one part or of all; an operator may have made others."""
+    return name in {_with_part("callbacks", part) for part in PARTS}
 
 
 def job_subject(job_id: str) -> str:
@@ -148,12 +161,35 @@ def endpoint_subjects(endpoint: str) -> str:
     return f"queue.{endpoint}.*.*"
 
 
-def due_subject(job_id: str) -> str:
-    return f"callbacks.due.{job_id}"
+def due_subject(key: str) -> str:
+    return _callbacks_subject("due", part_of(key), job_id_of(key))
 
 
-def scheduled_subject(job_id: str) -> str:
-    return f"callbacks.scheduled.{job_id}"
+def scheduled_subject(key: str) -> str:
+    return _callbacks_subject("scheduled", part_of(key), job_id_of(key))
+
+
+def scheduled_subjects(part: str) -> str:
+    return _callbacks_subject("scheduled", part, "*")
+
+
+def any_callback_subject(job_id: str) -> str:
+    """Due or parked, in whichever part."""
+    return f"callbacks.*.{job_id}"
+
+
+def callback_key_in(subject: str) -> str:
+    _, kind, job_id = subject.split(".")
+    part = kind.partition("-")[2]
+    return f"{part}.{job_id}" if part else job_id
+
+
+def _callbacks_subject(kind: str, part: str, job_id: str) -> str:
+    return f"callbacks.{_with_part(kind, part)}.{job_id}"
+
+
+def _with_part(name: str, part: str) -> str:
+    return f"{name}-{part}" if part else name
 
 
 def progress_subject(job_id: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Hashable
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,8 +12,7 @@ from datetime import datetime
 from events.ids import LANES, READERS
 from events.log import utc_now
 from events.queue import QueuedJob, QueueEntry
-
-_DUE = "due"
+from events.wire.callback_keys import PARTS, job_id_of, part_of
 
 
 @dataclass(slots=True)
@@ -21,7 +20,9 @@ class _Message:
     """A message of a work queue; it is delivered again once `visible_at` has passed."""
 
     key: Hashable
+    """Of the queue that it is on."""
     job_id: str
+    """Or, on the callback queue, the key of the delivery."""
     hold_s: float
     visible_at: float = 0.0
     """By the monotonic clock."""
@@ -52,31 +53,34 @@ class _Messages:
     def has(self, key: Hashable, job_id: str) -> bool:
         return any((each.key, each.job_id) == (key, job_id) for each in self.by_sequence.values())
 
-    def held(self, keys: Collection[Hashable]) -> int:
-        now = time.monotonic()
-        return sum(each.key in keys and each.visible_at > now for each in self.by_sequence.values())
+    def held(self, queues: Collection[Hashable]) -> int:
+        now, all_of_them = time.monotonic(), self.by_sequence.values()
+        return sum(each.key in queues and each.visible_at > now for each in all_of_them)
 
-    def take(self, keys: Collection[Hashable], *, most: int, hold_s: float) -> list[QueueEntry]:
+    def take(
+        self, queues: Collection[Hashable], *, most: int, hold_s: float
+    ) -> Sequence[MemoryEntry]:
         now = time.monotonic()
         ready = [
             (sequence, message)
             for sequence, message in self.by_sequence.items()
-            if message.key in keys and message.visible_at <= now
+            if message.key in queues and message.visible_at <= now
         ]
         for _, message in ready[:most]:
             message.hold_s = hold_s
             message.visible_at = now + hold_s
         return [
-            MemoryEntry(message.job_id, str(sequence), self) for sequence, message in ready[:most]
+            MemoryEntry(job_id_of(message.job_id), str(sequence), self, message.job_id)
+            for sequence, message in ready[:most]
         ]
 
-    def seconds_to_next(self, keys: Collection[Hashable]) -> float | None:
+    def seconds_to_next(self, queues: Collection[Hashable]) -> float | None:
         """Until the next message that is held now may be delivered again; None where none is."""
         now = time.monotonic()
         waits = [
             each.visible_at - now
             for each in self.by_sequence.values()
-            if each.key in keys and each.visible_at > now
+            if each.key in queues and each.visible_at > now
         ]
         return min(waits, default=None)
 
@@ -88,6 +92,7 @@ class MemoryEntry:
     job_id: str
     token: str
     _messages: _Messages
+    key: str
 
     @property
     def stored_at(self) -> datetime:
@@ -119,27 +124,27 @@ class MemoryEntries:
     def __init__(
         self,
         messages: _Messages,
-        keys: Collection[Hashable],
+        queues: Collection[Hashable],
         *,
         hold_s: float,
         most_held: int | None = None,
     ) -> None:
         self._messages = messages
-        self._keys = keys
+        self._queues = queues
         self._hold_s = hold_s
         self._most_held = most_held
 
-    async def next(self, *, most: int, timeout_s: float) -> list[QueueEntry]:
+    async def next(self, *, most: int, timeout_s: float) -> Sequence[MemoryEntry]:
         give_up_at = time.monotonic() + timeout_s
         while True:
             room = self._room(most)
-            if entries := self._messages.take(self._keys, most=room, hold_s=self._hold_s):
+            if entries := self._messages.take(self._queues, most=room, hold_s=self._hold_s):
                 return entries
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 return []
             self._messages.changed.clear()
-            ready_in_s = self._messages.seconds_to_next(self._keys)
+            ready_in_s = self._messages.seconds_to_next(self._queues)
             wait_s = left_s if ready_in_s is None else min(left_s, ready_in_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -148,7 +153,7 @@ class MemoryEntries:
     def _room(self, most: int) -> int:
         if self._most_held is None:
             return most
-        return max(0, min(most, self._most_held - self._messages.held(self._keys)))
+        return max(0, min(most, self._most_held - self._messages.held(self._queues)))
 
 
 class MemoryJobQueue:
@@ -210,11 +215,11 @@ class MemoryJobQueue:
     @asynccontextmanager
     async def reader(self, endpoint: str, number: int) -> AsyncGenerator[MemoryEntries]:
         self._read.add(endpoint)
-        lanes = [(endpoint, lane) for lane in range(number, LANES, READERS)]
+        lanes = {(endpoint, lane) for lane in range(number, LANES, READERS)}
         yield MemoryEntries(self._messages, lanes, hold_s=self._lease_s)
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
-        return MemoryEntry(job_id, token, self._messages)
+        return MemoryEntry(job_id, token, self._messages, job_id)
 
 
 class MemoryCallbackQueue:
@@ -224,46 +229,50 @@ class MemoryCallbackQueue:
         self._clock = clock
         self._messages = _Messages()
         self.parked: dict[str, datetime] = {}
-        """When each parked delivery is due."""
+        """By key: when each parked delivery is due."""
         self._lines: dict[str, str] = {}
         """Of those that are parked in one."""
 
-    async def add(self, job_id: str) -> None:
-        if not self._messages.has(_DUE, job_id):
-            self._store(job_id)
+    async def add(self, key: str) -> None:
+        if not self._messages.has(part_of(key), key):
+            self._store(key)
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
-        self._leave(job_id)
-        self.parked[job_id] = until
+    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
+        self._leave(key)
+        self.parked[key] = until
         if line is not None:
-            self._lines[job_id] = line
+            self._lines[key] = line
         asyncio.get_running_loop().call_later(
-            max((until - self._clock()).total_seconds(), 0.0), self._release, job_id, until
+            max((until - self._clock()).total_seconds(), 0.0), self._release, key, until
         )
 
-    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
-        if self._lines:
-            yield dict(self._lines)
+    async def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
+        if lines := {key: line for key, line in self._lines.items() if part_of(key) in parts}:
+            yield lines
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
         return await self.job_ids() & set(job_ids)
 
     async def job_ids(self) -> set[str]:
-        return {each.job_id for each in self._messages.by_sequence.values()} | self.parked.keys()
+        keys = {each.job_id for each in self._messages.by_sequence.values()} | self.parked.keys()
+        return set(map(job_id_of, keys))
 
     @asynccontextmanager
-    async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[MemoryEntries]:
-        yield MemoryEntries(self._messages, [_DUE], hold_s=hold_s, most_held=most_held)
+    async def due(
+        self, *, most_held: int, hold_s: float, part: str | None = None
+    ) -> AsyncGenerator[MemoryEntries]:
+        parts = PARTS if part is None else {part}
+        yield MemoryEntries(self._messages, parts, hold_s=hold_s, most_held=most_held)
 
-    def _release(self, job_id: str, until: datetime) -> None:
+    def _release(self, key: str, until: datetime) -> None:
         """Make it due, unless it was parked anew meanwhile."""
-        if self.parked.get(job_id) == until:
-            self._leave(job_id)
-            self._store(job_id)
+        if self.parked.get(key) == until:
+            self._leave(key)
+            self._store(key)
 
-    def _leave(self, job_id: str) -> None:
-        self.parked.pop(job_id, None)
-        self._lines.pop(job_id, None)
+    def _leave(self, key: str) -> None:
+        self.parked.pop(key, None)
+        self._lines.pop(key, None)
 
-    def _store(self, job_id: str) -> None:
-        self._messages.store(_Message(_DUE, job_id, 0.0, stored_at=self._clock()))
+    def _store(self, key: str) -> None:
+        self._messages.store(_Message(part_of(key), key, 0.0, stored_at=self._clock()))

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from events.store.database import Database
 from events.store.tables import CHECKPOINTS, JOBS, LOST_CALLBACKS_CHECKPOINT
+from events.wire.callback_keys import key_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class UnsettledJob:
     position: int
     """Of its last event in the log."""
     ended_at: datetime
-    is_wanted: bool
-    """Whether it has a delivery."""
+    key: str | None
+    """Of its delivery on the callback queue; None where it has none."""
 
 
 class UnsettledJobs:
@@ -48,7 +49,7 @@ class UnsettledJobs:
             .limit(limit)
         )
         return [
-            UnsettledJob(row.id, row.position, row.ended_at, _is_wanted(row.state))
+            UnsettledJob(row.id, row.position, row.ended_at, _key(row.id, row.state))
             for row in await self._database.fetch(query)
         ]
 
@@ -89,7 +90,10 @@ class UnsettledJobs:
         await self._database.execute(self._database.upsert(CHECKPOINTS).values(place))
 
 
-def _is_wanted(state: str) -> bool:
+def _key(job_id: str, state: str) -> str | None:
     """Without the rest of the job, so that no other part of a row can hold up the walk."""
     submitted: dict[str, Any] = json.loads(state)["job"]["submitted"]
-    return submitted.get("callback_url") is not None or bool(submitted.get("image_puts"))
+    url = submitted.get("callback_url")
+    if url is None and not submitted.get("image_puts"):
+        return None
+    return key_by(job_id, callback_url=url, owner=str(submitted.get("owner")))

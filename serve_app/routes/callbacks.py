@@ -16,6 +16,7 @@ from events.job import Job, is_readable
 from events.log import DeliveryWriter, utc_now
 from events.queue import AT_ONCE
 from events.types import CallbackAttempted, CallbackExhausted, Event
+from events.wire.callback_keys import callback_key
 from serve_app.access.permissions import require_callback_host
 from serve_app.api_error import ApiError, retry_after
 from serve_app.auth import GenerateKey, ReadKey
@@ -132,7 +133,7 @@ async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackR
     await services.hot_jobs.heat(job.id, utc_now())  # what is stored now must stay in the log
     await writer.execute(RequestRedelivery(), job, delivery)
     # Parked, not added: an entry that is being delivered now will be acknowledged.
-    await services.callback_queue.park(job.id, AT_ONCE)
+    await services.callback_queue.park(callback_key(job.id, job.submitted), AT_ONCE)
     return _report(job, await services.deliveries.read(job.id))
 
 

@@ -25,6 +25,7 @@ from events.types import (
     Failed,
     Started,
 )
+from events.wire.callback_keys import callback_key
 from tests.support.database import stored_images
 from tests.support.events import MORNING, History, image, submitted
 
@@ -235,8 +236,10 @@ async def test_unsettled_are_those_that_ended_and_whose_callback_is_not_known_to
     page = await unsettled.page(after=0, limit=9)
     position = history.end
     assert page == [
-        UnsettledJob(first, position - 1, MORNING, True),
-        UnsettledJob(second, position, MORNING, True),
+        UnsettledJob(
+            first, position - 1, MORNING, callback_key(first, submitted(callback_url=ADDRESS))
+        ),
+        UnsettledJob(second, position, MORNING, callback_key(second, submitted())),
     ]
     assert await unsettled.page(after=0, limit=1) == page[:1]
     assert await unsettled.page(after=position - 1, limit=9) == page[1:]

@@ -33,6 +33,7 @@ from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from events.streams.contents import LogContents
 from events.streams.log_streams import LogStreams
+from events.wire.callback_keys import job_id_of
 from events.wire.progress import JobProgress
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
@@ -71,15 +72,15 @@ class RecordingJobQueue(MemoryJobQueue):
 
 
 class RecordingCallbackQueue(MemoryCallbackQueue):
-    """Records each delivery that is parked, and until when."""
+    """Records the job of each delivery that is parked, and until when."""
 
     def __init__(self) -> None:
         super().__init__()
         self.recorded: list[tuple[str, datetime]] = []
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
-        self.recorded.append((job_id, until))
-        await super().park(job_id, until, line=line)
+    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
+        self.recorded.append((job_id_of(key), until))
+        await super().park(key, until, line=line)
 
 
 @dataclass

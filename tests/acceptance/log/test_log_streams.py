@@ -28,6 +28,7 @@ def four(tmp_path: Path) -> Iterator[Service]:
         "DARKROOM_LOG_STREAMS": "4",
         "DARKROOM_LOG_PROJECTIONS": "2",
         "DARKROOM_LOG_ROUTERS": "2",
+        "DARKROOM_CALLBACK_PROCESSES": "2",
         "DARKROOM_LOG_HOT_S": "1",  # jobs go to the archive while the test runs
         "DARKROOM_APPEND_TIMEOUT_S": "5",
         "DARKROOM_JANITOR_PERIOD_S": "2",

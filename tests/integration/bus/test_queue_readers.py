@@ -35,7 +35,7 @@ async def test_it_takes_over_from_a_version_with_a_consumer_for_each_lane(
     nats_server: NatsServer, bus: Bus, is_after_ours: bool
 ) -> None:
     queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
-    for lane in range(LANES):
+    for lane in reversed(range(LANES)):  # what the first eight hold stands behind the others
         await queue.add("default", lane, f"job-{lane}")
     if is_after_ours:
         for reader in range(READERS):
@@ -43,6 +43,10 @@ async def test_it_takes_over_from_a_version_with_a_consumer_for_each_lane(
                 pass
     await read_by_lane(nats_server, "default")
     await read_by_lane(nats_server, "default-9")
+    async with operator(nats_server) as client:
+        for lane in range(LANES):
+            pull = await client.jetstream().pull_subscribe_bind(f"default-{lane}", QUEUE)
+            await pull.fetch(1, timeout=5)
     found: list[str] = []
     for reader in range(READERS):
         async with queue.reader("default", reader) as entries:

@@ -46,8 +46,8 @@ class _Queue(MemoryCallbackQueue):
         super().__init__(clock=_virtual_now)
         self.entries: asyncio.Queue[str] = asyncio.Queue()
 
-    def _store(self, job_id: str) -> None:
-        self.entries.put_nowait(job_id)
+    def _store(self, key: str) -> None:
+        self.entries.put_nowait(key)
 
 
 @dataclass

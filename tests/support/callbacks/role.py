@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +32,7 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
 from events.types import Completed, Event, EventData, Started
+from events.wire.callback_keys import callback_key
 from serve_app.local.nats_server import NatsServer
 from settings.callbacks import CallbackSettings, ImagePutSettings
 from storage.images import ImageStore
@@ -66,18 +67,27 @@ class World:
         )
 
     async def ended_job(
-        self, callback_url: str | None, *, traceparent: str | None = TRACEPARENT, **changes: Any
+        self,
+        callback_url: str | None,
+        *,
+        traceparent: str | None = TRACEPARENT,
+        divided: bool = False,
+        **changes: Any,
     ) -> str:
-        """Store a completed job with one image, and put its callback on the queue."""
+        """Store a completed job with one image, and put its callback on the queue.
+
+        `divided`: in the part of its receiver, and not as older versions did.
+        """
         job_id = new_id()
+        first = submitted(callback_url=callback_url, **changes)
         events = (
-            submitted(callback_url=callback_url, **changes),
+            first,
             Started(attempt=1, actor="a"),
             image(0),
             Completed(images=1),
         )
         await self.store(self.jobs, job_id, *events, traceparent=traceparent)
-        await self.queue.add(job_id)
+        await self.queue.add(callback_key(job_id, first) if divided else job_id)
         return job_id
 
     @staticmethod
@@ -122,6 +132,7 @@ class World:
         settings: CallbackSettings = SETTINGS,
         rule: AddressRule | None = None,
         deliveries: EventLog | None = None,
+        parts: Sequence[str] | None = None,
     ) -> AsyncGenerator[None]:
         """Run the role until the end of the context."""
         loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
@@ -140,7 +151,7 @@ class World:
             settings=settings,
             metrics=CallbackMetrics(CollectorRegistry()),
         )
-        role = Callbacks(self.queue, deliverer, settings=settings, hold_s=1.5)
+        role = Callbacks(self.queue, deliverer, settings=settings, parts=parts, hold_s=1.5)
         task = asyncio.create_task(role.run())
         try:
             yield

@@ -214,6 +214,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
         (0.0, 1.5),
     ),
     "DARKROOM_CALLBACK_JITTER": (0.2, 0.5),
+    "DARKROOM_CALLBACK_PROCESSES": (1, 4),
     "DARKROOM_CALLBACK_IN_FLIGHT": (256, 259),
     "DARKROOM_CALLBACK_PER_HOST": (4, 7),
     "DARKROOM_CALLBACK_BREAKER_FAILURES": (4, 7),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -160,13 +160,13 @@ class RacingQueue(MemoryCallbackQueue):
         self._pauses_left = pause
         self.job: Job | None = None
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
         if until > utc_now() + timedelta(minutes=1):
             self._pauses_left -= 1
             if not self._pauses_left:
                 assert self.job is not None
                 await self.job.goes_on(END)
-        await super().park(job_id, until, line=line)
+        await super().park(key, until, line=line)
 
 
 @pytest.mark.parametrize("pause", [1, 2], ids=["after a try", "after another event"])
@@ -190,7 +190,7 @@ async def test_an_image_that_comes_while_another_is_told_is_told_next(
     taken = asyncio.Event()
     take = MemoryEntries.next
 
-    async def watched(entries: MemoryEntries, **options: Any) -> list[QueueEntry]:
+    async def watched(entries: MemoryEntries, **options: Any) -> Sequence[QueueEntry]:
         found = await take(entries, **options)
         if found:
             taken.set()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
 
 from actors.callbacks.breaker import BreakerLimits
@@ -10,6 +10,7 @@ from actors.callbacks.lines import Lines
 from events.errors import LogUnavailable
 from events.memory.queues import MemoryCallbackQueue
 from events.queue import AT_ONCE
+from events.wire.callback_keys import PARTS
 from tests.support.callbacks.crowd import run_in_virtual_time
 from tests.support.events import MORNING
 
@@ -25,16 +26,16 @@ class Queue(MemoryCallbackQueue):
         self.called: list[str] = []
         self.is_away = True
 
-    async def park(self, job_id: str, until: object, *, line: str | None = None) -> None:
+    async def park(self, key: str, until: object, *, line: str | None = None) -> None:
         if until == AT_ONCE:
-            self.called.append(job_id)
-        await super().park(job_id, LATER, line=line)
+            self.called.append(key)
+        await super().park(key, LATER, line=line)
 
-    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
+    async def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
         if self.is_away:
             self.is_away = False
             raise LogUnavailable
-        async for page in super().in_line():
+        async for page in super().in_line(parts):
             yield page
 
 
