@@ -163,12 +163,11 @@ async def run_callbacks(settings: Settings, number: int = 1) -> None:
         settings=settings.callbacks,
         metrics=metrics.callbacks,
     )
-    processes = settings.callbacks.processes
     callbacks = Callbacks(
         messaging.callback_queue,
         deliverer,
         settings=settings.callbacks,
-        parts=parts_of(number, processes) if processes > 1 else None,
+        parts=parts_of(number, settings.callbacks.processes),
     )
     await messaging.connected()
     async with asyncio.TaskGroup() as group:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from events.job import Job
-from events.wire.callback_keys import PARTS
+from events.wire.callback_keys import PARTS, UNDIVIDED
 
 AT_ONCE = datetime(2000, 1, 1, tzinfo=UTC)
 """A time that is over by every clock: what is parked until then is due now."""
@@ -181,13 +181,13 @@ class CallbackQueue(Protocol):
         """Every job whose delivery is due or parked. Raises LogUnavailable."""
 
     def due(
-        self, *, most_held: int, hold_s: float, part: str | None = None
+        self, *, most_held: int, hold_s: float, part: str = UNDIVIDED
     ) -> AbstractAsyncContextManager[CallbackReader]:
-        """Take what is due, of one part or of all. Raises LogUnavailable.
+        """Take what is due of one part, or of all divided ones. Raises LogUnavailable.
 
         `most_held`: how many entries all readers of this together hold at most; `hold_s`: after
-        this long without a renewal an entry is delivered again. While there are readers of parts,
-        none of all can begin, and the other way round: it gets LogUnavailable.
+        this long without a renewal an entry is delivered again. While there are readers of single
+        ones, none of all can begin, and the other way round: it gets LogUnavailable.
         """
 
 

@@ -41,7 +41,7 @@ from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, Service
 from events.log import utc_now
 from events.queue import AT_ONCE, CallbackEntry, CallbackQueue
 from events.retry import keep_trying
-from events.wire.callback_keys import PARTS
+from events.wire.callback_keys import ALONE
 from settings.callbacks import CallbackSettings
 from storage.images import ImageStoreError
 
@@ -59,10 +59,10 @@ class Callbacks:
         deliverer: Deliverer,
         *,
         settings: CallbackSettings,
-        parts: Sequence[str] | None = None,
+        parts: Sequence[str] = ALONE,
         hold_s: float = 15.0,
     ) -> None:
-        """`parts`: of the queue, where other processes have the others; None: all of it.
+        """`parts`: those of the queue that it takes; other processes have the others.
 
         After `hold_s` the entry of an instance that died goes to another one.
         """
@@ -87,11 +87,11 @@ class Callbacks:
         """Deliver until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
-            tasks.create_task(self._deliverer.lines.run(self._parts or PARTS))
-            for part in self._parts or (None,):
+            tasks.create_task(self._deliverer.lines.run(self._parts))
+            for part in self._parts:
                 tasks.create_task(self._keep_pulling(tasks, part))
 
-    async def _keep_pulling(self, tasks: asyncio.TaskGroup, part: str | None) -> None:
+    async def _keep_pulling(self, tasks: asyncio.TaskGroup, part: str) -> None:
         await keep_trying(lambda: self._pull(tasks, part), on=LogUnavailable)
 
     async def _renew(self) -> None:
@@ -100,9 +100,9 @@ class Callbacks:
             for entry in list(self._held.values()):
                 await entry.renew()
 
-    async def _pull(self, tasks: asyncio.TaskGroup, part: str | None) -> None:
+    async def _pull(self, tasks: asyncio.TaskGroup, part: str) -> None:
         """One of several parts takes its share of the room each time, and so all in the end."""
-        readers = len(self._parts or (None,))
+        readers = len(self._parts)
         # Entries that wait for their receiver's turn count as held, in this instance and others.
         most_held = 4 * self._settings.in_flight
         due = self._queue.due(most_held=most_held, hold_s=self._hold_s, part=part)

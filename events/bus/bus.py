@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -42,21 +41,6 @@ SCHEDULE_TARGET = "Nats-Schedule-Target"
 
 _QUICK_TIMEOUT_S = 1.0
 """Time-out of optional look-ups during a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerState:
-    subjects: frozenset[str]
-    """That it takes."""
-    waiting: int
-    """How many requests for its messages are open: of readers that have room."""
-
-    @classmethod
-    def of(cls, info: Mapping[str, Any]) -> ConsumerState:
-        config = info["config"]
-        one = config.get("filter_subject")
-        subjects = {one} if one else config.get("filter_subjects", ())
-        return cls(frozenset(subjects), info.get("num_waiting", 0))
 
 
 class Bus(Reads):
@@ -216,16 +200,19 @@ class Bus(Reads):
         one = info.config.filter_subject
         return frozenset([one] if one else info.config.filter_subjects or ())
 
-    async def consumer_states(self, stream: str) -> dict[str, ConsumerState]:
-        """Of each consumer of a stream, by its name. Raises LogUnavailable."""
-        found: dict[str, ConsumerState] = {}
+    async def open_requests(self, stream: str) -> dict[str, int]:
+        """How many readers wait for messages of each consumer of a stream, by its name.
+
+        Raises LogUnavailable.
+        """
+        found: dict[str, int] = {}
         total = 1
         while len(found) < total:
             answer = await self.ask(f"$JS.API.CONSUMER.LIST.{stream}", {"offset": len(found)})
             page, total = answer.get("consumers") or [], answer["total"]
             if not page:
                 break  # some were deleted meanwhile
-            found |= {each["name"]: ConsumerState.of(each) for each in page}
+            found |= {each["name"]: each.get("num_waiting", 0) for each in page}
         return found
 
     async def delete_consumer(self, stream: str, name: str) -> None:

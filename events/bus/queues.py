@@ -22,9 +22,9 @@ from events.bus.streams import (
     due_subject,
     endpoint_of_consumer,
     endpoint_subjects,
-    is_callbacks_consumer,
     is_older_consumer,
     job_id_in,
+    overlapping_consumers,
     queue_consumer,
     queue_subject,
     scheduled_subject,
@@ -32,7 +32,7 @@ from events.bus.streams import (
 )
 from events.errors import LogUnavailable
 from events.queue import QueuedJob, QueueEntry
-from events.wire.callback_keys import PARTS, job_id_of
+from events.wire.callback_keys import PARTS, UNDIVIDED, job_id_of, single_parts
 
 _STORE_TIMEOUT_S = 5.0
 _NO_DEADLINE = "-"
@@ -215,7 +215,7 @@ class JetStreamCallbackQueue:
             raise LogUnavailable from error
 
     async def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
-        for part in parts:
+        for part in single_parts(parts):
             after, subjects = 0, scheduled_subjects(part)
             while page := await self._bus.listing(CALLBACKS, subjects, after=after, count=_PAGE):
                 held = {callback_key_in(each.subject): each.data.decode() for each in page}
@@ -237,27 +237,26 @@ class JetStreamCallbackQueue:
 
     @asynccontextmanager
     async def due(
-        self, *, most_held: int, hold_s: float, part: str | None = None
+        self, *, most_held: int, hold_s: float, part: str = UNDIVIDED
     ) -> AsyncGenerator[JetStreamEntries]:
-        consumer = partial(callbacks_consumer, most_held=most_held, hold_s=hold_s)
-        await self._remove_others([consumer(each) for each in ([None] if part is None else PARTS)])
-        await self._bus.ensure_consumer(consumer(part))
-        async with _entries(self._bus, consumer(part), key_in=callback_key_in) as entries:
+        await self._remove_others(part)
+        spec = callbacks_consumer(part, most_held=most_held, hold_s=hold_s)
+        await self._bus.ensure_consumer(spec)
+        async with _entries(self._bus, spec, key_in=callback_key_in) as entries:
             yield entries
 
-    async def _remove_others(self, specs: Sequence[ConsumerSpec]) -> None:
-        """Consumers of callbacks that are not as one of these, and take what these take.
+    async def _remove_others(self, part: str) -> None:
+        """Those that have the same messages: of other numbers of processes.
 
-        One that was given other subjects would pass over what the stream holds of them already. A
-        new one begins at the first message, so what is in hand somewhere is delivered again.
-
-        Raises LogUnavailable while somebody reads from such a one.
+        What is in hand somewhere is delivered again: a new consumer begins at the first message.
+        Raises LogUnavailable while somebody reads from one of them.
         """
-        subjects = {spec.name: frozenset(spec.subjects) for spec in specs}
-        for name, state in (await self._bus.consumer_states(CALLBACKS)).items():
-            if not is_callbacks_consumer(name) or subjects.get(name) == state.subjects:
+        if not (others := overlapping_consumers(part)):
+            return
+        for name, waiting in (await self._bus.open_requests(CALLBACKS)).items():
+            if name not in others:
                 continue
-            if state.waiting:
+            if waiting:
                 raise LogUnavailable("callbacks are still read by another number of processes")
             await self._bus.delete_consumer(CALLBACKS, name)
 

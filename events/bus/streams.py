@@ -22,7 +22,14 @@ from dataclasses import dataclass
 
 from events.ids import LANES, PARTITIONS, READERS, partition_of
 from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
-from events.wire.callback_keys import PARTS, job_id_of, part_of
+from events.wire.callback_keys import (
+    ALL_DIVIDED,
+    DIVIDED,
+    UNDIVIDED,
+    job_id_of,
+    part_of,
+    single_parts,
+)
 
 JOBS = "JOBS"
 QUEUE = "QUEUE"
@@ -123,21 +130,16 @@ def endpoint_of_consumer(name: str) -> str | None:
     return endpoint if endpoint and reader.isdecimal() else None
 
 
-def callbacks_consumer(part: str | None = None, *, most_held: int, hold_s: float) -> ConsumerSpec:
-    """Of one part, or of all of them; a work queue has no message for two of its consumers.
-
-    The name of the latter, without parts, is that of older versions.
-    """
-    if part is None:
-        subjects = tuple(_callbacks_subject("due", each, "*") for each in PARTS)
-        return ConsumerSpec(CALLBACKS, "callbacks", subjects, hold_s, most_held)
-    name, subject = _with_part("callbacks", part), _callbacks_subject("due", part, "*")
-    return ConsumerSpec(CALLBACKS, name, (subject,), hold_s, most_held)
+def callbacks_consumer(part: str, *, most_held: int, hold_s: float) -> ConsumerSpec:
+    """What is in no part has the consumer of older versions, so that they can run beside us."""
+    subjects = tuple(_callbacks_subject("due", each, "*") for each in single_parts([part]))
+    return ConsumerSpec(CALLBACKS, _with_part("callbacks", part), subjects, hold_s, most_held)
 
 
-def is_callbacks_consumer(name: str) -> bool:
-    """Whether it is of callbacks, of one part or of all; an operator may have made others."""
-    return name in {_with_part("callbacks", part) for part in PARTS}
+def overlapping_consumers(part: str) -> frozenset[str]:
+    """A work queue has no message for two of its consumers, and refuses the second."""
+    others = {UNDIVIDED: (), ALL_DIVIDED: DIVIDED}.get(part, (ALL_DIVIDED,))
+    return frozenset(_with_part("callbacks", each) for each in others)
 
 
 def job_subject(job_id: str) -> str:

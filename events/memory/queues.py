@@ -12,7 +12,7 @@ from datetime import datetime
 from events.ids import LANES, READERS
 from events.log import utc_now
 from events.queue import QueuedJob, QueueEntry
-from events.wire.callback_keys import PARTS, job_id_of, part_of
+from events.wire.callback_keys import PARTS, job_id_of, part_of, single_parts
 
 
 @dataclass(slots=True)
@@ -247,7 +247,8 @@ class MemoryCallbackQueue:
         )
 
     async def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
-        if lines := {key: line for key, line in self._lines.items() if part_of(key) in parts}:
+        mine = single_parts(parts)
+        if lines := {key: line for key, line in self._lines.items() if part_of(key) in mine}:
             yield lines
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
@@ -261,7 +262,8 @@ class MemoryCallbackQueue:
     async def due(
         self, *, most_held: int, hold_s: float, part: str | None = None
     ) -> AsyncGenerator[MemoryEntries]:
-        parts = PARTS if part is None else {part}
+        """Of all parts, where none is said."""
+        parts = PARTS if part is None else single_parts([part])
         yield MemoryEntries(self._messages, parts, hold_s=hold_s, most_held=most_held)
 
     def _release(self, key: str, until: datetime) -> None:

@@ -14,8 +14,11 @@ from events.ids import PARTITIONS
 from events.types import Submitted
 
 UNDIVIDED = ""
-"""The part of what versions put on the queue that knew no parts: its key is the id of the job."""
-PARTS = (UNDIVIDED, *map(str, range(PARTITIONS)))
+"""The part of what versions put on the queue that knew no others: its key is the id of the job."""
+DIVIDED = tuple(map(str, range(PARTITIONS)))
+ALL_DIVIDED = "all"
+"""In the place of one part: all but the first."""
+PARTS = (UNDIVIDED, *DIVIDED)
 
 
 def callback_key(job_id: str, submitted: Submitted) -> str:
@@ -40,4 +43,11 @@ def job_id_of(key: str) -> str:
 
 def parts_of(number: int, processes: int) -> Sequence[str]:
     """What the process `number`, from 1, of so many has. All together have each part once."""
-    return PARTS[number - 1 :: processes]
+    return (UNDIVIDED, ALL_DIVIDED) if processes == 1 else PARTS[number - 1 :: processes]
+
+
+ALONE = parts_of(1, 1)
+
+
+def single_parts(parts: Sequence[str]) -> Sequence[str]:
+    return [each for part in parts for each in (DIVIDED if part == ALL_DIVIDED else (part,))]

@@ -33,7 +33,6 @@ from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from events.streams.contents import LogContents
 from events.streams.log_streams import LogStreams
-from events.wire.callback_keys import job_id_of
 from events.wire.progress import JobProgress
 from serve_app.services import Services
 from settings.callbacks import CallbackSettings
@@ -72,14 +71,14 @@ class RecordingJobQueue(MemoryJobQueue):
 
 
 class RecordingCallbackQueue(MemoryCallbackQueue):
-    """Records the job of each delivery that is parked, and until when."""
+    """Records each delivery that is parked, by its key, and until when."""
 
     def __init__(self) -> None:
         super().__init__()
         self.recorded: list[tuple[str, datetime]] = []
 
     async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
-        self.recorded.append((job_id_of(key), until))
+        self.recorded.append((key, until))
         await super().park(key, until, line=line)
 
 

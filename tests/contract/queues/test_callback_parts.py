@@ -11,7 +11,7 @@ from events.ids import new_id
 from events.log import utc_now
 from events.memory.queues import MemoryCallbackQueue
 from events.queue import AT_ONCE, CallbackQueue
-from events.wire.callback_keys import PARTS, job_id_of
+from events.wire.callback_keys import ALL_DIVIDED, ALONE, PARTS, UNDIVIDED, job_id_of, single_parts
 from tests.support.polling import eventually
 
 HOUR = timedelta(hours=1)
@@ -29,8 +29,12 @@ def keys() -> list[str]:
     return [f"{part}.{new_id()}" if part else new_id() for part in PARTS]
 
 
-async def taken(queue: CallbackQueue, part: str | None = None) -> list[str]:
-    """The keys of all that is due, which is acknowledged."""
+async def taken(queue: CallbackQueue, *parts: str) -> list[str]:
+    """The keys of all that is due in these parts, which is acknowledged."""
+    return [key for part in parts for key in await _taken(queue, part)]
+
+
+async def _taken(queue: CallbackQueue, part: str) -> list[str]:
     found: list[str] = []
     async with queue.due(most_held=50, hold_s=30, part=part) as due:
         while entries := await due.next(most=50, timeout_s=0.3):
@@ -41,12 +45,13 @@ async def taken(queue: CallbackQueue, part: str | None = None) -> list[str]:
     return found
 
 
-async def test_a_reader_of_all_takes_what_is_in_any_part(queue: CallbackQueue) -> None:
+async def test_two_readers_take_what_is_in_any_part(queue: CallbackQueue) -> None:
     every = keys()
     for key in every:
         await queue.add(key)
         await queue.add(key)
-    assert sorted(await taken(queue)) == sorted(every)
+    assert await taken(queue, UNDIVIDED) == every[:1]
+    assert sorted(await taken(queue, ALL_DIVIDED)) == sorted(every[1:])
     assert await queue.job_ids() == set()
 
 
@@ -83,19 +88,18 @@ async def test_lines_are_those_of_the_parts_that_are_asked_for(queue: CallbackQu
     every = keys()
     for key in every:
         await queue.park(key, utc_now() + HOUR, line=f"line of {key}")
-    for parts in (PARTS, PARTS[:1], PARTS[2:4]):
+    for parts in (PARTS, ALONE, PARTS[:1], PARTS[2:4]):
         found = {key: line async for page in queue.in_line(parts) for key, line in page.items()}
-        mine = [key for part, key in zip(PARTS, every, strict=True) if part in parts]
+        mine = [key for part, key in zip(PARTS, every, strict=True) if part in single_parts(parts)]
         assert found == {key: f"line of {key}" for key in mine}
 
 
-async def test_readers_of_parts_and_of_all_may_follow_one_another(queue: CallbackQueue) -> None:
+async def test_readers_of_one_part_and_of_all_may_follow_one_another(queue: CallbackQueue) -> None:
     for _ in range(2):
         first, second = keys(), keys()
         for key in first:
             await queue.add(key)
-        assert sorted(await taken(queue)) == sorted(first)
+        assert sorted(await taken(queue, *ALONE)) == sorted(first)
         for key in second:
             await queue.add(key)
-        found = [key for part in PARTS for key in await taken(queue, part)]
-        assert sorted(found) == sorted(second)
+        assert sorted(await taken(queue, *PARTS)) == sorted(second)

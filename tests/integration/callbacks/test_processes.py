@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-import nats.js.api
 import pytest
 
 from events.bus.streams import CALLBACKS, ConsumerSpec
@@ -22,8 +21,7 @@ OF_OLDER_VERSIONS = ConsumerSpec(CALLBACKS, "callbacks", "callbacks.due.*", 15, 
 
 async def run(world: World, stack: AsyncExitStack, processes: int) -> None:
     for number in range(1, processes + 1):
-        parts = parts_of(number, processes) if processes > 1 else None
-        await stack.enter_async_context(world.callbacks(parts=parts))
+        await stack.enter_async_context(world.callbacks(parts=parts_of(number, processes)))
 
 
 async def consumers(world: World) -> set[str]:
@@ -75,26 +73,44 @@ async def test_what_an_older_version_left_is_delivered(world: World, processes: 
         assert set(ids(receiver.received)) == {f"msg_{job_id}" for job_id in jobs}
 
 
-async def test_one_process_has_one_consumer(world: World) -> None:
-    async with AsyncExitStack() as stack:
-        await run(world, stack, 3)
-        names = {f"callbacks-{part}" if part else "callbacks" for part in PARTS}
+async def test_one_process_asks_two_consumers(world: World) -> None:
+    """The first is that of older versions, and stays as it is."""
+    await world.bus.ensure_consumer(OF_OLDER_VERSIONS)
+    for processes in (3, 1):
+        async with AsyncExitStack() as stack:
+            await run(world, stack, processes)
+            parts = PARTS if processes > 1 else ("", "all")
+            names = {f"callbacks-{part}" if part else "callbacks" for part in parts}
 
-        async def have_all() -> bool:
-            return await consumers(world) == names
+            async def are_there(names: set[str] = names) -> bool:
+                return await consumers(world) == names
 
-        await eventually(have_all)
-    async with AsyncExitStack() as stack:
-        await run(world, stack, 1)
+            await eventually(are_there)
+    async with operator(world.server) as client:
+        info = await client.jetstream().consumer_info(CALLBACKS, "callbacks")
+    assert info.config.filter_subject == OF_OLDER_VERSIONS.filter_subject
 
-        async def has_one() -> bool:
-            return await consumers(world) == {"callbacks"}
 
-        await eventually(has_one)
-        async with operator(world.server) as client:
-            info = await client.jetstream().consumer_info(CALLBACKS, "callbacks")
-        assert len(info.config.filter_subjects or []) == len(PARTS)
-        assert info.config.ack_policy == nats.js.api.AckPolicy.EXPLICIT
+@pytest.mark.parametrize("processes", [1, 3])
+async def test_an_older_version_may_run_beside(world: World, processes: int) -> None:
+    """It takes what has no part, as we do, and sees nothing else."""
+    await world.bus.ensure_consumer(OF_OLDER_VERSIONS)
+    async with (
+        Receiver() as receiver,
+        world.bus.puller(CALLBACKS, "callbacks") as puller,
+        AsyncExitStack() as stack,
+    ):
+        old = asyncio.create_task(puller.next(batch=1, timeout_s=DEADLINE_S))
+        await asyncio.sleep(0.1)
+        await run(world, stack, processes)
+        divided = await world.ended_job(receiver.url, divided=True)
+        assert isinstance((await world.end(divided))[-1], CallbackDelivered)
+        assert not old.done()
+        undivided = await world.ended_job(receiver.url)
+        [message] = await old
+        assert message.subject == f"callbacks.due.{undivided}"
+        await world.bus.ack(message.ack_subject)
+        assert await world.events(undivided) == []
 
 
 @pytest.mark.parametrize("numbers", [(1, 3), (3, 1), (2, 3), (4, 2)])
@@ -110,7 +126,7 @@ async def test_nothing_is_lost_where_another_number_of_processes_begins_while_th
         async with old, new:
             jobs = [await world.ended_job(hanging.url, divided=True)]
             for number in range(1, before + 1):
-                parts = parts_of(number, before) if before > 1 else None
+                parts = parts_of(number, before)
                 await old.enter_async_context(world.callbacks(settings=settings, parts=parts))
             await hanging.wait_for(1)
             for _ in range(20):

@@ -32,7 +32,7 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
 from events.types import Completed, Event, EventData, Started
-from events.wire.callback_keys import callback_key
+from events.wire.callback_keys import ALONE, callback_key
 from serve_app.local.nats_server import NatsServer
 from settings.callbacks import CallbackSettings, ImagePutSettings
 from storage.images import ImageStore
@@ -132,7 +132,7 @@ class World:
         settings: CallbackSettings = SETTINGS,
         rule: AddressRule | None = None,
         deliveries: EventLog | None = None,
-        parts: Sequence[str] | None = None,
+        parts: Sequence[str] = ALONE,
     ) -> AsyncGenerator[None]:
         """Run the role until the end of the context."""
         loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])

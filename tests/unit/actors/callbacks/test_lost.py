@@ -24,6 +24,7 @@ from events.types import (
     Flavour,
     RedeliveryRequested,
 )
+from events.wire.callback_keys import callback_key
 from storage.images import ImageNotFound
 from tests.support.database import database_in
 from tests.support.events import MORNING, History, submitted
@@ -102,6 +103,15 @@ async def test_a_round_looks_at_so_many_and_a_new_process_goes_on_from_there(ben
     assert await bench.queue.job_ids() == set(lost)
     await bench.lose_all()
     assert await bench.repair(batch=2).put_back() == 2, "it begins again at the first"
+
+
+async def test_what_was_lost_is_put_back_in_the_part_of_its_receiver(bench: Bench) -> None:
+    job_id = bench.ended()
+    await bench.project()
+    assert await bench.repair().put_back() == 1
+    async with bench.queue.due(most_held=9, hold_s=60) as due:
+        [entry] = await due.next(most=9, timeout_s=0)
+    assert entry.key == callback_key(job_id, submitted(callback_url=ADDRESS))
 
 
 async def test_a_page_is_no_end(bench: Bench) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from events.wire.callback_keys import PARTS, callback_key, job_id_of, part_of, parts_of
+from events.wire.callback_keys import (
+    PARTS,
+    callback_key,
+    job_id_of,
+    part_of,
+    parts_of,
+    single_parts,
+)
 from tests.support.events import JOB_ID, submitted
 
 
@@ -45,6 +52,6 @@ def test_what_is_no_address_has_a_part_too() -> None:
 
 @pytest.mark.parametrize("processes", range(1, 17))
 def test_every_part_is_one_process_s(processes: int) -> None:
-    shares = [parts_of(number, processes) for number in range(1, processes + 1)]
+    shares = [single_parts(parts_of(each, processes)) for each in range(1, processes + 1)]
     assert sorted(each for share in shares for each in share) == sorted(PARTS)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

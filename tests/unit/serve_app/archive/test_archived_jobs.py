@@ -12,6 +12,7 @@ from events.errors import DatabaseUnavailable
 from events.job import fold
 from events.store.read_model import ReadModel
 from events.store.records import Scope
+from events.wire.callback_keys import job_id_of
 from tests.support.edge import ACTOR, Edge
 from tests.support.generate_bodies import diffusion_body
 from tests.unit.serve_app.archive.conftest import DIFFUSION, KEY, archived_job
@@ -96,7 +97,7 @@ async def test_its_callback_can_be_asked_for_again(
     assert shown.json()["state"] == "delivered"
     answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
     assert (answer.status_code, answer.json()["state"]) == (202, "pending")
-    assert [each for each, _ in edge.callback_queue.recorded] == [job_id]
+    assert [job_id_of(key) for key, _ in edge.callback_queue.recorded] == [job_id]
     await archiver.round()
     assert await edge.services.deliveries.stored([job_id])  # it was not delivered yet
 

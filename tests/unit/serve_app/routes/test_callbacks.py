@@ -15,6 +15,7 @@ from events.types import (
     Event,
     RedeliveryRequested,
 )
+from events.wire.callback_keys import callback_key
 from tests.support.edge import Edge, running_edge
 from tests.support.generate_bodies import diffusion_body
 
@@ -112,7 +113,7 @@ class TestRedelivery:
         assert len(answer.json()["tries"]) == 1, "the earlier ones stay in sight"
         assert (await events_of(edge, job_id))[-1] == RedeliveryRequested()
         [(parked, until)] = edge.callback_queue.recorded
-        assert parked == job_id
+        assert parked == callback_key(job_id, (await edge.job(job_id)).submitted)
         assert until <= datetime.now(UTC)
 
     async def test_asked_for_twice_it_is_recorded_once_and_parked_again(

@@ -13,8 +13,9 @@ from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTime
 from events.ids import READERS
 from events.log import utc_now
 from events.types import Failed
+from events.wire.callback_keys import callback_key
 from tests.support.database import database_in
-from tests.support.events import image
+from tests.support.events import image, submitted
 from tests.support.polling import eventually
 from tests.support.routing.bench import LANE, Bench
 
@@ -178,6 +179,19 @@ async def test_what_a_caller_asked_for_is_told_of_as_it_happens(bench: Bench) ->
             await eventually(lambda job_id=job_id: bench.callbacks_of(job_id))  # type: ignore[misc]
             await bench.lose_callback(job_id)
             assert await bench.callbacks.job_ids() == set()
+
+
+@pytest.mark.parametrize("events", [(), ("started",)])
+async def test_a_delivery_is_in_the_part_of_its_receiver(
+    bench: Bench, events: tuple[str, ...]
+) -> None:
+    asked = {"callback_url": ADDRESS, "callback_events": events or None}
+    async with bench.routing():
+        job_id = await bench.job(*(COMPLETED if not events else [start()]), **asked)
+        await eventually(lambda: bench.callbacks_of(job_id))
+    async with bench.callbacks.due(most_held=9, hold_s=60) as due:
+        [entry] = await due.next(most=9, timeout_s=5)
+    assert entry.key == callback_key(job_id, submitted(callback_url=ADDRESS))
 
 
 async def test_what_nobody_asked_for_is_not_told_of(bench: Bench) -> None:
