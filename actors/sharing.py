@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from actors.shares import Shares
+from actors.upkeep.shares import Shares
 from events.ids import new_id
 from events.store.database import Database
 from events.store.leases import Leases

@@ -19,7 +19,7 @@ from typing import Any
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.endpoints.deleted_endpoints import DeletedEndpoints
 from actors.endpoints.gone_endpoints import GoneEndpoints
-from actors.shares import Shares
+from actors.upkeep.shares import Shares
 from events.errors import DatabaseUnavailable
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases

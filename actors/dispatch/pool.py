@@ -177,9 +177,7 @@ class WorkerPool:
         """
         room_wait_s = self._settings.worker_replace_s
         is_early = time.monotonic() - self._found_at < room_wait_s
-        if is_early and not all(
-            each.is_ready and each.slots.are_heard for each in self._found or ()
-        ):
+        if is_early and not all(worker.is_heard for worker in self._found or ()):
             return
         self._found = ()
         old = [worker for worker in self._workers.values() if self._is_old(worker)]

@@ -9,7 +9,7 @@ projections: everything here may be repeated, by two routers at once too.
 Most jobs are routed by the events that come by, in one round trip for all that came together; the
 log is read only where those do not say enough.
 
-Several routers divide the streams of the log (`actors/shares.py`), so that one sees all
+Several routers divide the streams of the log (`actors/upkeep/shares.py`), so that one sees all
 events of a job. Where two follow one stream for a while, each event comes to one of them, so either
 sees some events of a job only, and may see a later one first. Then the log is read more often, and
 a job that has ended may get an entry, which whoever takes it takes off the queue.
@@ -30,7 +30,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from actors.job_error import end_job
-from actors.shares import Shares
+from actors.upkeep.shares import Shares
 from events.delivery import is_wanted
 from events.errors import (
     DatabaseUnavailable,

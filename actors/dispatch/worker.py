@@ -103,6 +103,11 @@ class Worker:
         }
 
     @property
+    def is_heard(self) -> bool:
+        """Whether its engine answers, and the job actors that were found have said what they run."""
+        return self.is_ready and self.slots.are_heard
+
+    @property
     def takes_jobs(self) -> bool:
         return self.is_ready and not self.is_leaving
 

@@ -1,7 +1,7 @@
 """Results: projects the log into the SQL read model, from the checkpoint that stands beside it.
 
 Each stream of the log has a projection of its own, with its own checkpoint: none waits for another.
-Several processes divide the streams (`actors/shares.py`). Where two project one stream for a
+Several processes divide the streams (`actors/upkeep/shares.py`). Where two project one stream for a
 moment, the checkpoint, which moves in the rows' transaction, lets each event be folded once and in
 its place.
 
@@ -17,7 +17,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from actors.shares import Shares
+from actors.upkeep.shares import Shares
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventReader, WholeLog
 from events.retry import keep_trying

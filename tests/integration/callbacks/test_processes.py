@@ -16,7 +16,7 @@ from tests.support.callbacks.receiver import DEADLINE_S, Receiver, status
 from tests.support.callbacks.role import SETTINGS, World, ids
 from tests.support.polling import eventually
 
-OF_OLDER_VERSIONS = ConsumerSpec(CALLBACKS, "callbacks", "callbacks.due.*", 15, 1024)
+OF_OLDER_VERSIONS = ConsumerSpec(CALLBACKS, "callbacks", ("callbacks.due.*",), 15, 1024)
 
 
 async def run(world: World, stack: AsyncExitStack, processes: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from actors.dispatch.dispatcher import Dispatcher
-from actors.shares import Shares
+from actors.upkeep.shares import Shares
 from events.errors import DatabaseUnavailable
 from events.store.database import Database
 from events.store.endpoints import Endpoints

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.shares import Shares
 from actors.upkeep.results import Results
+from actors.upkeep.shares import Shares
 from events.decisions import Submit
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
