@@ -64,7 +64,7 @@ async def test_what_an_older_version_left_is_delivered(world: World, processes: 
         await world.bus.purge(CALLBACKS, f"callbacks.due.{later}")
         await world.queue.park(later, utc_now())
         async with world.bus.puller(CALLBACKS, "callbacks") as puller:
-            assert await puller.next(batch=3, timeout_s=5)
+            assert await puller.follow(batch=3, timeout_s=5)
         jobs += [later, await world.ended_job(receiver.url, divided=True)]
         async with AsyncExitStack() as stack:
             await run(world, stack, processes)
@@ -88,7 +88,7 @@ async def test_one_process_asks_two_consumers(world: World) -> None:
             await eventually(are_there)
     async with operator(world.server) as client:
         info = await client.jetstream().consumer_info(CALLBACKS, "callbacks")
-    assert info.config.filter_subject == OF_OLDER_VERSIONS.filter_subject
+    assert info.config.filter_subject == OF_OLDER_VERSIONS.subjects[0]
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -100,7 +100,7 @@ async def test_an_older_version_may_run_beside(world: World, processes: int) -> 
         world.bus.puller(CALLBACKS, "callbacks") as puller,
         AsyncExitStack() as stack,
     ):
-        old = asyncio.create_task(puller.next(batch=1, timeout_s=DEADLINE_S))
+        old = asyncio.create_task(puller.follow(batch=1, timeout_s=DEADLINE_S))
         await asyncio.sleep(0.1)
         await run(world, stack, processes)
         divided = await world.ended_job(receiver.url, divided=True)
