@@ -104,7 +104,7 @@ class Worker:
 
     @property
     def is_heard(self) -> bool:
-        """Whether its engine answers, and the job actors that were found have told what they run."""
+        """Whether its engine answers, and the job actors that were found said what they run."""
         return self.is_ready and self.slots.are_heard
 
     @property

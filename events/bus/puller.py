@@ -106,6 +106,7 @@ class Puller:
         """Raises LogUnavailable."""
         status = status_of(raw)
         if raw is None or status not in {None, _REQUEST_OVER}:
+            self._owed = 0
             raise LogUnavailable("the consumer or the connection is gone")
         if status is None:
             self._owed -= 1

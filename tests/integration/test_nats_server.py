@@ -154,7 +154,7 @@ async def test_the_reader_may_not_ack_for_the_router(
     await bus.ensure_consumer(ROUTER)
     await bus.store(job_subject(new_id()), b"", timeout_s=2)
     async with bus.puller(JOBS, ROUTER.name) as puller:
-        [message] = await puller.next(batch=1, timeout_s=5)
+        [message] = await puller.follow(batch=1, timeout_s=5)
     await reader.try_to_publish(message.ack_subject, b"+ACK")
     client = await nats.connect(nats_server.url)
     info = await client.jetstream().consumer_info(JOBS, ROUTER.name)

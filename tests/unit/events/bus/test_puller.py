@@ -41,12 +41,12 @@ class FakeClient:
     async def publish(self, subject: str, payload: bytes, *, reply: str) -> None:
         self.requests.append(json.loads(payload))
 
-    async def deliver(self, count: int, *, deliveries: int = 1, pending: int = 0) -> None:
+    async def deliver(self, count: int) -> None:
         assert self._deliver is not None
         for _ in range(count):
             self._delivered += 1
-            place = f"{deliveries}.{self._delivered}.{self._delivered}"
-            reply = f"$JS.ACK.JOBS.router.{place}.1763800000123456789.{pending}"
+            place = f"1.{self._delivered}.{self._delivered}"
+            reply = f"$JS.ACK.JOBS.router.{place}.1763800000123456789.0"
             await self._deliver(Msg(None, "jobs.1.a", reply, b"{}"))
 
     async def tell(self, status: str) -> None:
@@ -100,7 +100,7 @@ async def test_a_request_that_was_lost_is_made_again_while_somebody_waits(
 ) -> None:
     """With the leader of its consumer, say; whoever leads next knows nothing of it."""
     monkeypatch.setattr("events.bus.puller._STANDING_S", 0.005)
-    monkeypatch.setattr("events.bus.puller._AT_HAND_TIMEOUT_S", 0.005)
+    monkeypatch.setattr("events.bus.puller._LATE_S", 0.005)
     assert await followed(puller, timeout_s=0.1) == []
     assert len(client.requests) > 1
 
@@ -117,18 +117,3 @@ async def test_a_consumer_or_a_connection_that_is_gone_is_told_behind_what_came(
     assert await followed(puller) == [1, 2]
     with pytest.raises(LogUnavailable):
         await followed(puller)
-
-
-@pytest.mark.parametrize(
-    ("deliveries", "pending", "is_asked"), [(1, 0, False), (1, 3, True), (2, 0, True)]
-)
-async def test_what_is_at_hand_is_asked_for_where_there_may_be_more(
-    client: FakeClient, puller: Puller, deliveries: int, pending: int, is_asked: bool
-) -> None:
-    await client.tell("404")
-    await client.deliver(1, deliveries=deliveries, pending=pending)
-    assert len(await puller.next(batch=8, timeout_s=5)) == 1
-    await client.deliver(1)
-    await puller.next(batch=8, timeout_s=5)
-    asked_at_hand = [request.get("no_wait", False) for request in client.requests]
-    assert asked_at_hand == [True, False, is_asked]
