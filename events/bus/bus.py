@@ -20,12 +20,11 @@ from events.bus.errors import (
     DISCONNECTED,
     FULL,
     NO_CONSUMER,
-    SUBJECTS_TAKEN,
     WRONG_LAST_SEQUENCE,
     NoAnswer,
-    SubjectsTaken,
     WrongLastSequence,
     code_of,
+    was_said,
 )
 from events.bus.puller import Puller
 from events.bus.reads import Reads
@@ -157,7 +156,7 @@ class Bus(Reads):
     # Consumers.
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
-        """Raises LogUnavailable, SubjectsTaken."""
+        """Raises LogUnavailable."""
         config = nats.js.api.ConsumerConfig(
             durable_name=spec.name,
             **_filter(spec),
@@ -167,13 +166,7 @@ class Bus(Reads):
             max_ack_pending=spec.max_ack_pending,
             max_waiting=64,
         )
-        try:
-            await self.call(self._js.add_consumer(spec.stream, config))
-        except LogUnavailable as error:
-            cause = error.__cause__
-            if isinstance(cause, Exception) and code_of(cause) == SUBJECTS_TAKEN:
-                raise SubjectsTaken from error
-            raise
+        await self.call(self._js.add_consumer(spec.stream, config))
 
     async def consumers(self, stream: str) -> list[str]:
         """Names of all consumers of a stream. Raises LogUnavailable."""
@@ -193,8 +186,7 @@ class Bus(Reads):
         try:
             info = await self.call(self._js.consumer_info(stream, name))
         except LogUnavailable as error:
-            cause = error.__cause__
-            if isinstance(cause, Exception) and code_of(cause) == NO_CONSUMER:
+            if was_said(error, NO_CONSUMER):
                 return None
             raise
         one = info.config.filter_subject
@@ -220,8 +212,7 @@ class Bus(Reads):
         try:
             await self.call(self._js.delete_consumer(stream, name))
         except LogUnavailable as error:
-            cause = error.__cause__
-            if not isinstance(cause, Exception) or code_of(cause) != NO_CONSUMER:
+            if not was_said(error, NO_CONSUMER):
                 raise
 
     async def add_follower(self, stream: str, *, after: int) -> str:

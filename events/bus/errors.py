@@ -35,10 +35,6 @@ class WrongLastSequence(Exception):
     """The subject's last message is not the one that was expected."""
 
 
-class SubjectsTaken(LogUnavailable):
-    """Another consumer of the queue reads what this one is to read."""
-
-
 class NoAnswer(Exception):
     """The server did not answer in time: what was sent may have been stored."""
 
@@ -46,3 +42,8 @@ class NoAnswer(Exception):
 def code_of(error: Exception) -> int | None:
     """The error code of JetStream's API; None where the error is another one."""
     return error.err_code if isinstance(error, nats.js.errors.APIError) else None
+
+
+def was_said(error: LogUnavailable, code: int) -> bool:
+    """Whether it is raised from this error of JetStream's API."""
+    return isinstance(error.__cause__, Exception) and code_of(error.__cause__) == code

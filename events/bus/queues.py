@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
-from events.bus.errors import NoAnswer, SubjectsTaken
+from events.bus.errors import SUBJECTS_TAKEN, NoAnswer, was_said
 from events.bus.last_known import LastKnown
 from events.bus.puller import Message, Puller, stored_at
 from events.bus.streams import (
@@ -166,7 +166,9 @@ class JetStreamJobQueue:
         spec = queue_consumer(endpoint, number, lease_s=self._lease_s)
         try:
             await self._ensure(spec)
-        except SubjectsTaken:
+        except LogUnavailable as error:
+            if not was_said(error, SUBJECTS_TAKEN):
+                raise
             await self._remove_older(endpoint)
             await self._ensure(spec)
         async with _entries(self._bus, spec) as entries:

@@ -13,7 +13,7 @@ NO_ENTRY = cast(QueueEntry, None)  # nobody asks for it here
 
 
 def held(job_id: str) -> Held:
-    return Held(NO_ENTRY, Waiting(job_id, "alice"), lane=0, attempts=0, job=None, read_at=0.0)
+    return Held(NO_ENTRY, Waiting(job_id, "alice"), reader=0, attempts=0, job=None, read_at=0.0)
 
 
 def test_a_job_that_was_given_twice_is_there_until_both_have_ended() -> None:
