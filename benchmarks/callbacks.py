@@ -38,6 +38,7 @@ from events.decisions import Cancel, Submit
 from events.ids import new_id
 from events.log import JobWriter
 from events.types import Flavour, Submitted
+from events.wire.callback_keys import key_by
 from serve_app.local.nats_server import NatsServer
 from settings.callbacks import CallbackSettings
 
@@ -115,7 +116,7 @@ async def _deliver(nats_url: str, folder: Path, *, over_s: float) -> Outcome:
             "DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8",
         }
         async with _process("-c", _ROLE, env={**os.environ, **role}) as callbacks:
-            due = await _queue(JetStreamCallbackQueue(bus), hosts, over_s=over_s)
+            due = await _queue(JetStreamCallbackQueue(bus), hosts, port, over_s=over_s)
             healthy = {job_id for job_id, host in hosts.items() if host >= HUNG}
             await _until_left(bus, healthy)
             times = psutil.Process(callbacks.pid).cpu_times()
@@ -151,7 +152,7 @@ async def _ended_jobs(bus: Bus, port: int) -> dict[str, int]:
             request={},
             fingerprint="",
             images=1,
-            callback_url=f"http://{address(host)}:{port}/hook",
+            callback_url=_url(host, port),
         )
         async with room:
             job_id = new_id()
@@ -165,8 +166,12 @@ async def _ended_jobs(bus: Bus, port: int) -> dict[str, int]:
     return dict(zip(ids, hosts, strict=True))
 
 
+def _url(host: int, port: int) -> str:
+    return f"http://{address(host)}:{port}/hook"
+
+
 async def _queue(
-    queue: JetStreamCallbackQueue, hosts: dict[str, int], *, over_s: float
+    queue: JetStreamCallbackQueue, hosts: dict[str, int], port: int, *, over_s: float
 ) -> dict[str, float]:
     """When each was put on the queue."""
     due: dict[str, float] = {}
@@ -176,7 +181,8 @@ async def _queue(
         await asyncio.sleep(began + over_s * number / len(hosts) - time.monotonic())
         async with room:
             due[job_id] = time.time()
-            await queue.add(job_id)
+            url = _url(hosts[job_id], port)
+            await queue.add(key_by(job_id, callback_url=url, owner="benchmark"))
 
     await asyncio.gather(*(add(number, job_id) for number, job_id in enumerate(hosts)))
     return due
