@@ -18,7 +18,7 @@ from events.store.leases import Leases
 from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 DEFAULT = Endpoint("default", jobs_per_worker=7)
 
 
@@ -65,9 +65,12 @@ class AwayLeases(Leases):
     """Leases whose database can go away."""
 
     is_away = False
+    refused: set[str]
+    """Holders that were told so."""
 
     async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
         if self.is_away:
+            self.refused.add(holder)
             raise DatabaseUnavailable("away")
         return await super().acquire(name, holder, ttl_s=ttl_s)
 
@@ -130,6 +133,7 @@ class DispatcherBench:
         await self.database.execute(sa.delete(ENDPOINTS).where(ENDPOINTS.c.id == id))
 
     def database_is_away(self, *, is_away: bool) -> None:
+        self.leases.refused = set()
         self.endpoints.is_away = self.leases.is_away = is_away
 
     def running(self) -> list[str]:

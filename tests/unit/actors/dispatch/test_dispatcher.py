@@ -12,7 +12,7 @@ import pytest
 from events.store.records import Endpoint, StoredEndpoint
 from tests.support.database import database_in
 from tests.support.polling import eventually
-from tests.support.workers.dispatchers import DEFAULT, LEASE_S, DispatcherBench
+from tests.support.workers.dispatchers import DEFAULT, DispatcherBench
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_lease_runs_
     async with bench.dispatching():
         await eventually(lambda: bench.running() == ["default"])
         bench.database_is_away(is_away=True)
-        await asyncio.sleep(LEASE_S / 2)
+        await eventually(lambda: bench.leases.refused)
         assert bench.running() == ["default"]
         await eventually(lambda: not bench.running())
         assert bench.left == ["default"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
@@ -13,7 +12,7 @@ from actors.dispatch.dispatcher import Dispatcher
 from events.store.records import Endpoint
 from tests.support.database import database_in
 from tests.support.polling import eventually
-from tests.support.workers.dispatchers import DEFAULT, LEASE_S, DispatcherBench
+from tests.support.workers.dispatchers import DEFAULT, DispatcherBench
 
 ALL = ["a", "b", "c", "default"]
 
@@ -98,7 +97,7 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_leases_run_
     ):
         await eventually(lambda: are_divided(bench, one, two))
         bench.database_is_away(is_away=True)
-        await asyncio.sleep(LEASE_S / 2)
+        await eventually(lambda: len(bench.leases.refused) == 2)
         assert await are_divided(bench, one, two)
         await eventually(lambda: not bench.running())
         assert (bench.deleted.running, bench.gone.running) == (0, 0)
