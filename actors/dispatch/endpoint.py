@@ -155,17 +155,18 @@ class EndpointDispatcher:
         """Its lease ran out: the event log was not available, or its actor hangs."""
         found = self._pool.free.running(job.id)
         if found is None:
-            if is_maybe := job.is_attempted and self._pool.is_taking_over:
+            if is_maybe := job.is_attempted and self._pool.may_run(job.actor):
                 await entry.hold(for_s=_BUSY_S)
             return is_maybe
         worker, slot = found
+        given = slot.entry
         if self._is_just_given(job) or await slot.take_delivery(entry, timeout_s=self._answer_s):
             return True
         with about(job):
             logger.warning("replacing", extra={"action": "actor_replaced", "job_id": job.id})
         worker.mark_unready()  # its attempt may have failed just now, by the engine
         await worker.cancel_run(job.id, job.attempts)
-        if slot.job_id == job.id:
+        if slot.job_id == job.id and slot.entry is given:  # and not anew, after another look
             slot.replace()
         return False
 

@@ -13,7 +13,7 @@ from typing import Any
 from actors.dispatch.cluster import ActorUnavailable, Cluster
 from actors.dispatch.free_slots import FreeSlots
 from actors.dispatch.names import endpoint_prefix, index_of, release_of, worker_name
-from actors.dispatch.rollout import Rollout, Step, end_costs
+from actors.dispatch.rollout import OtherReleases, Rollout, Step, end_costs
 from actors.dispatch.slots import SlotNumbers
 from actors.dispatch.startup import Pauses, Startup
 from actors.dispatch.worker import Worker
@@ -55,6 +55,7 @@ class WorkerPool:
         self._found: Collection[Worker] | None = None
         """Those of a predecessor, until they have said what they run; None until they are known."""
         self._found_at = time.monotonic()
+        self._others = OtherReleases(cluster, endpoint.id)
         self._draining: Collection[str] = frozenset()
         """Workers whose node is about to be taken away, by name: others take their places."""
         self._keeping: dict[int, asyncio.Task[None]] = {}
@@ -74,10 +75,9 @@ class WorkerPool:
         """Let `changed` return: a choice of a slot depends on more than the workers."""
         self._changed.set()
 
-    @property
-    def is_taking_over(self) -> bool:
-        """Whether a job that none of the slots is known to run may run on one all the same."""
-        return self._found is None or bool(self._found)
+    def may_run(self, actor: str | None) -> bool:
+        """Whether a job that this actor began may run though no slot is known to run it."""
+        return self._found is None or bool(self._found) or self._others.have(actor)
 
     def trouble(self) -> str | None:
         """Why no worker is ready, for whoever waits for one; None if one is."""
@@ -112,7 +112,7 @@ class WorkerPool:
                     await self._close_unwanted(wanted)
                     await self._close_surplus(wanted)
                     await self._close_leaving()
-                    await self._close_stale()
+                    await self._others.close(self._names())
                 except ActorUnavailable as error:
                     logger.warning("cluster is away", extra={**_KEEP, "error": str(error)})
                 await asyncio.sleep(self._settings.endpoints_period_s)
@@ -130,7 +130,11 @@ class WorkerPool:
         for name in await self._cluster.workers(release_of(self._prefix)):
             if index_of(name) not in self._workers:
                 self._open(index_of(name), name)
+        await self._others.look(self._names())
         self._found, self._found_at = list(self._workers.values()), time.monotonic()
+
+    def _names(self) -> set[str]:
+        return {worker.name for worker in self._workers.values()}
 
     def _is_old(self, worker: Worker) -> bool:
         """It is made otherwise than one would be made now."""
@@ -290,10 +294,3 @@ class WorkerPool:
         await asyncio.wait({task})
         await self._cluster.remove(worker.name, has_failed=has_failed)
         logger.info("closed", extra={"action": "worker_close", "worker": worker.name})
-
-    async def _close_stale(self) -> None:
-        """Workers of another program or other settings go once what they run has ended."""
-        ours = {worker.name for worker in self._workers.values()}
-        for name in await self._cluster.workers(endpoint_prefix(self._endpoint.id)):
-            if name not in ours and await self._cluster.is_idle(name):
-                await self._cluster.remove(name)

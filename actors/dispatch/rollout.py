@@ -7,10 +7,12 @@ first. Old ones take jobs until then, so nothing stops where what is made now do
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from actors.dispatch.cluster import Cluster
+from actors.dispatch.names import endpoint_prefix
 from actors.dispatch.worker import Worker
 
 
@@ -59,3 +61,29 @@ class Rollout:
 def end_costs(worker: Worker) -> tuple[bool, bool]:
     """What the end of a worker costs: less where it runs nothing, and where it is not ready."""
     return worker.is_busy, worker.is_ready
+
+
+class OtherReleases:
+    """Workers of an endpoint that another program or other settings made: they go once what they
+    run has ended.
+    """
+
+    def __init__(self, cluster: Cluster, endpoint_id: str) -> None:
+        self._cluster = cluster
+        self._prefix = endpoint_prefix(endpoint_id)
+        self._workers: Collection[str] = ()
+
+    def have(self, actor: str | None) -> bool:
+        """Whether it is one of theirs that wrote under this name."""
+        return any(str(actor).startswith(f"{worker}:") for worker in self._workers)
+
+    async def look(self, ours: Iterable[str]) -> None:
+        """Raises ActorUnavailable."""
+        self._workers = set(await self._cluster.workers(self._prefix)) - set(ours)
+
+    async def close(self, ours: Iterable[str]) -> None:
+        """Those that run nothing. Raises ActorUnavailable."""
+        await self.look(ours)
+        for worker in sorted(self._workers):
+            if await self._cluster.is_idle(worker):
+                await self._cluster.remove(worker)

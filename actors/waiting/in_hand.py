@@ -75,8 +75,7 @@ class InHand:
     ) -> None:
         """`waiting` follows what is in hand. `is_running`: whether a job whose entry came runs on a
         worker that goes on with it. `on_new` is called for each job that begins to wait. `most`:
-        in hand, beside what was on its way to a reader of lanes, and one of each. `hold_s`: how
-        long an entry is held at a time.
+        in hand, beside one of each reader of lanes. `hold_s`: how long an entry is held at a time.
         """
         self._endpoint = endpoint
         self._queue = queue
@@ -148,9 +147,8 @@ class InHand:
             while True:
                 if self._is_full(reader):
                     await asyncio.sleep(self._period_s)
-                # One in any case: it may be that of a job which hangs in a slot.
-                most = max(min(self._most - len(self._held), _BATCH), 1)
-                some = await entries.next(most=most, timeout_s=_PULL_TIMEOUT_S)
+                # Some in any case: one of them may be that of a job which hangs in a slot.
+                some = await entries.next(most=_BATCH, timeout_s=_PULL_TIMEOUT_S)
                 await self._take_in(some, reader)
 
     def _is_full(self, reader: int) -> bool:

@@ -73,8 +73,9 @@ class Puller:
         """What has come by now, else the next messages to come; empty where none came in time.
 
         The request stands while nobody waits, so what is stored meanwhile needs no other one. At
-        most `batch` messages come ahead. Raises LogUnavailable where the consumer is gone, or the
-        connection is another: what was on its way may be lost.
+        most `batch` messages come ahead. Raises LogUnavailable where the consumer is gone, the
+        request was lost, or the connection is another: what was on its way may be lost or late, so
+        another puller is to go on.
         """
         messages: list[Message] = []
         give_up_at = time.monotonic() + timeout_s
@@ -97,8 +98,10 @@ class Puller:
 
     async def _stand(self, batch: int) -> None:
         now = time.monotonic()
-        is_lost = self._arrived.empty() and now >= self._owed_until
-        if self._owed <= 0 or is_lost:
+        if self._owed > 0 and self._arrived.empty() and now >= self._owed_until:
+            self._owed = 0
+            raise LogUnavailable("a request was lost")
+        if self._owed <= 0:
             await self._ask({"batch": batch, "expires": int(_STANDING_S * 1e9)})
             self._owed, self._owed_until = batch, now + _STANDING_S + _LATE_S
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,12 +36,16 @@ from events.errors import LogUnavailable
 from events.queue import QueuedJob, QueueEntry
 from events.wire.callback_keys import PARTS, UNDIVIDED, job_id_of, single_parts
 
+logger = logging.getLogger(__name__)
+
 _STORE_TIMEOUT_S = 5.0
 _NO_DEADLINE = "-"
 """An entry without content would look like an answer that there is none."""
 _MOST_JOBS = 250
 """That one look-up asks for: it is told of 1024 subjects at most, and each has a few."""
 _PAGE = 500
+_CHECK_S = 15.0
+"""How often a reader makes sure of its consumer."""
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
 
@@ -74,15 +80,31 @@ class JetStreamEntry:
 class JetStreamEntries:
     """What one durable consumer delivers."""
 
-    def __init__(self, bus: Bus, puller: Puller, *, key_in: Callable[[str], str]) -> None:
+    def __init__(
+        self, bus: Bus, puller: Puller, spec: ConsumerSpec, *, key_in: Callable[[str], str]
+    ) -> None:
         """`key_in`: the key of an entry, by its subject."""
         self._bus = bus
         self._puller = puller
+        self._spec = spec
         self._key_in = key_in
+        self._check_at = time.monotonic() + _CHECK_S
 
     async def next(self, *, most: int, timeout_s: float) -> Sequence[JetStreamEntry]:
+        await self._check()
         messages = await self._puller.follow(batch=most, timeout_s=timeout_s)
         return [self._entry(message) for message in messages]
+
+    async def _check(self) -> None:
+        """NATS tells nobody that another version has given the consumer other subjects.
+
+        Raises LogUnavailable.
+        """
+        if time.monotonic() >= self._check_at:
+            subjects = await self._bus.consumer_subjects(self._spec.stream, self._spec.name)
+            if subjects != frozenset(self._spec.subjects):
+                raise LogUnavailable("the consumer has other subjects by now")
+            self._check_at = time.monotonic() + _CHECK_S
 
     def _entry(self, message: Message) -> JetStreamEntry:
         job_id, key = job_id_in(message.subject), self._key_in(message.subject)
@@ -201,6 +223,8 @@ class JetStreamCallbackQueue:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._has_told = False
+        """That others read."""
 
     async def add(self, key: str) -> None:
         await _store_first(self._bus, due_subject(key), job_id_of(key))
@@ -255,11 +279,16 @@ class JetStreamCallbackQueue:
         """
         if not (others := overlapping_consumers(part)):
             return
-        for name, waiting in (await self._bus.open_requests(CALLBACKS)).items():
-            if name not in others:
-                continue
-            if waiting:
-                raise LogUnavailable("callbacks are still read by another number of processes")
+        requests = await self._bus.open_requests(CALLBACKS)
+        if any(requests.get(name) for name in others):
+            if not self._has_told:
+                logger.warning(
+                    "callbacks are still read by another number of processes",
+                    extra={"action": "callbacks_wait", "part": part},
+                )
+            self._has_told = True
+            raise LogUnavailable
+        for name in others & requests.keys():
             await self._bus.delete_consumer(CALLBACKS, name)
 
 
@@ -270,7 +299,7 @@ async def _entries(
     """Of a consumer that is there. What has come and was not taken is given back."""
     async with bus.puller(spec.stream, spec.name) as puller:
         try:
-            yield JetStreamEntries(bus, puller, key_in=key_in)
+            yield JetStreamEntries(bus, puller, spec, key_in=key_in)
         finally:
             for message in await puller.close():
                 await bus.nak(message.ack_subject)

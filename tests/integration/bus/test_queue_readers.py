@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import nats.js.api
 import pytest
 
 from events.bus.bus import Bus
 from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import QUEUE
+from events.errors import LogUnavailable
 from events.ids import LANES, READERS
+from events.retry import keep_trying
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import operator
+from tests.support.polling import eventually
 
 LEASE_S = 30.0
 
@@ -72,3 +77,26 @@ async def test_a_reader_gives_back_what_came_and_was_not_taken(bus: Bus) -> None
             assert some, found
             found += [entry.job_id for entry in some]
     assert sorted(found) == [f"job-{number}" for number in range(5)]
+
+
+async def test_an_open_reader_notices_that_an_older_version_took_subjects_from_it(
+    nats_server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("events.bus.queues._CHECK_S", 0.5)
+    queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
+
+    async def read() -> str:
+        async with queue.reader("default", 3) as entries:
+            while not (some := await entries.next(most=64, timeout_s=0.2)):
+                pass
+            return some[0].job_id
+
+    reading = asyncio.create_task(keep_trying(read, on=LogUnavailable))
+    await eventually(lambda: has_consumers(bus))
+    await read_by_lane(nats_server, "default")
+    await queue.add("default", 3 + READERS, "a-job")
+    assert await asyncio.wait_for(reading, 10) == "a-job"
+
+
+async def has_consumers(bus: Bus) -> bool:
+    return bool(await bus.consumers(QUEUE))

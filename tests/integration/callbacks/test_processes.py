@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from events.bus.streams import CALLBACKS, ConsumerSpec
+from events.bus.streams import CALLBACKS, ConsumerSpec, callbacks_consumer
+from events.errors import LogUnavailable
 from events.log import utc_now
 from events.types import CallbackDelivered
 from events.wire.callback_keys import PARTS, parts_of
@@ -141,3 +142,26 @@ async def test_nothing_is_lost_where_another_number_of_processes_begins_while_th
                 assert isinstance((await world.end(job_id))[-1], CallbackDelivered)
         sent = set(ids(hanging.received)) | set(ids(quick.received))
         assert sent == {f"msg_{job_id}" for job_id in jobs}
+
+
+async def test_whoever_may_not_begin_yet_takes_no_consumer_away(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process with a full hand asks for nothing, and others do."""
+    async with AsyncExitStack() as stack:
+        await run(world, stack, 3)
+
+        async def are_there() -> bool:
+            return len(await consumers(world)) == len(PARTS)
+
+        await eventually(are_there)
+        before = await consumers(world)
+        await world.bus.delete_consumer(CALLBACKS, "callbacks-0")
+        busy = callbacks_consumer("0", most_held=4, hold_s=30)
+        await world.bus.ensure_consumer(busy)
+        for _ in range(2):
+            with pytest.raises(LogUnavailable):
+                async with world.queue.due(most_held=4, hold_s=30, part="all"):
+                    pass
+        assert await consumers(world) == before
+    assert sum("another number" in message for message in caplog.messages) == 1
