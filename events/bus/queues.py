@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
 from events.bus.errors import SUBJECTS_TAKEN, NoAnswer, was_said
 from events.bus.last_known import LastKnown
-from events.bus.puller import Message, Puller, stored_at
+from events.bus.puller import Message
+from events.bus.queue_entries import (
+    STORE_TIMEOUT_S,
+    JetStreamEntries,
+    JetStreamEntry,
+    entries_of,
+    store_first,
+)
 from events.bus.streams import (
     CALLBACKS,
     QUEUE,
@@ -38,77 +43,13 @@ from events.wire.callback_keys import PARTS, UNDIVIDED, job_id_of, single_parts
 
 logger = logging.getLogger(__name__)
 
-_STORE_TIMEOUT_S = 5.0
 _NO_DEADLINE = "-"
 """An entry without content would look like an answer that there is none."""
 _MOST_JOBS = 250
 """That one look-up asks for: it is told of 1024 subjects at most, and each has a few."""
 _PAGE = 500
-_CHECK_S = 15.0
-"""How often a reader makes sure of its consumer."""
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class JetStreamEntry:
-    """A message of a work queue; its token is the subject that takes its acknowledgements."""
-
-    job_id: str
-    token: str
-    _bus: Bus
-    key: str = ""
-    """On the callback queue; see `events.queue.CallbackEntry`."""
-
-    @property
-    def stored_at(self) -> datetime:
-        return stored_at(self.token)
-
-    async def ack(self) -> None:
-        await self._bus.ack(self.token)
-
-    async def nak(self) -> None:
-        await self._bus.nak(self.token)
-
-    async def renew(self) -> None:
-        await self._bus.renew(self.token)
-
-    async def hold(self, *, for_s: float) -> None:
-        await self._bus.nak(self.token, after_s=for_s)
-
-
-class JetStreamEntries:
-    """What one durable consumer delivers."""
-
-    def __init__(
-        self, bus: Bus, puller: Puller, spec: ConsumerSpec, *, key_in: Callable[[str], str]
-    ) -> None:
-        """`key_in`: the key of an entry, by its subject."""
-        self._bus = bus
-        self._puller = puller
-        self._spec = spec
-        self._key_in = key_in
-        self._check_at = time.monotonic() + _CHECK_S
-
-    async def next(self, *, most: int, timeout_s: float) -> Sequence[JetStreamEntry]:
-        await self._check()
-        messages = await self._puller.follow(batch=most, timeout_s=timeout_s)
-        return [self._entry(message) for message in messages]
-
-    async def _check(self) -> None:
-        """NATS tells nobody that another version has given the consumer other subjects.
-
-        Raises LogUnavailable.
-        """
-        if time.monotonic() >= self._check_at:
-            subjects = await self._bus.consumer_subjects(self._spec.stream, self._spec.name)
-            if subjects != frozenset(self._spec.subjects):
-                raise LogUnavailable("the consumer has other subjects by now")
-            self._check_at = time.monotonic() + _CHECK_S
-
-    def _entry(self, message: Message) -> JetStreamEntry:
-        job_id, key = job_id_in(message.subject), self._key_in(message.subject)
-        return JetStreamEntry(job_id, message.ack_subject, self._bus, key)
 
 
 class JetStreamJobQueue:
@@ -125,14 +66,14 @@ class JetStreamJobQueue:
     async def add(
         self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
     ) -> None:
-        await _store_first(self._bus, queue_subject(endpoint, lane, job_id), _content(deadline))
+        await store_first(self._bus, queue_subject(endpoint, lane, job_id), _content(deadline))
 
     async def put_again(
         self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
     ) -> None:
         subject, content = queue_subject(endpoint, lane, job_id), _content(deadline).encode()
         try:
-            sequence = await self._bus.store(subject, content, timeout_s=_STORE_TIMEOUT_S)
+            sequence = await self._bus.store(subject, content, timeout_s=STORE_TIMEOUT_S)
         except NoAnswer as error:
             raise LogUnavailable from error
         await self._bus.purge(QUEUE, subject, upto=sequence - 1)
@@ -193,7 +134,7 @@ class JetStreamJobQueue:
                 raise
             await self._remove_older(endpoint)
             await self._ensure(spec)
-        async with _entries(self._bus, spec) as entries:
+        async with entries_of(self._bus, spec) as entries:
             yield entries
 
     async def _ensure(self, spec: ConsumerSpec) -> None:
@@ -227,7 +168,7 @@ class JetStreamCallbackQueue:
         """That others read."""
 
     async def add(self, key: str) -> None:
-        await _store_first(self._bus, due_subject(key), job_id_of(key))
+        await store_first(self._bus, due_subject(key), job_id_of(key))
 
     async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
         at = until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -235,7 +176,7 @@ class JetStreamCallbackQueue:
         content = (line or job_id_of(key)).encode()
         try:
             await self._bus.store(
-                scheduled_subject(key), content, timeout_s=_STORE_TIMEOUT_S, headers=headers
+                scheduled_subject(key), content, timeout_s=STORE_TIMEOUT_S, headers=headers
             )
         except NoAnswer as error:
             raise LogUnavailable from error
@@ -268,7 +209,7 @@ class JetStreamCallbackQueue:
         await self._remove_others(part)
         spec = callbacks_consumer(part, most_held=most_held, hold_s=hold_s)
         await self._bus.ensure_consumer(spec)
-        async with _entries(self._bus, spec, key_in=callback_key_in) as entries:
+        async with entries_of(self._bus, spec, key_in=callback_key_in) as entries:
             yield entries
 
     async def _remove_others(self, part: str) -> None:
@@ -290,26 +231,6 @@ class JetStreamCallbackQueue:
             raise LogUnavailable
         for name in others & requests.keys():
             await self._bus.delete_consumer(CALLBACKS, name)
-
-
-@asynccontextmanager
-async def _entries(
-    bus: Bus, spec: ConsumerSpec, *, key_in: Callable[[str], str] = job_id_in
-) -> AsyncGenerator[JetStreamEntries]:
-    """Of a consumer that is there. What has come and was not taken is given back."""
-    async with bus.puller(spec.stream, spec.name) as puller:
-        try:
-            yield JetStreamEntries(bus, puller, spec, key_in=key_in)
-        finally:
-            for message in await puller.close():
-                await bus.nak(message.ack_subject)
-
-
-async def _store_first(bus: Bus, subject: str, text: str) -> None:
-    try:
-        await bus.store_first(subject, text.encode(), timeout_s=_STORE_TIMEOUT_S)
-    except NoAnswer as error:
-        raise LogUnavailable from error
 
 
 def _content(deadline: datetime | None) -> str:

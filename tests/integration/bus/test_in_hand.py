@@ -14,7 +14,8 @@ from actors.waiting.classes import WaitingJobs
 from actors.waiting.in_hand import InHand
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.queues import JetStreamEntry, JetStreamJobQueue
+from events.bus.queue_entries import JetStreamEntry
+from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import QUEUE
 from events.decisions import Submit
 from events.errors import LogUnavailable

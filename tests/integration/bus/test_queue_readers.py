@@ -82,7 +82,7 @@ async def test_a_reader_gives_back_what_came_and_was_not_taken(bus: Bus) -> None
 async def test_an_open_reader_notices_that_an_older_version_took_subjects_from_it(
     nats_server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.bus.queues._CHECK_S", 0.5)
+    monkeypatch.setattr("events.bus.queue_entries._CHECK_S", 0.5)
     queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
 
     async def read() -> str:

@@ -19,7 +19,7 @@ from actors.worker.job import RunOutcome
 from benchmarks.harness.simulated_workers import SimulatedCluster
 from events.bus.bus import Bus
 from events.bus.logs.job_log import job_log
-from events.bus.queues import JetStreamEntry
+from events.bus.queue_entries import JetStreamEntry
 from events.decisions import Command, Complete
 from events.job import Job
 from events.log import JobWriter, Outcome
