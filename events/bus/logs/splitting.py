@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import nats.js.errors
@@ -25,6 +26,9 @@ from events.bus.streams import JOBS
 from events.streams.log_streams import LogStream, LogStreams
 
 logger = logging.getLogger(__name__)
+
+_LOOK_HOLDS_S = 1.0
+"""For how long the one stream may be removed after a look at it."""
 
 MakeConfig = Callable[[LogStream, int | None], StreamConfig]
 """Of one of the streams, and the number of its first message."""
@@ -54,10 +58,9 @@ async def split_if_empty(
     if one is None or one.state.messages or len(odd) > 1:
         raise LogStreamsDiffer(streams, there)
     await _close(js)
-    if not await _made(js, streams, make_config):
+    if not await _replaced(js, streams, make_config):
         await _undo(js, streams, make_config, await streams_there(js, streams))
         raise LogStreamsDiffer(streams, await streams_there(js, streams))
-    await js.delete_stream(JOBS)
     fields = {"action": "split_log", "streams": streams.count}
     logger.warning("the log is several streams now", extra=fields)
 
@@ -69,8 +72,8 @@ async def _close(js: JetStreamContext) -> None:
     await js.update_stream(config.evolve(subjects=[CLOSED_SUBJECT], republish=None))
 
 
-async def _made(js: JetStreamContext, streams: LogStreams, make_config: MakeConfig) -> bool:
-    """Whether they are there, and nothing came into the one stream, as of a write under way."""
+async def _replaced(js: JetStreamContext, streams: LogStreams, make_config: MakeConfig) -> bool:
+    """Whether they are there in place of the one stream. Not where something came into that."""
     before = (await js.stream_info(JOBS)).state
     if before.messages:
         return False
@@ -78,8 +81,23 @@ async def _made(js: JetStreamContext, streams: LogStreams, make_config: MakeConf
     for stream in streams.all():
         if not await _add(js, make_config(stream, first)):
             return False
-    now = (await js.stream_info(JOBS)).state
-    return not now.messages and bool(now.last_seq == before.last_seq)
+    return await _removed(js, last_sequence=before.last_seq)
+
+
+async def _removed(js: JetStreamContext, *, last_sequence: int) -> bool:
+    """Whether the one stream is; not where a write under way came into it, or it is open again.
+
+    A process may stand still after its look, and what it saw is true no longer.
+    """
+    while True:
+        looked_at = time.monotonic()
+        one = await js.stream_info(JOBS)
+        is_as_before = not one.state.messages and one.state.last_seq == last_sequence
+        if one.config.subjects != [CLOSED_SUBJECT] or not is_as_before:
+            return False
+        if time.monotonic() - looked_at <= _LOOK_HOLDS_S:
+            await js.delete_stream(JOBS)
+            return True
 
 
 async def _add(js: JetStreamContext, config: StreamConfig) -> bool:

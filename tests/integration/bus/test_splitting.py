@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -212,6 +213,71 @@ async def test_a_stream_that_something_was_stored_in_is_not_removed(
         for count in (1, 4):
             assert await refusal(nats_server, count) is not None
         assert await log_streams(client) == FOUR | {JOBS: [CLOSED_SUBJECT]}
+
+
+# A process that stands still before it removes the one stream.
+
+
+class Stopping(JetStreamContext):
+    """Between its look at the one stream once the others are there, and what follows."""
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    is_made = False
+    removed = 0
+
+    async def stream_info(self, name: str, *args: Any) -> StreamInfo:
+        info = await super().stream_info(name, *args)
+        if name == JOBS and self.is_made and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+            await asyncio.sleep(1.5)
+        return info
+
+    async def add_stream(self, config: StreamConfig | None = None, **params: Any) -> StreamInfo:
+        assert config is not None
+        self.is_made = self.is_made or config.name == f"{JOBS}_3"
+        return await super().add_stream(config, **params)
+
+    async def delete_stream(self, name: str) -> bool:
+        self.removed += name == JOBS
+        return await super().delete_stream(name)
+
+
+async def test_a_write_that_came_while_a_process_stood_still_is_kept(
+    nats_server: NatsServer,
+) -> None:
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js = Stopping(client)
+        js.meanwhile = lambda: js.publish(CLOSED_SUBJECT, b"late")
+        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
+        with pytest.raises(LogStreamsDiffer, match="holds events: set it to 1"):
+            await setup.prepare(js)
+        assert js.removed == 0
+        assert await log_streams(client) == ONE
+        assert (await js.get_msg(JOBS, 1)).data == b"late"
+
+
+async def test_a_process_that_stood_still_leaves_what_another_has_undone(
+    nats_server: NatsServer,
+) -> None:
+    """It is the log again, and nothing is in it yet."""
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js = Stopping(client)
+
+        async def undo() -> None:
+            for name in FOUR:
+                await client.jetstream().delete_stream(name)
+            one = (await client.jetstream().stream_info(JOBS)).config
+            await client.jetstream().update_stream(one.evolve(subjects=ONE[JOBS]))
+
+        js.meanwhile = undo
+        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
+        with pytest.raises(LogStreamsDiffer, match="one stream still"):
+            await setup.prepare(js)
+        assert js.removed == 0
+        assert await log_streams(client) == ONE
 
 
 # A change that died, and is gone on with by other settings.
