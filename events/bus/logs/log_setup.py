@@ -95,6 +95,26 @@ def parts_of(there: Sequence[StreamInfo]) -> list[StreamInfo]:
     return [info for info in there if info.config.name != JOBS and is_ours(info)]
 
 
+def count_of(there: Sequence[StreamInfo]) -> int:
+    """How many streams it is, or is about to become; 1 where it has no others yet."""
+    counts = [count for info in parts_of(there) if (count := _count_in(info))]
+    return counts[0] if counts else 1
+
+
+def _count_in(part: StreamInfo) -> int:
+    """0 for one that an earlier version closed, which did not say."""
+    subjects = part.config.subjects or [""]
+    if not is_closed(part):
+        return PARTITIONS // len(subjects)
+    count = subjects[0].rpartition(".")[2]
+    return int(count) if count.isdecimal() else 0
+
+
+def closed_part(part: StreamInfo) -> str:
+    """The subject of one of several that is closed: it says how many they are."""
+    return f"{CLOSED_SUBJECT}.{part.config.name}.{_count_in(part)}"
+
+
 def is_of_restore(there: Sequence[StreamInfo]) -> bool:
     """Whether a restore stores its events in several streams, or died at that."""
     one = one_of(there)
@@ -108,9 +128,8 @@ def is_of_restore(there: Sequence[StreamInfo]) -> bool:
 def is_broken_off(there: Sequence[StreamInfo]) -> bool:
     """Whether a change to several streams met an event, and is not undone."""
     one = one_of(there)
-    if one is None:
-        return False
-    return bool(is_closed(one) and one.state.messages) or any(map(is_closed, parts_of(there)))
+    has_late = one is not None and is_closed(one) and one.state.messages
+    return bool(has_late) or any(map(is_closed, parts_of(there)))
 
 
 def _sentence(wanted: LogStreams, there: Sequence[StreamInfo]) -> str:
@@ -129,7 +148,7 @@ def _difference(wanted: LogStreams, there: Sequence[StreamInfo]) -> tuple[str, s
         if not is_ours(info):
             what = f"not all there is: the stream {info.config.name} in NATS is another’s"
             return what, "remove that one, or give Darkroom an account of its own"
-    one, count = one_of(there), _count(there)
+    one, count = one_of(there), count_of(there)
     if one is None:
         return f"{count} streams", _set_to(count)
     if is_broken_off(there):
@@ -146,9 +165,3 @@ def _difference(wanted: LogStreams, there: Sequence[StreamInfo]) -> tuple[str, s
 
 def _set_to(count: int) -> str:
     return f"set it to {count}, or see “A log of several streams” in the operations guide"
-
-
-def _count(there: Sequence[StreamInfo]) -> int:
-    """How many streams it is, or is about to become; 1 where it has no others yet."""
-    subjects = [info.config.subjects or () for info in parts_of(there) if not is_closed(info)]
-    return PARTITIONS // len(subjects[0]) if subjects else 1

@@ -14,7 +14,10 @@ from events.bus.errors import STREAM_EXISTS_OTHERWISE
 from events.bus.logs.log_setup import (
     CLOSED_SUBJECT,
     LogStreamsDiffer,
+    closed_part,
+    count_of,
     is_broken_off,
+    is_closed,
     is_of_restore,
     odd_streams,
     one_of,
@@ -60,7 +63,9 @@ async def split_if_empty(
     await _close(js)
     if not await _replaced(js, streams, make_config):
         await _undo(js, streams, make_config, await streams_there(js, streams))
-        raise LogStreamsDiffer(streams, await streams_there(js, streams))
+        if odd_streams(there := await streams_there(js, streams), streams):
+            raise LogStreamsDiffer(streams, there)
+        return  # another process has ended the change
     fields = {"action": "split_log", "streams": streams.count}
     logger.warning("the log is several streams now", extra=fields)
 
@@ -126,30 +131,42 @@ async def _undo(
 ) -> None:
     """Make it one stream again. Each step may be done by two processes, and again.
 
-    Raises LogStreamsDiffer where another stream holds something, and what nats-py raises.
+    Not where another stream was used, or the one is gone: then the others are the log, and stay.
+    They are closed before they go, and looked at again. Raises what nats-py raises.
     """
-    parts = parts_of(there)
-    if any(map(was_used, parts)):
-        raise LogStreamsDiffer(streams, there)
+    if one_of(there) is None or any(map(was_used, parts_of(there))):
+        await _open(js, streams, make_config, there)
+        return
     await js.stream_info(JOBS)  # another process may have removed it: then the parts are the log
+    for part in parts_of(there):
+        if not is_closed(part):
+            closed = part.config.evolve(subjects=[closed_part(part)], republish=None)
+            await js.update_stream(closed)
+    parts = parts_of(now := await streams_there(js, streams))
+    if any(map(was_used, parts)):
+        await _open(js, streams, make_config, now)
+        return
     for part in parts:
-        await _remove(js, part)
+        await js.delete_stream(str(part.config.name))
     config, wanted = (await js.stream_info(JOBS)).config, make_config(LogStream(), None)
     await js.update_stream(config.evolve(subjects=wanted.subjects, republish=wanted.republish))
     logger.warning("the log stays one stream", extra={"action": "split_log", "streams": 1})
 
 
-async def _remove(js: JetStreamContext, part: StreamInfo) -> None:
-    """It is closed before, and looked at again: by now it may be the log, and then stays."""
-    name = str(part.config.name)
-    closed = part.config.evolve(subjects=[f"{CLOSED_SUBJECT}.{name}"], republish=None)
-    await js.update_stream(closed)
-    now = await js.stream_info(name)
-    if not was_used(now):
-        await js.delete_stream(name)
-        return
-    opened = {"subjects": part.config.subjects, "republish": part.config.republish}
-    await js.update_stream(now.config.evolve(**opened))
+async def _open(
+    js: JetStreamContext,
+    streams: LogStreams,
+    make_config: MakeConfig,
+    there: Sequence[StreamInfo],
+) -> None:
+    """Those of several that are closed take events again."""
+    closed = {part.config.name: part.config for part in parts_of(there) if is_closed(part)}
+    count = count_of(there)
+    for stream in (LogStreams(count) if count > 1 else streams).all():
+        wanted = make_config(stream, None)
+        if config := closed.get(wanted.name):
+            opened = config.evolve(subjects=wanted.subjects, republish=wanted.republish)
+            await js.update_stream(opened)
 
 
 def first_sequence(streams: LogStreams, *, after: int) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
-from nats.js.errors import NotFoundError
 
 from events.bus.bus import Bus
 from events.bus.logs.job_log import job_log
@@ -18,77 +15,23 @@ from events.bus.logs.log_setup import CLOSED_SUBJECT, RESTORE_SUBJECT, LogStream
 from events.bus.stream_setup import StreamSetup
 from events.bus.streams import JOBS, job_subject
 from events.ids import new_id
-from events.log import Appended, utc_now
+from events.log import Appended
 from events.streams.log_streams import LogStreams
-from events.types import Event
 from events.wire.cloud_events import encode
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator
-from tests.support.events import submitted
-
-ONE = {JOBS: ["jobs.*.*"]}
-FOUR = {f"{JOBS}_{index}": [f"jobs.{p}.*" for p in range(index, 16, 4)] for index in range(4)}
-
-
-def event_of(job_id: str) -> Event:
-    return Event(id=new_id(), job_id=job_id, version=1, time=utc_now(), data=submitted())
-
-
-async def late_write(js: JetStreamContext, job_id: str, *, subjects: list[str]) -> None:
-    """Store an event in the one stream, and leave it with these subjects."""
-    config = (await js.stream_info(JOBS)).config
-    await js.update_stream(config.evolve(subjects=[job_subject(job_id)]))
-    await js.publish(job_subject(job_id), encode(event_of(job_id)))
-    await js.update_stream(config.evolve(subjects=subjects))
-
-
-async def close(js: JetStreamContext, subject: str = CLOSED_SUBJECT) -> StreamConfig:
-    """As a change has it after its first step; what it was before."""
-    config = (await js.stream_info(JOBS)).config
-    await js.update_stream(config.evolve(subjects=[subject], republish=None))
-    return config
-
-
-async def add_parts(js: JetStreamContext, like: StreamConfig, *names: str, **other: Any) -> None:
-    """Further of the steps."""
-    for name in names:
-        await js.add_stream(like.evolve(name=name, subjects=FOUR[name], **other))
-
-
-async def log_streams(client: Client) -> dict[str, list[str]]:
-    infos = await client.jetstream().streams_info()
-    names = {info.config.name or "": list(info.config.subjects or ()) for info in infos}
-    return {name: subjects for name, subjects in names.items() if name.startswith(JOBS)}
-
-
-async def refusal(server: NatsServer, count: int, *, prepares: bool = True) -> str | None:
-    bus = Bus(server.url, name="test", log_streams=LogStreams(count), prepares_streams=prepares)
-    bus.start()
-    async with asyncio.timeout(10):
-        await bus.wait_known()
-    await bus.close()
-    return bus.refusal
-
-
-async def prepare_empty(server: NatsServer, *, last: int = 0) -> None:
-    """One stream that holds nothing, and had so many events."""
-    async with connected(server) as bus:
-        for _ in range(last):
-            event = event_of(new_id())
-            assert isinstance(await job_log(bus).append(event, expected=0), Appended)
-            await job_log(bus).purge(event.job_id)
-
-
-async def check_goes_on(server: NatsServer, client: Client, late: str) -> None:
-    """With one stream, which has the late event and takes others."""
-    async with connected(server) as bus:
-        log = job_log(bus)
-        assert [event.job_id for event in await log.read(late)] == [late]
-        async with log.watch(job_id := new_id()) as watch:  # they are republished again
-            assert isinstance(await log.append(event_of(job_id), expected=0), Appended)
-            assert await watch.next(5) is not None
-    assert await log_streams(client) == ONE
-
+from tests.support.streams.splitting import (
+    FOUR,
+    ONE,
+    add_parts,
+    check_goes_on,
+    close,
+    event_of,
+    late_write,
+    log_streams,
+    prepare_empty,
+    refusal,
+)
 
 # A write that was under way when the stream was closed.
 
@@ -151,8 +94,7 @@ async def test_a_change_that_another_process_has_ended_is_not_undone(
     await prepare_empty(nats_server)
     async with operator(nats_server) as client:
         setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(NotFoundError):
-            await setup.prepare(Beaten(client))
+        await setup.prepare(Beaten(client))
         assert await log_streams(client) == FOUR
 
 
@@ -213,71 +155,6 @@ async def test_a_stream_that_something_was_stored_in_is_not_removed(
         for count in (1, 4):
             assert await refusal(nats_server, count) is not None
         assert await log_streams(client) == FOUR | {JOBS: [CLOSED_SUBJECT]}
-
-
-# A process that stands still before it removes the one stream.
-
-
-class Stopping(JetStreamContext):
-    """Between its look at the one stream once the others are there, and what follows."""
-
-    meanwhile: Callable[[], Awaitable[object]] | None = None
-    is_made = False
-    removed = 0
-
-    async def stream_info(self, name: str, *args: Any) -> StreamInfo:
-        info = await super().stream_info(name, *args)
-        if name == JOBS and self.is_made and self.meanwhile is not None:
-            meanwhile, self.meanwhile = self.meanwhile, None
-            await meanwhile()
-            await asyncio.sleep(1.5)
-        return info
-
-    async def add_stream(self, config: StreamConfig | None = None, **params: Any) -> StreamInfo:
-        assert config is not None
-        self.is_made = self.is_made or config.name == f"{JOBS}_3"
-        return await super().add_stream(config, **params)
-
-    async def delete_stream(self, name: str) -> bool:
-        self.removed += name == JOBS
-        return await super().delete_stream(name)
-
-
-async def test_a_write_that_came_while_a_process_stood_still_is_kept(
-    nats_server: NatsServer,
-) -> None:
-    await prepare_empty(nats_server)
-    async with operator(nats_server) as client:
-        js = Stopping(client)
-        js.meanwhile = lambda: js.publish(CLOSED_SUBJECT, b"late")
-        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(LogStreamsDiffer, match="holds events: set it to 1"):
-            await setup.prepare(js)
-        assert js.removed == 0
-        assert await log_streams(client) == ONE
-        assert (await js.get_msg(JOBS, 1)).data == b"late"
-
-
-async def test_a_process_that_stood_still_leaves_what_another_has_undone(
-    nats_server: NatsServer,
-) -> None:
-    """It is the log again, and nothing is in it yet."""
-    await prepare_empty(nats_server)
-    async with operator(nats_server) as client:
-        js = Stopping(client)
-
-        async def undo() -> None:
-            for name in FOUR:
-                await client.jetstream().delete_stream(name)
-            one = (await client.jetstream().stream_info(JOBS)).config
-            await client.jetstream().update_stream(one.evolve(subjects=ONE[JOBS]))
-
-        js.meanwhile = undo
-        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(LogStreamsDiffer, match="one stream still"):
-            await setup.prepare(js)
-        assert js.removed == 0
-        assert await log_streams(client) == ONE
 
 
 # A change that died, and is gone on with by other settings.
