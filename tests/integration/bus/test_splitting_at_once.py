@@ -11,10 +11,11 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
 
 from events.bus.logs.job_log import job_log
-from events.bus.logs.log_setup import CLOSED_SUBJECT, LogStreamsDiffer
+from events.bus.logs.log_setup import CLOSED_SUBJECT, UNDO_SUBJECT, LogStreamsDiffer
 from events.bus.stream_setup import StreamSetup
 from events.bus.streams import JOBS
 from events.ids import new_id
+from events.log import Appended
 from events.streams.log_streams import LogStreams
 from serve_app.local.nats_server import NatsServer
 from tests.support.bus import connected, operator
@@ -93,6 +94,133 @@ async def test_a_process_that_stood_still_leaves_what_another_has_undone(
             await setup.prepare(js)
         assert js.removed == 0
         assert await log_streams(client) == ONE
+
+
+async def test_a_process_that_stood_still_leaves_what_another_undoes(
+    nats_server: NatsServer,
+) -> None:
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js = Stopping(client)
+
+        async def begin_to_undo() -> None:
+            one = (await client.jetstream().stream_info(JOBS)).config
+            await client.jetstream().update_stream(one.evolve(subjects=[UNDO_SUBJECT]))
+
+        js.meanwhile = begin_to_undo
+        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
+        with pytest.raises(LogStreamsDiffer, match="one stream still"):
+            await setup.prepare(js)
+        assert js.removed == 0
+        assert await log_streams(client) == ONE
+
+
+async def test_what_another_ends_as_it_is_to_be_undone_is_left(nats_server: NatsServer) -> None:
+    class Ending(JetStreamContext):
+        """Another process had its last look before."""
+
+        async def update_stream(
+            self, config: StreamConfig | None = None, **params: Any
+        ) -> StreamInfo:
+            assert config is not None
+            info = await super().update_stream(config, **params)
+            if config.subjects == [UNDO_SUBJECT]:
+                await self.delete_stream(JOBS)
+            return info
+
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js = Ending(client)
+        config = await close(js)
+        await late_write(js, new_id(), subjects=[CLOSED_SUBJECT])
+        await add_parts(js, config, *FOUR)
+        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
+        assert await setup.prepare(js)
+        assert await log_streams(client) == FOUR
+
+
+@pytest.mark.parametrize("subjects", [[UNDO_SUBJECT], [CLOSED_SUBJECT]])
+async def test_what_is_to_be_undone_is_undone_by_a_start(
+    nats_server: NatsServer, subjects: list[str]
+) -> None:
+    """With a write that was under way, or without."""
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js, late = client.jetstream(), new_id()
+        config = await close(js)
+        await late_write(js, late, subjects=subjects)
+        await add_parts(js, config, *FOUR)
+        if subjects == [UNDO_SUBJECT]:
+            await js.purge_stream(JOBS)
+        assert await refusal(nats_server, 1) is None
+        assert await log_streams(client) == ONE
+
+
+# Processes that are set to different numbers.
+
+
+async def test_a_process_of_another_number_leaves_the_streams_of_the_first(
+    nats_server: NatsServer,
+) -> None:
+    await prepare_empty(nats_server, last=5)
+
+    class Second(JetStreamContext):
+        """The first one makes its streams when this one has closed the one stream."""
+
+        async def add_stream(self, config: StreamConfig | None = None, **params: Any) -> StreamInfo:
+            one = (await self.stream_info(JOBS)).config
+            await add_parts(client.jetstream(), one, *FOUR, first_seq=3)
+            return await super().add_stream(config, **params)
+
+    async with operator(nats_server) as client:
+        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(2))
+        with pytest.raises(LogStreamsDiffer, match="about to become 4 streams: set it to 4"):
+            await setup.prepare(Second(client))
+        assert await log_streams(client) == FOUR | {JOBS: [CLOSED_SUBJECT]}
+
+
+async def test_of_two_numbers_at_once_one_is_refused_and_positions_go_on(
+    nats_server: NatsServer,
+) -> None:
+    await prepare_empty(nats_server, last=9)
+    counts = (2, 4)
+    said = await asyncio.gather(*(refusal(nats_server, count) for count in counts))
+    count = next(count for count, why in zip(counts, said, strict=True) if why is None)
+    async with connected(nats_server, log_streams=count) as bus, operator(nats_server) as client:
+        assert len(await log_streams(client)) == count
+        for _ in range(20):
+            appended = await job_log(bus).append(event_of(new_id()), expected=0)
+            assert isinstance(appended, Appended)
+            assert appended.event.position > 9
+
+
+# A log of several streams that lacks one.
+
+
+async def test_a_used_log_that_lacks_a_stream_is_refused(nats_server: NatsServer) -> None:
+    async with connected(nats_server, log_streams=4) as bus, operator(nats_server) as client:
+        for _ in range(20):
+            await job_log(bus).append(event_of(new_id()), expected=0)
+        js = client.jetstream()
+        await js.delete_stream(f"{JOBS}_2")
+        said = await refusal(nats_server, 4)
+        assert f"not whole: NATS has no stream {JOBS}_2," in str(said)
+        assert f"{JOBS}_2" not in await log_streams(client)
+
+
+async def test_a_stream_that_an_unused_log_lacks_begins_where_the_others_do(
+    nats_server: NatsServer,
+) -> None:
+    await prepare_empty(nats_server)
+    async with operator(nats_server) as client:
+        js = client.jetstream()
+        config = await close(js)
+        await add_parts(js, config, f"{JOBS}_0", f"{JOBS}_1", first_seq=7)
+        await js.delete_stream(JOBS)
+        async with connected(nats_server, log_streams=4):
+            assert await log_streams(client) == FOUR
+            firsts = {(await js.stream_info(name)).config.first_seq for name in FOUR}
+            assert firsts == {7}
 
 
 # A stream of several that was closed, and is used all the same.
