@@ -16,10 +16,12 @@ from nats.js.api import StreamInfo
 from events.bus.errors import NO_STREAM
 from events.bus.streams import JOBS, LOG_STREAM_NAMES, log_stream_name, log_subjects
 from events.ids import PARTITIONS
-from events.streams.log_streams import LogStreams
+from events.streams.log_streams import LogStream, LogStreams
 
 CLOSED_SUBJECT = "closed.jobs"
 """Of the one stream while it becomes several: nobody can store anything in it."""
+UNDO_SUBJECT = f"{CLOSED_SUBJECT}.undo"
+"""Of the one stream once it shall stay the only one: nobody may remove it."""
 RESTORE_SUBJECT = f"{CLOSED_SUBJECT}.restore"
 """Of the one stream while a restore stores its events in several."""
 
@@ -95,6 +97,32 @@ def parts_of(there: Sequence[StreamInfo]) -> list[StreamInfo]:
     return [info for info in there if info.config.name != JOBS and is_ours(info)]
 
 
+def count_of(there: Sequence[StreamInfo]) -> int:
+    """How many streams it is, or is about to become; 1 where it has no others yet."""
+    counts = [count for info in parts_of(there) if (count := _count_in(info))]
+    return counts[0] if counts else 1
+
+
+def _count_in(part: StreamInfo) -> int:
+    """0 for one that an earlier version closed, which did not say."""
+    subjects = part.config.subjects or [""]
+    if not is_closed(part):
+        return PARTITIONS // len(subjects)
+    count = subjects[0].rpartition(".")[2]
+    return int(count) if count.isdecimal() else 0
+
+
+def closed_part(part: StreamInfo) -> str:
+    """The subject of one of several that is closed: it says how many they are."""
+    return f"{CLOSED_SUBJECT}.{part.config.name}.{_count_in(part)}"
+
+
+def missing_streams(there: Sequence[StreamInfo], streams: LogStreams) -> list[LogStream]:
+    """Of a log of several, some of which are there."""
+    names = {part.config.name for part in parts_of(there)}
+    return [each for each in streams.all() if names and log_stream_name(each) not in names]
+
+
 def is_of_restore(there: Sequence[StreamInfo]) -> bool:
     """Whether a restore stores its events in several streams, or died at that."""
     one = one_of(there)
@@ -106,11 +134,12 @@ def is_of_restore(there: Sequence[StreamInfo]) -> bool:
 
 
 def is_broken_off(there: Sequence[StreamInfo]) -> bool:
-    """Whether a change to several streams met an event, and is not undone."""
+    """Whether a change to several streams is to be undone, as it met an event, and is not yet."""
     one = one_of(there)
-    if one is None:
-        return False
-    return bool(is_closed(one) and one.state.messages) or any(map(is_closed, parts_of(there)))
+    if one is not None and one.config.subjects == [UNDO_SUBJECT]:
+        return True
+    has_late = one is not None and is_closed(one) and one.state.messages
+    return bool(has_late) or any(map(is_closed, parts_of(there)))
 
 
 def _sentence(wanted: LogStreams, there: Sequence[StreamInfo]) -> str:
@@ -118,6 +147,13 @@ def _sentence(wanted: LogStreams, there: Sequence[StreamInfo]) -> str:
         return (
             "The event log is that of a restore that has not come to its end: let it end, or "
             "repeat it, into a new data folder and a NATS without the streams that it made."
+        )
+    missing = missing_streams(there, wanted)
+    if missing and not odd_streams(there, wanted):
+        names = ", ".join(map(log_stream_name, missing))
+        return (
+            f"The event log is not whole: NATS has no stream {names}, and its others were used. "
+            "Restore a backup, into a new data folder and a NATS without the streams of the log."
         )
     what, remedy = _difference(wanted, there)
     return f"DARKROOM_LOG_STREAMS is {wanted.count}, but the event log is {what}: {remedy}."
@@ -129,7 +165,7 @@ def _difference(wanted: LogStreams, there: Sequence[StreamInfo]) -> tuple[str, s
         if not is_ours(info):
             what = f"not all there is: the stream {info.config.name} in NATS is another’s"
             return what, "remove that one, or give Darkroom an account of its own"
-    one, count = one_of(there), _count(there)
+    one, count = one_of(there), count_of(there)
     if one is None:
         return f"{count} streams", _set_to(count)
     if is_broken_off(there):
@@ -146,9 +182,3 @@ def _difference(wanted: LogStreams, there: Sequence[StreamInfo]) -> tuple[str, s
 
 def _set_to(count: int) -> str:
     return f"set it to {count}, or see “A log of several streams” in the operations guide"
-
-
-def _count(there: Sequence[StreamInfo]) -> int:
-    """How many streams it is, or is about to become; 1 where it has no others yet."""
-    subjects = [info.config.subjects or () for info in parts_of(there) if not is_closed(info)]
-    return PARTITIONS // len(subjects[0]) if subjects else 1

@@ -1,0 +1,1 @@
+"""Streams of the log, as tests make them."""
