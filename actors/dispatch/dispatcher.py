@@ -180,8 +180,7 @@ class Dispatcher:
 
     async def _stop_all(self) -> None:
         await self._stop_removing()
-        for endpoint_id in list(self._running):
-            await self._leave(endpoint_id)
+        await asyncio.gather(*map(self._leave, list(self._running)))
 
     async def _stop_removing(self) -> None:
         for task in self._removing:

@@ -105,8 +105,7 @@ class Shares:
         before, self._ours = self._ours, self._held() & set(parts)
         if self._all_without_database and now >= self._heard_at + self._lease_s:
             self._ours = set(parts)
-        for part in sorted(before - self._ours):
-            await stop(part)
+        await asyncio.gather(*map(stop, before - self._ours))
         return self._ours
 
     async def release(self) -> None:

@@ -137,7 +137,7 @@ def postgres_server() -> Generator[Postgres]:
 
 
 class Hanging:
-    """A database that hangs while it is entered. As with a driver, what waits cannot be cancelled."""
+    """Hangs while it is entered. As with a driver of a database, what waits cannot be cancelled."""
 
     def __init__(self) -> None:
         self._answers = asyncio.Event()

@@ -67,6 +67,8 @@ class Bench:
         self.parts: list[str] = []
         """At work, by whichever process; twice where two work on it."""
         self.starts: Counter[str] = Counter()
+        self.ending = Hanging()
+        """The end of the work, which has stopped by then."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(
@@ -100,6 +102,7 @@ class Bench:
             await asyncio.Event().wait()
         finally:
             self.parts.remove(part)
+            await self.ending.wait()
 
 
 @pytest.fixture
@@ -145,6 +148,14 @@ async def test_parts_rest_where_the_database_hangs_for_longer_than_a_lease(bench
     with leases.hanging:
         await eventually(lambda: not bench.parts, within_s=10)
     await eventually(lambda: len(bench.parts) == len(PARTS))
+
+
+async def test_a_part_that_is_slow_to_end_keeps_no_other_at_work(bench: Bench) -> None:
+    leases = SlowLeases(0)
+    bench.start(leases)
+    await eventually(lambda: len(bench.parts) == len(PARTS))
+    with leases.hanging, bench.ending:
+        await eventually(lambda: not bench.parts, within_s=10)
 
 
 async def test_parts_that_all_may_work_on_do_not_rest_where_it_hangs(bench: Bench) -> None:
