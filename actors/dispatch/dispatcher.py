@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from actors.dispatch.endpoint import EndpointDispatcher
 from actors.endpoints.deleted_endpoints import DeletedEndpoints
@@ -22,10 +22,12 @@ from actors.endpoints.gone_endpoints import GoneEndpoints
 from actors.upkeep.shares import Shares
 from events.errors import DatabaseUnavailable
 from events.store.endpoints import Endpoints
-from events.store.leases import Leases
+from events.store.leases import Leases, answered
 from events.store.records import Endpoint
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LEASE_NAME = "dispatcher"
 
@@ -78,8 +80,10 @@ class Dispatcher:
         """Until cancelled."""
         try:
             while True:
+                began_at = time.monotonic()
                 await self._settle()
-                await asyncio.sleep(min(self._period_s, self._lease_s / 3))
+                took_s = time.monotonic() - began_at
+                await asyncio.sleep(min(self._period_s, self._lease_s / 3 - took_s))
         finally:
             await self._stop_all()
             if self._shares is not None:
@@ -103,10 +107,15 @@ class Dispatcher:
         not run out is still held.
         """
         asked_at = time.monotonic()
+        question = self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
         try:
-            mine = await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
+            if self._shares is None:
+                lasts_s = self._lease_until - asked_at
+                mine = await answered(question, within_s=max(lasts_s, self._lease_s / 3))
+            else:
+                mine = await self._ask(question)
         except DatabaseUnavailable:
-            return asked_at < self._lease_until
+            return time.monotonic() < self._lease_until
         self._lease_until = asked_at + self._lease_s if mine else 0.0
         return mine
 
@@ -130,12 +139,20 @@ class Dispatcher:
         """False while the database is not available: they stay as they were."""
         try:
             if is_first and not self._default_is_put:
-                await self._endpoints.settle(self._default_endpoint)
+                await self._ask(self._endpoints.settle(self._default_endpoint))
                 self._default_is_put = True
-            self._rows = {endpoint.id: endpoint for endpoint in await self._endpoints.all()}
+            rows = await self._ask(self._endpoints.all())
         except DatabaseUnavailable:
             return False
+        self._rows = {endpoint.id: endpoint for endpoint in rows}
         return True
+
+    async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        """Wait for as long as there is time left to renew the leases of endpoints."""
+        if self._shares is not None:
+            return await answered(question, within_s=self._shares.spare_s())
+        lasts_s = self._lease_until - time.monotonic()
+        return await answered(question, within_s=lasts_s - self._lease_s / 3)
 
     async def _ours(self) -> Collection[str]:
         if self._shares is None:
@@ -146,7 +163,7 @@ class Dispatcher:
         """`rows`: of those that are ours."""
         try:
             # Before anything is made for them: it is found by this once the row is removed.
-            await self._endpoints.note(rows.keys() - self._running.keys())
+            await self._ask(self._endpoints.note(rows.keys() - self._running.keys()))
         except DatabaseUnavailable:
             return
         for endpoint_id, (dispatcher, task) in list(self._running.items()):
@@ -163,8 +180,7 @@ class Dispatcher:
 
     async def _stop_all(self) -> None:
         await self._stop_removing()
-        for endpoint_id in list(self._running):
-            await self._leave(endpoint_id)
+        await asyncio.gather(*map(self._leave, list(self._running)))
 
     async def _stop_removing(self) -> None:
         for task in self._removing:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
+
 import sqlalchemy as sa
 
+from events.errors import DatabaseUnavailable
 from events.store.database import Database
 from events.store.tables import LEASES
+
+T = TypeVar("T")
 
 
 class Leases:
@@ -32,6 +39,18 @@ class Leases:
         )
         return taken > 0
 
+    async def renew(self, names: Collection[str], holder: str, *, ttl_s: float) -> set[str]:
+        """Renew those of them that are the holder's, for `ttl_s` seconds from now: which these are.
+
+        One statement renews them all. A lease that ran out is still the holder's until another
+        takes it.
+        """
+        mine = LEASES.c.name.in_(names) & (LEASES.c.holder == holder)
+        until = {"expires_at_s": self._database.clock_s + ttl_s}
+        renewal = sa.update(LEASES).where(mine).values(until).returning(LEASES.c.name)
+        async with self._database.write() as connection:
+            return set((await connection.execute(renewal)).scalars())
+
     async def release(self, name: str, holder: str) -> None:
         """Give it up; nothing happens if another holder has it."""
         mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
@@ -43,3 +62,29 @@ class Leases:
         lasting = LEASES.c.expires_at_s > self._database.clock_s
         query = sa.select(sa.func.count()).select_from(LEASES).where(begins & lasting)
         return int((await self._database.fetch(query))[0][0])
+
+
+async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
+    """What the database answers to it. Raises DatabaseUnavailable.
+
+    Who holds a lease cannot wait for as long as the database may hang. A question that is given up
+    is not waited for: the driver may take as long to give it up, too.
+    """
+    asking = asyncio.create_task(question)
+    try:
+        await asyncio.wait({asking}, timeout=within_s)
+    except asyncio.CancelledError:
+        asking.cancel()
+        await asyncio.wait({asking})
+        raise
+    if asking.done():
+        return asking.result()
+    asking.cancel()
+    asking.add_done_callback(_look_at)
+    raise DatabaseUnavailable("The database did not answer in time.")
+
+
+def _look_at(given_up: asyncio.Task[Any]) -> None:
+    """An error that nobody looks at would be logged."""
+    if not given_up.cancelled():
+        given_up.exception()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+import sqlalchemy as sa
+
+from events.errors import DatabaseUnavailable
 from events.store.database import Database
-from events.store.leases import Leases
+from events.store.leases import Leases, answered
+from events.store.tables import LEASES
 
 
 async def test_a_lease_is_one_holders(database: Database, other_database: Database) -> None:
@@ -60,3 +65,29 @@ async def test_leases_of_a_prefix_that_last_are_counted(database: Database) -> N
     assert await leases.held("s_x/") == 2
     await leases.release("s_x/0", "a")
     assert await leases.held("s_x/") == 1
+
+
+async def test_leases_are_renewed_together_where_they_are_the_holders(
+    database: Database, other_database: Database
+) -> None:
+    leases, others = Leases(database), Leases(other_database)
+    for name in ("x", "y", "z"):
+        assert await leases.acquire(name, "a", ttl_s=0)
+    assert await others.acquire("y", "b", ttl_s=60)
+    assert await leases.renew({"x", "y", "none"}, "a", ttl_s=60) == {"x"}
+    assert not await others.acquire("x", "b", ttl_s=60)
+    assert await others.acquire("y", "b", ttl_s=60)
+    assert await others.acquire("z", "b", ttl_s=60), "it was not among them"
+    assert await leases.renew(set(), "a", ttl_s=60) == set()
+
+
+async def test_a_renewal_that_another_transaction_holds_up_is_given_up(
+    database: Database, other_database: Database
+) -> None:
+    leases = Leases(database)
+    assert await leases.acquire("x", "a", ttl_s=60)
+    async with other_database.write() as connection:
+        await connection.execute(sa.update(LEASES).values(holder="a"))
+        with pytest.raises(DatabaseUnavailable):
+            await answered(leases.renew({"x"}, "a", ttl_s=60), within_s=0.1)
+    assert await answered(leases.renew({"x"}, "a", ttl_s=60), within_s=10) == {"x"}

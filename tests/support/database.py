@@ -1,7 +1,8 @@
-"""A database in a file or a Postgres of our own, and what is in its tables."""
+"""A database in a file or a Postgres of our own, what is in its tables, and one that hangs."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -132,3 +134,33 @@ def postgres_server() -> Generator[Postgres]:
             server.stop()
     finally:
         shutil.rmtree(folder)
+
+
+class Hanging:
+    """Hangs while it is entered. As with a driver of a database, what waits cannot be cancelled."""
+
+    def __init__(self) -> None:
+        self._answers = asyncio.Event()
+        self._answers.set()
+
+    async def wait(self) -> None:
+        """At once where it does not hang."""
+        is_cancelled = False
+        while not self._answers.is_set():
+            with suppress(asyncio.CancelledError):
+                await self._answers.wait()
+                break
+            is_cancelled = True
+        if is_cancelled:
+            raise asyncio.CancelledError
+
+    def __enter__(self) -> None:
+        self._answers.clear()
+
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._answers.set()

@@ -17,6 +17,7 @@ from events.store.endpoints import Endpoints
 from events.store.leases import Leases
 from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS
+from tests.support.database import Hanging
 
 LEASE_S = 2.0
 DEFAULT = Endpoint("default", jobs_per_worker=7)
@@ -62,25 +63,42 @@ class FakeRemoval:
 
 
 class AwayLeases(Leases):
-    """Leases whose database can go away."""
+    """Leases whose database can go away, or hang."""
 
     is_away = False
     refused: set[str]
     """Holders that were told so."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.hanging = Hanging()
+
     async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        await self._reach(holder)
+        return await super().acquire(name, holder, ttl_s=ttl_s)
+
+    async def renew(self, names: Collection[str], holder: str, *, ttl_s: float) -> set[str]:
+        await self._reach(holder)
+        return await super().renew(names, holder, ttl_s=ttl_s)
+
+    async def _reach(self, holder: str) -> None:
+        await self.hanging.wait()
         if self.is_away:
             self.refused.add(holder)
             raise DatabaseUnavailable("away")
-        return await super().acquire(name, holder, ttl_s=ttl_s)
 
 
 class AwayEndpoints(Endpoints):
-    """Endpoints whose database can go away."""
+    """Endpoints whose database can go away, or hang."""
 
     is_away = False
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.hanging = Hanging()
+
     async def stored(self, *, owner: str | None = None) -> list[StoredEndpoint]:
+        await self.hanging.wait()
         if self.is_away:
             raise DatabaseUnavailable("away")
         return await super().stored(owner=owner)

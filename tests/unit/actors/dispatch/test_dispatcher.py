@@ -12,7 +12,7 @@ import pytest
 from events.store.records import Endpoint, StoredEndpoint
 from tests.support.database import database_in
 from tests.support.polling import eventually
-from tests.support.workers.dispatchers import DEFAULT, DispatcherBench
+from tests.support.workers.dispatchers import DEFAULT, LEASE_S, DispatcherBench
 
 
 @pytest.fixture
@@ -118,6 +118,25 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_lease_runs_
         assert bench.left == ["default"]
         bench.database_is_away(is_away=False)
         await eventually(lambda: bench.running() == ["default"])
+
+
+async def test_where_the_database_hangs_endpoints_rest_once_the_lease_has_run_out(
+    bench: DispatcherBench,
+) -> None:
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default"])
+        with bench.leases.hanging, bench.endpoints.hanging:
+            await eventually(lambda: not bench.running(), within_s=10)
+        await eventually(lambda: bench.running() == ["default"])
+
+
+async def test_the_lease_is_renewed_while_the_rows_cannot_be_read(bench: DispatcherBench) -> None:
+    async with bench.dispatching():
+        await eventually(lambda: bench.running() == ["default"])
+        with bench.endpoints.hanging:
+            await asyncio.sleep(1.5 * LEASE_S)
+            assert await bench.leases.held("dispatcher") == 1
+            assert bench.running() == ["default"]
 
 
 async def test_one_dispatcher_holds_one_lease(bench: DispatcherBench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ from actors.dispatch.dispatcher import Dispatcher
 from events.store.records import Endpoint
 from tests.support.database import database_in
 from tests.support.polling import eventually
-from tests.support.workers.dispatchers import DEFAULT, DispatcherBench
+from tests.support.workers.dispatchers import DEFAULT, LEASE_S, DispatcherBench
 
 ALL = ["a", "b", "c", "default"]
 
@@ -103,3 +104,25 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_leases_run_
         assert (bench.deleted.running, bench.gone.running) == (0, 0)
         bench.database_is_away(is_away=False)
         await eventually(lambda: are_divided(bench, one, two))
+
+
+async def test_where_the_database_hangs_endpoints_rest_once_the_leases_have_run_out(
+    bench: DispatcherBench,
+) -> None:
+    async with (
+        bench.dispatching("one", dispatchers=2) as one,
+        bench.dispatching("two", dispatchers=2) as two,
+    ):
+        await eventually(lambda: are_divided(bench, one, two))
+        with bench.leases.hanging, bench.endpoints.hanging:
+            await eventually(lambda: not bench.running(), within_s=10)
+        await eventually(lambda: are_divided(bench, one, two))
+
+
+async def test_the_leases_are_renewed_while_the_rows_cannot_be_read(bench: DispatcherBench) -> None:
+    async with bench.dispatching("one", dispatchers=2) as one:
+        await eventually(lambda: bench.running() == ALL)
+        with bench.endpoints.hanging:
+            await asyncio.sleep(1.5 * LEASE_S)
+            assert await ids(one) == ALL
+            assert await bench.leases.held("dispatcher/part/") == len(ALL)

@@ -44,6 +44,11 @@ class Away(Leases):
             raise DatabaseUnavailable("away")
         return await super().acquire(name, holder, ttl_s=ttl_s)
 
+    async def renew(self, names: Collection[str], holder: str, *, ttl_s: float) -> set[str]:
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        return await super().renew(names, holder, ttl_s=ttl_s)
+
     async def release(self, name: str, holder: str) -> None:
         if self.is_away:
             raise DatabaseUnavailable("away")
