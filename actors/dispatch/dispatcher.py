@@ -85,7 +85,9 @@ class Dispatcher:
                 took_s = time.monotonic() - began_at
                 await asyncio.sleep(min(self._period_s, self._lease_s / 3 - took_s))
         finally:
-            await self._stop_all()
+            self._cancel_removing()
+            await self._leave_all()
+            await asyncio.gather(*self._removing, return_exceptions=True)
             if self._shares is not None:
                 await self._shares.release()
 
@@ -122,9 +124,9 @@ class Dispatcher:
     async def _settle(self) -> None:
         is_first = await self._has_lease()
         if not is_first:
-            await self._stop_removing()
+            self._cancel_removing()
         if not is_first and self._shares is None:
-            await self._stop_all()
+            await self._leave_all()
             return
         are_read = await self._read_rows(is_first=is_first)
         ours = await self._ours()
@@ -132,7 +134,7 @@ class Dispatcher:
             await self._leave(endpoint_id)
         if are_read:
             await self._follow({id: row for id, row in self._rows.items() if id in ours})
-        if are_read and is_first and not self._removing:
+        if are_read and is_first and all(task.done() for task in self._removing):
             self._removing = [asyncio.create_task(each.run()) for each in self._removals]
 
     async def _read_rows(self, *, is_first: bool) -> bool:
@@ -178,15 +180,14 @@ class Dispatcher:
                 task = asyncio.create_task(dispatcher.run(), name=endpoint_id)
                 self._running[endpoint_id] = (dispatcher, task)
 
-    async def _stop_all(self) -> None:
-        await self._stop_removing()
+    async def _leave_all(self) -> None:
         await asyncio.gather(*map(self._leave, list(self._running)))
 
-    async def _stop_removing(self) -> None:
+    def _cancel_removing(self) -> None:
+        """They are not waited for, since they may wait for the database."""
         for task in self._removing:
-            task.cancel()
-        await asyncio.gather(*self._removing, return_exceptions=True)
-        self._removing = []
+            if not task.cancelling():
+                task.cancel()
 
     async def _leave(self, endpoint_id: str) -> None:
         """It is ours no more, or was not; what runs by then runs on."""

@@ -49,10 +49,11 @@ class FakeEndpointDispatcher:
 
 
 class FakeRemoval:
-    """Notes how often it is at work."""
+    """Notes how often it is at work. Its end may hang."""
 
     def __init__(self) -> None:
         self.running = 0
+        self.ending = Hanging()
 
     async def run(self) -> None:
         self.running += 1
@@ -60,6 +61,7 @@ class FakeRemoval:
             await asyncio.Event().wait()
         finally:
             self.running -= 1
+            await self.ending.wait()
 
 
 class AwayLeases(Leases):

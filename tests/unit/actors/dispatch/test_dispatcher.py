@@ -125,7 +125,7 @@ async def test_where_the_database_hangs_endpoints_rest_once_the_lease_has_run_ou
 ) -> None:
     async with bench.dispatching():
         await eventually(lambda: bench.running() == ["default"])
-        with bench.leases.hanging, bench.endpoints.hanging:
+        with bench.leases.hanging, bench.endpoints.hanging, bench.deleted.ending:
             await eventually(lambda: not bench.running(), within_s=10)
         await eventually(lambda: bench.running() == ["default"])
 

@@ -114,7 +114,7 @@ async def test_where_the_database_hangs_endpoints_rest_once_the_leases_have_run_
         bench.dispatching("two", dispatchers=2) as two,
     ):
         await eventually(lambda: are_divided(bench, one, two))
-        with bench.leases.hanging, bench.endpoints.hanging:
+        with bench.leases.hanging, bench.endpoints.hanging, bench.deleted.ending:
             await eventually(lambda: not bench.running(), within_s=10)
         await eventually(lambda: are_divided(bench, one, two))
 
