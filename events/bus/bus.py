@@ -19,12 +19,10 @@ from events.bus.connection import keeping_cancellation
 from events.bus.errors import (
     DISCONNECTED,
     FULL,
-    NO_CONSUMER,
     WRONG_LAST_SEQUENCE,
     NoAnswer,
     WrongLastSequence,
     code_of,
-    was_said,
 )
 from events.bus.puller import Puller
 from events.bus.reads import Reads
@@ -185,10 +183,8 @@ class Bus(Reads):
         """What a consumer takes; None if there is none of that name. Raises LogUnavailable."""
         try:
             info = await self.call(self._js.consumer_info(stream, name))
-        except LogUnavailable as error:
-            if was_said(error, NO_CONSUMER):
-                return None
-            raise
+        except nats.js.errors.APIError:
+            return None
         one = info.config.filter_subject
         return frozenset([one] if one else info.config.filter_subjects or ())
 
@@ -209,11 +205,8 @@ class Bus(Reads):
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         """Nothing happens if there is none. Raises LogUnavailable."""
-        try:
+        with suppress(nats.js.errors.APIError):
             await self.call(self._js.delete_consumer(stream, name))
-        except LogUnavailable as error:
-            if not was_said(error, NO_CONSUMER):
-                raise
 
     async def add_follower(self, stream: str, *, after: int) -> str:
         """An ephemeral consumer that needs no acks, from after `after` on; its name."""

@@ -21,7 +21,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from events.bus.errors import DISCONNECTED, NO_MESSAGE, NO_STREAM, code_of
+from events.bus.errors import DISCONNECTED, NO_STREAM, NOT_THERE, code_of
 from events.bus.logs.log_setup import LogStreamsDiffer, require_as_set
 from events.bus.puller import Feed, Puller
 from events.bus.stream_setup import StreamSetup
@@ -202,7 +202,9 @@ class Connection:
             puller.interrupt()
 
     async def call(self, call: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """The answer. Raises LogUnavailable, and APIError only where a message is not there."""
+        """The answer. Raises LogUnavailable, and APIError only where a message or a consumer is not
+        there.
+        """
         if not self.is_connected:
             call.close()
             raise LogUnavailable
@@ -211,7 +213,7 @@ class Connection:
                 async with asyncio.timeout(timeout_s):
                     return await call
         except (nats.js.errors.APIError, TimeoutError, *DISCONNECTED) as error:
-            if code_of(error) == NO_MESSAGE:
+            if code_of(error) in NOT_THERE:
                 raise
             raise self.unavailable(error) from error
 

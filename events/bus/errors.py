@@ -14,6 +14,7 @@ NO_MESSAGE = 10037
 NO_STREAM = 10059
 STREAM_EXISTS_OTHERWISE = 10058
 NO_CONSUMER = 10014
+NOT_THERE = {NO_MESSAGE, NO_CONSUMER}
 SUBJECTS_TAKEN = 10100
 """Another consumer of a work queue has one of its subjects."""
 

@@ -39,7 +39,10 @@ class EndpointCheck:
         found = []
         if silent := [id for id, status in told.items() if status is None]:
             text = f"No dispatcher says anything of {', '.join(silent)}: no job starts there."
-            remedy = "See action=dispatch in the log of the service, and whether its roles run."
+            remedy = (
+                "One that has just ended is replaced within seconds: look again. Else its role "
+                "does not run, or does not reach NATS: see the log of the service."
+            )
             found.append(Finding(self.part, Level.ERROR, text, remedy))
         for id, status in told.items():
             workers = (status or {}).get("workers", ())

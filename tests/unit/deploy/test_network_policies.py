@@ -30,7 +30,8 @@ STORES = {
     "redis": {"app.kubernetes.io/name": "redis"},
     "postgres": {"app.kubernetes.io/name": "postgresql", "cnpg.io/cluster": "postgres"},
 }
-PODS = RAY_PARTS | STORES
+READER = {"app.kubernetes.io/component": "event-reader"}
+PODS = RAY_PARTS | STORES | {"event-reader": READER}
 
 
 def selects(selector: Manifest, labels: dict[str, str]) -> bool:
@@ -75,6 +76,9 @@ def test_nothing_is_allowed_that_no_policy_names() -> None:
         ("edge", "nats", {4222}),
         ("gpu", "nats", {4222}),
         ("head", "nats", set()),
+        ("event-reader", "nats", {4222}),
+        ("event-reader", "postgres", set()),
+        ("event-reader", "edge", set()),
         ("edge", "postgres", {5432}),
         ("gpu", "postgres", set()),
         ("head", "postgres", set()),
