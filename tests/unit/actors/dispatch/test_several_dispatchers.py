@@ -101,7 +101,7 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_leases_run_
         await eventually(lambda: len(bench.leases.refused) == 2)
         assert await are_divided(bench, one, two)
         await eventually(lambda: not bench.running())
-        assert (bench.deleted.running, bench.gone.running) == (0, 0)
+        await eventually(lambda: (bench.deleted.running, bench.gone.running) == (0, 0))
         bench.database_is_away(is_away=False)
         await eventually(lambda: are_divided(bench, one, two))
 
