@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_HOLDS_S = 1.0
 """For how long a stream may be removed after a look at it."""
+_ANNOUNCED_S = 2 * _LOOK_HOLDS_S
+"""For how long it is said that a change is to be undone, before it is."""
 
 MakeConfig = Callable[[LogStream, int | None], StreamConfig]
 """Of one of the streams, and the number of its first message."""
@@ -226,7 +228,7 @@ async def _announced(js: JetStreamContext, streams: LogStreams) -> list[StreamIn
     if one.config.subjects == [CLOSED_SUBJECT]:
         await js.update_stream(one.config.evolve(subjects=[UNDO_SUBJECT]))
     if is_closed(one):
-        await asyncio.sleep(2 * _LOOK_HOLDS_S)
+        await asyncio.sleep(_ANNOUNCED_S)
     return await streams_there(js, streams)
 
 

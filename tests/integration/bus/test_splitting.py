@@ -33,6 +33,13 @@ from tests.support.streams.splitting import (
     refusal,
 )
 
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process has to hear that a change is to be undone."""
+    monkeypatch.setattr("events.bus.logs.splitting._ANNOUNCED_S", 0.0)
+
+
 # A write that was under way when the stream was closed.
 
 
