@@ -75,7 +75,7 @@ class OtherReleases:
 
     def have(self, actor: str | None) -> bool:
         """Whether it is one of theirs that wrote under this name."""
-        return any(str(actor).startswith(f"{worker}:") for worker in self._workers)
+        return actor is not None and any(actor.startswith(f"{each}:") for each in self._workers)
 
     async def look(self, ours: Iterable[str]) -> None:
         """Raises ActorUnavailable."""

@@ -91,7 +91,6 @@ class InHand:
         self._of_reader: Counter[int] = Counter()
         self._coming: dict[str, QueueEntry] = {}
         """Entries that were taken off the queue and not looked at yet, by token."""
-        self._group: asyncio.TaskGroup | None = None
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
     def __len__(self) -> int:
@@ -109,11 +108,10 @@ class InHand:
         """Until cancelled; then what is in hand is given back."""
         try:
             async with asyncio.TaskGroup() as group:
-                self._group = group
                 group.create_task(self._keep())
                 group.create_task(self._look_again())
                 for reader in range(READERS):
-                    group.create_task(self._pull(reader))
+                    group.create_task(self._pull(group, reader))
         finally:
             for entry in [*(held.entry for held in self._held.values()), *self._coming.values()]:
                 await entry.nak()
@@ -139,30 +137,31 @@ class InHand:
 
     # What comes.
 
-    async def _pull(self, reader: int) -> None:
-        await keep_trying(lambda: self._pull_from(reader), on=PASSING)
+    async def _pull(self, group: asyncio.TaskGroup, reader: int) -> None:
+        await keep_trying(lambda: self._pull_from(group, reader), on=PASSING)
 
-    async def _pull_from(self, reader: int) -> None:
+    async def _pull_from(self, group: asyncio.TaskGroup, reader: int) -> None:
         async with self._queue.reader(self._endpoint, reader) as entries:
             while True:
                 if self._is_full(reader):
                     await asyncio.sleep(self._period_s)
                 # Some in any case: one of them may be that of a job which hangs in a slot.
                 some = await entries.next(most=_BATCH, timeout_s=_PULL_TIMEOUT_S)
-                await self._take_in(some, reader)
+                await self._take_in(group, some, reader)
 
     def _is_full(self, reader: int) -> bool:
         return len(self._held) >= self._most and self._of_reader[reader] > 0
 
-    async def _take_in(self, entries: Sequence[QueueEntry], reader: int) -> None:
+    async def _take_in(
+        self, group: asyncio.TaskGroup, entries: Sequence[QueueEntry], reader: int
+    ) -> None:
         """Returns once they are read: they are looked at in their order, but none waits for an
         actor that another one may run on.
         """
-        assert self._group is not None
         self._coming |= {entry.token: entry for entry in entries}
         found = await asyncio.gather(*map(self._load, entries), return_exceptions=True)
         for entry, job in zip(entries, found, strict=True):
-            self._group.create_task(self._take_one(entry, job, reader))
+            group.create_task(self._take_one(entry, job, reader))
 
     async def _load(self, entry: QueueEntry) -> Job | None:
         async with self._reads:

@@ -131,24 +131,6 @@ async def test_a_change_that_died_with_a_late_write_is_undone_by_a_start(
         await check_goes_on(nats_server, client, late)
 
 
-async def test_two_processes_that_undo_a_change_at_once_lose_nothing(
-    nats_server: NatsServer,
-) -> None:
-    await prepare_empty(nats_server)
-    async with operator(nats_server) as client:
-        js, late = client.jetstream(), new_id()
-        config = await close(js)
-        await late_write(js, late, subjects=[CLOSED_SUBJECT])
-        await add_parts(js, config, *FOUR)
-        buses = [Bus(nats_server.url, name="test", log_streams=LogStreams(n)) for n in (1, 4, 1, 4)]
-        for bus in buses:
-            bus.start()
-        await asyncio.gather(*(asyncio.wait_for(bus.wait_connected(), 20) for bus in buses[::2]))
-        for bus in buses:
-            await bus.close()
-        await check_goes_on(nats_server, client, late)
-
-
 async def test_a_stream_that_something_was_stored_in_is_not_removed(
     nats_server: NatsServer,
 ) -> None:

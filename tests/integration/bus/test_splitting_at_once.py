@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import pytest
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
 
+from events.bus.bus import Bus
 from events.bus.logs.job_log import job_log
 from events.bus.logs.log_setup import CLOSED_SUBJECT, UNDO_SUBJECT, LogStreamsDiffer
 from events.bus.stream_setup import StreamSetup
@@ -23,6 +26,7 @@ from tests.support.streams.splitting import (
     FOUR,
     ONE,
     add_parts,
+    check_goes_on,
     close,
     event_of,
     late_write,
@@ -31,13 +35,15 @@ from tests.support.streams.splitting import (
     refusal,
 )
 
+Meanwhile: TypeAlias = Callable[[], Awaitable[object]]
+
 # A process that stands still before it removes the one stream.
 
 
 class Stopping(JetStreamContext):
     """Between its look at the one stream once the others are there, and what follows."""
 
-    meanwhile: Callable[[], Awaitable[object]] | None = None
+    meanwhile: Meanwhile | None = None
     is_made = False
     removed = 0
 
@@ -59,60 +65,66 @@ class Stopping(JetStreamContext):
         return await super().delete_stream(name)
 
 
+async def is_left(client: Client, meanwhile: Meanwhile, *, match: str) -> None:
+    """The one stream, where this happens while the process stands still."""
+    js = Stopping(client)
+    js.meanwhile = meanwhile
+    setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
+    with pytest.raises(LogStreamsDiffer, match=match):
+        await setup.prepare(js)
+    assert js.removed == 0
+    assert await log_streams(client) == ONE
+
+
 async def test_a_write_that_came_while_a_process_stood_still_is_kept(
     nats_server: NatsServer,
 ) -> None:
     await prepare_empty(nats_server)
     async with operator(nats_server) as client:
-        js = Stopping(client)
-        js.meanwhile = lambda: js.publish(CLOSED_SUBJECT, b"late")
-        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(LogStreamsDiffer, match="holds events: set it to 1"):
-            await setup.prepare(js)
-        assert js.removed == 0
-        assert await log_streams(client) == ONE
+        js = client.jetstream()
+        publish = partial(js.publish, CLOSED_SUBJECT, b"late")
+        await is_left(client, publish, match="holds events: set it to 1")
         assert (await js.get_msg(JOBS, 1)).data == b"late"
 
 
-async def test_a_process_that_stood_still_leaves_what_another_has_undone(
-    nats_server: NatsServer,
+async def undo(js: JetStreamContext) -> None:
+    for name in FOUR:
+        await js.delete_stream(name)
+    one = (await js.stream_info(JOBS)).config
+    await js.update_stream(one.evolve(subjects=ONE[JOBS]))
+
+
+async def begin_to_undo(js: JetStreamContext) -> None:
+    one = (await js.stream_info(JOBS)).config
+    await js.update_stream(one.evolve(subjects=[UNDO_SUBJECT]))
+
+
+@pytest.mark.parametrize("step", [undo, begin_to_undo])
+async def test_a_process_that_stood_still_leaves_what_another_undoes(
+    nats_server: NatsServer, step: Callable[[JetStreamContext], Awaitable[None]]
 ) -> None:
     """It is the log again, and nothing is in it yet."""
     await prepare_empty(nats_server)
     async with operator(nats_server) as client:
-        js = Stopping(client)
-
-        async def undo() -> None:
-            for name in FOUR:
-                await client.jetstream().delete_stream(name)
-            one = (await client.jetstream().stream_info(JOBS)).config
-            await client.jetstream().update_stream(one.evolve(subjects=ONE[JOBS]))
-
-        js.meanwhile = undo
-        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(LogStreamsDiffer, match="one stream still"):
-            await setup.prepare(js)
-        assert js.removed == 0
-        assert await log_streams(client) == ONE
+        await is_left(client, partial(step, client.jetstream()), match="one stream still")
 
 
-async def test_a_process_that_stood_still_leaves_what_another_undoes(
+async def test_two_processes_that_undo_a_change_at_once_lose_nothing(
     nats_server: NatsServer,
 ) -> None:
     await prepare_empty(nats_server)
     async with operator(nats_server) as client:
-        js = Stopping(client)
-
-        async def begin_to_undo() -> None:
-            one = (await client.jetstream().stream_info(JOBS)).config
-            await client.jetstream().update_stream(one.evolve(subjects=[UNDO_SUBJECT]))
-
-        js.meanwhile = begin_to_undo
-        setup = StreamSetup(replicas=1, log_max_bytes=-1, log_streams=LogStreams(4))
-        with pytest.raises(LogStreamsDiffer, match="one stream still"):
-            await setup.prepare(js)
-        assert js.removed == 0
-        assert await log_streams(client) == ONE
+        js, late = client.jetstream(), new_id()
+        config = await close(js)
+        await late_write(js, late, subjects=[CLOSED_SUBJECT])
+        await add_parts(js, config, *FOUR)
+        buses = [Bus(nats_server.url, name="test", log_streams=LogStreams(n)) for n in (1, 4, 1, 4)]
+        for bus in buses:
+            bus.start()
+        await asyncio.gather(*(asyncio.wait_for(bus.wait_connected(), 20) for bus in buses[::2]))
+        for bus in buses:
+            await bus.close()
+        await check_goes_on(nats_server, client, late)
 
 
 async def test_what_another_ends_as_it_is_to_be_undone_is_left(nats_server: NatsServer) -> None:
