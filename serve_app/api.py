@@ -104,7 +104,7 @@ def create_api(
 
     settings = replica.services.http_settings
     app = _Api(
-        are_requests_logged=settings.log_requests,
+        settings,
         is_in_serve=is_in_serve,
         title=TITLE,
         version=VERSION,
@@ -165,7 +165,6 @@ def _add_error_handlers(app: FastAPI, replica: Replica, adapters: Sequence[Adapt
 
 def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
     """The last one sees a request first."""
-    app.add_middleware(UnreadBodies)
     app.add_middleware(RateLimits)
     app.add_middleware(
         GZipMiddleware,
@@ -202,11 +201,14 @@ def _wrong_method(path: str, routers: Sequence[APIRouter]) -> ApiError:
 
 
 class _Api(FastAPI):
-    def __init__(self, *, are_requests_logged: bool, is_in_serve: bool, **options: Any) -> None:
+    def __init__(self, settings: HttpSettings, *, is_in_serve: bool, **options: Any) -> None:
         super().__init__(**options)
         # Around everything, for an answer of 500 has an id, too.
-        self._outermost = RequestIds(
-            self._answer, are_requests_logged=are_requests_logged, is_in_serve=is_in_serve
+        with_id = RequestIds(
+            self._answer, are_requests_logged=settings.log_requests, is_in_serve=is_in_serve
+        )
+        self._outermost = UnreadBodies(
+            with_id, linger_s=settings.unread_body_s, most_bytes=settings.max_unread_body_bytes
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

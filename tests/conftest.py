@@ -1,5 +1,6 @@
 """Fixtures that every tier may use."""
 
+import gc
 import os
 
 import pytest
@@ -30,3 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = item.get_closest_marker("timeout")
         limit_s = float(own.args[0]) if own else usual_s
         item.add_marker(pytest.mark.timeout(FACTOR * limit_s), append=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def lasting_objects_are_left_alone() -> None:
+    """Collections of garbage do not look at what is there by now: to look at all that thousands of
+    tests have loaded takes a second, during which the clocks of a test go on.
+    """
+    gc.collect()
+    gc.freeze()

@@ -46,7 +46,7 @@ async def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
         f"postgresql+asyncpg://postgres@/darkroom?host={tmp_path}",
         "postgresql+asyncpg://postgres@127.0.0.1:1/darkroom",
     ):
-        database = Database(url)
+        database = Database(url, busy_timeout_s=0.1)
         with pytest.raises(DatabaseUnavailable):
             await database.prepare()
         with pytest.raises(DatabaseUnavailable):

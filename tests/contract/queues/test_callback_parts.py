@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
+from itertools import chain
 
 import pytest
 
@@ -12,7 +14,6 @@ from events.log import utc_now
 from events.memory.queues import MemoryCallbackQueue
 from events.queue import AT_ONCE, CallbackQueue
 from events.wire.callback_keys import ALL_DIVIDED, ALONE, PARTS, UNDIVIDED, job_id_of, single_parts
-from tests.support.polling import eventually
 
 HOUR = timedelta(hours=1)
 
@@ -31,7 +32,8 @@ def keys() -> list[str]:
 
 async def taken(queue: CallbackQueue, *parts: str) -> list[str]:
     """The keys of all that is due in these parts, which is acknowledged."""
-    return [key for part in parts for key in await _taken(queue, part)]
+    found = await asyncio.gather(*(_taken(queue, part) for part in parts))
+    return list(chain(*found))
 
 
 async def _taken(queue: CallbackQueue, part: str) -> list[str]:
@@ -62,14 +64,15 @@ async def test_a_reader_of_a_part_takes_what_is_in_it_alone(queue: CallbackQueue
     for key in more:
         await queue.park(key, utc_now() + HOUR)
         await queue.park(key, AT_ONCE)
-    for part, *mine in zip(PARTS, every, more, strict=True):
 
-        async def both_came(part: str = part, left: list[str] = mine) -> bool:
+    async def take_both(part: str, *mine: str) -> None:
+        left = list(mine)
+        while left:
             for key in await taken(queue, part):
                 left.remove(key)
-            return not left
 
-        await eventually(both_came)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*map(take_both, PARTS, every, more))
     assert await queue.job_ids() == set()
 
 

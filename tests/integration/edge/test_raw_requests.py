@@ -19,6 +19,7 @@ def post(*headers: str, body: bytes = b"", path: str = GENERATE, version: str = 
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
 
+LARGE_BYTES = 22 * 1024**2
 CHUNKED = "Transfer-Encoding: chunked"
 JSON = "Content-Type: application/json"
 
@@ -89,6 +90,20 @@ def test_it_is_answered_or_closed_and_nothing_breaks(
         if line.startswith(b"HTTP/1."):
             assert int(line.split()[1]) < 500, answer
     assert front.live_s() < PATIENCE_S
+
+
+@pytest.mark.parametrize("length", [f"Content-Length: {LARGE_BYTES}", CHUNKED])
+def test_an_upload_that_is_refused_while_it_comes_is_told_why(front: Front, length: str) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+    body = part + b"\0" * (LARGE_BYTES - len(part))
+    if length == CHUNKED:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    key = f"Authorization: Bearer {front.key}"
+    form = "Content-Type: multipart/form-data; boundary=b"
+    for _ in range(3):  # whether the answer is lost without that, the moment decides
+        answer = front.ask(post(key, form, length, path="/v1/uploads", body=body))
+        assert answer.startswith(b"HTTP/1.1 413"), answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "too_large"
 
 
 def test_a_wait_is_longer_than_a_silence(front: Front) -> None:

@@ -20,8 +20,9 @@ LARGE = json.dumps(diffusion_body(prompt="a" * 20_000)).encode()
 
 @asynccontextmanager
 async def edge_with(folder: Path, **settings: float) -> AsyncGenerator[Edge]:
-    """It holds two large bodies, one of each owner."""
-    async with running_edge(folder, max_held_body_bytes=2 * len(LARGE), **settings) as edge:
+    """It holds two large bodies, one of each owner, and does not wait for the rest of any."""
+    limits = {"max_held_body_bytes": 2 * len(LARGE), "max_unread_body_bytes": 0}
+    async with running_edge(folder, **limits, **settings) as edge:
         yield edge
 
 
