@@ -158,5 +158,5 @@ def _table(jobs: list[dict[str, Any]], *, every_owner: bool) -> Table:
 
 def _state(job: dict[str, Any]) -> str:
     if job["status"] == 0 and "started_at" not in job:
-        return "waiting"
+        return "queued"
     return str(job.get("dead_letter") or list(State)[job["status"]])

@@ -70,7 +70,6 @@ def verify(request: Received) -> None:
         (status(404), 3, "404"),
         (status(410), 1, "410"),
     ],
-    ids=str,
 )
 async def test_what_fails_is_tried_as_often_as_the_policy_says(
     world: World, answer: Answer, tries: int, outcome: str

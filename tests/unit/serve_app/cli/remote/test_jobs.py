@@ -47,7 +47,7 @@ async def test_own_jobs_are_listed(
     result = await darkroom(as_admin=False)
     assert (result.exit_code, result.stderr) == (0, "")
     assert bobs in result.stdout
-    assert "waiting" in result.stdout
+    assert "queued" in result.stdout
     assert alices not in result.stdout
 
 
