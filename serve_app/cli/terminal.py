@@ -50,7 +50,7 @@ def write_error(message: str, *, code: ExitCode, **members: Any) -> None:
         error = {"exit_code": int(code), "type": code.name.lower(), "message": message} | members
         typer.echo(json.dumps({"error": error}), err=True)
     else:
-        stderr.print(message, style="red", markup=False)
+        stderr.print(message, style="red", markup=False, soft_wrap=True)
 
 
 def fail(message: str, *, code: ExitCode = ExitCode.FAILED, **members: Any) -> NoReturn:

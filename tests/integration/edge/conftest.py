@@ -33,6 +33,7 @@ SHORT: dict[str, Any] = {
     "idle_timeout_s": 1.0,
     "silence_timeout_s": 1.5,
     "body_grace_s": 0.5,
+    "unread_body_s": 0.5,
     "stream_keep_alive_s": 0.5,
     "max_streams": 20,
     "max_connections": 600,
