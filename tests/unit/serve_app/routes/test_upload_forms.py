@@ -18,7 +18,7 @@ MAX_BYTES = 50_000
 
 @pytest.fixture
 async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
-    async with running_edge(tmp_path, max_upload_bytes=MAX_BYTES) as edge:
+    async with running_edge(tmp_path, max_upload_bytes=MAX_BYTES, max_unread_body_bytes=0) as edge:
         yield edge
 
 
