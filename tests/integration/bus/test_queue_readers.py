@@ -9,6 +9,7 @@ import nats.js.api
 import pytest
 
 from events.bus.bus import Bus
+from events.bus.puller import Feed
 from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import QUEUE
 from events.errors import LogUnavailable
@@ -111,6 +112,32 @@ async def test_a_reader_gives_back_what_is_on_its_way_when_it_closes(
         assert await entries.next(most=5, timeout_s=0.1) == []  # from here on a request stands
         with ThreadPoolExecutor() as another:  # while it adds them, nothing is read here
             another.submit(asyncio.run, add()).result()
+    assert sorted(await read(queue, len(jobs))) == jobs
+
+
+async def test_a_reader_that_is_cancelled_while_it_stops_gives_back_what_came(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, jobs = JetStreamJobQueue(bus, lease_s=LEASE_S), [f"job-{number}" for number in range(5)]
+    is_stopping = asyncio.Event()
+
+    async def hang(_: Feed) -> None:
+        is_stopping.set()
+        await asyncio.Event().wait()
+
+    async def read_none() -> None:
+        async with queue.reader("default", 3) as entries:
+            assert await entries.next(most=5, timeout_s=0.1) == []  # from here on a request stands
+            for job_id in jobs:
+                await queue.add("default", 3, job_id)
+            await bus.last_sequence(QUEUE)  # answered behind them, on the same connection
+            monkeypatch.setattr(Feed, "get", hang)
+
+    reading = asyncio.create_task(read_none())
+    await is_stopping.wait()
+    monkeypatch.undo()
+    reading.cancel()
+    await asyncio.wait({reading})
     assert sorted(await read(queue, len(jobs))) == jobs
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.middleware.unread_bodies import UnreadBodies
+from settings.http import HttpSettings
 
 CHUNK = b"x" * 1000
 START = {"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]}
@@ -25,11 +26,10 @@ class Caller:
         """How many chunks were taken at each message of the answer."""
         self._messages = self._send(chunks, hangs_up=hangs_up, is_last=is_last)
 
-    async def ask(self, app: Any, *, linger_s: float = 60.0, most_bytes: int = 10**6) -> None:
+    async def ask(self, app: UnreadBodies) -> None:
         headers = [(b"content-length", b"100000")]
         scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
-        limits: dict[str, Any] = {"linger_s": linger_s, "most_bytes": most_bytes}
-        await UnreadBodies(app, **limits)(scope, self._receive, self._note)
+        await app(scope, self._receive, self._note)
 
     async def _receive(self) -> dict[str, Any]:
         return await anext(self._messages)
@@ -57,6 +57,10 @@ async def refuse(_scope: Any, receive: Any, send: Any) -> None:
     await send(BODY)
 
 
+def refusing(app: Any = refuse, **limits: Any) -> UnreadBodies:
+    return UnreadBodies(app, HttpSettings(**{"unread_body_s": 60.0} | limits))
+
+
 def assert_all_is_answered(caller: Caller) -> None:
     start, body, end = caller.sent
     assert (b"connection", b"close") in start["headers"]
@@ -72,33 +76,78 @@ async def limit() -> AsyncIterator[None]:
 
 async def test_the_rest_is_taken_between_the_answer_and_its_end() -> None:
     caller = Caller(50, is_last=True)
-    await caller.ask(refuse)
+    await caller.ask(refusing())
     assert_all_is_answered(caller)
     assert caller.left_at == [1, 1, 50]
 
 
 async def test_who_hangs_up_is_not_waited_for() -> None:
     caller = Caller(50, hangs_up=True)
-    await caller.ask(refuse)
+    await caller.ask(refusing())
     assert_all_is_answered(caller)
     assert caller.left_at == [1, 1, 50]
 
 
 async def test_who_stops_sending_is_waited_for_so_long() -> None:
     caller = Caller(50)
-    await caller.ask(refuse, linger_s=0.05)
+    await caller.ask(refusing(unread_body_s=0.05))
     assert_all_is_answered(caller)
     assert caller.left_at == [1, 1, 50]
 
 
 async def test_who_does_not_stop_is_cut_off() -> None:
     caller = Caller(50)
-    await caller.ask(refuse, most_bytes=20 * len(CHUNK))
+    await caller.ask(refusing(max_unread_body_bytes=20 * len(CHUNK)))
     assert_all_is_answered(caller)
     assert caller.left_at == [1, 1, 21]
 
 
 async def test_a_body_that_was_read_is_nothing_to_wait_for() -> None:
     caller = Caller(1, is_last=True)
-    await caller.ask(refuse)
+    await caller.ask(refusing())
     assert caller.sent == [START, BODY]
+
+
+async def test_so_many_are_taken_at_the_same_time() -> None:
+    app = refusing(max_unread_bodies=2)
+    waiting = [asyncio.create_task(Caller(5).ask(app)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for _ in range(3):
+        caller = Caller(5)
+        await caller.ask(app)
+        assert caller.sent[1:] == [BODY]
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    caller = Caller(5, hangs_up=True)
+    await caller.ask(app)
+    assert_all_is_answered(caller)
+
+
+@pytest.mark.parametrize("bodies", [[b"x" * 40_000], [b"a part", b"", b"the end"]])
+async def test_a_large_answer_and_one_in_parts_end_at_once(bodies: list[bytes]) -> None:
+    async def answer(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({**START, "headers": []})
+        for number, body in enumerate(bodies, 1):
+            more = number < len(bodies)
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    caller = Caller(50)
+    await caller.ask(refusing(answer))
+    assert [message["body"] for message in caller.sent[1:]] == bodies
+    assert caller.taken == 1
+
+
+async def test_the_application_does_not_wait_for_the_rest() -> None:
+    has_ended = asyncio.Event()
+
+    async def answer(*args: Any) -> None:
+        await refuse(*args)
+        has_ended.set()
+
+    asking = asyncio.create_task(Caller(5).ask(refusing(answer)))
+    await has_ended.wait()
+    assert not asking.done()
+    asking.cancel()
+    await asyncio.wait({asking})
